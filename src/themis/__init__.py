@@ -1,0 +1,67 @@
+"""Themis tests deep-learning models: it finds the inputs that break them and says how much was covered."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from themis.version import __version__
+
+if TYPE_CHECKING:
+    from themis.callback import Callback
+    from themis.campaign import run
+    from themis.errors import DataError, MissingExtraError, ModelError, ThemisError, UsageError
+    from themis.faults import Fault
+    from themis.judge.coverage import Coverage
+    from themis.measure.moments import Moments
+    from themis.perturb import Perturbation, Theta
+    from themis.result import Run
+    from themis.target import Normalize, Target
+
+# Where each public name lives; imported when first used, so that `import themis` costs nothing.
+_HOMES = {
+    "Callback": "callback",
+    "Coverage": "judge.coverage",
+    "DataError": "errors",
+    "Fault": "faults",
+    "MissingExtraError": "errors",
+    "ModelError": "errors",
+    "Moments": "measure.moments",
+    "Normalize": "target",
+    "Perturbation": "perturb",
+    "Run": "result",
+    "Target": "target",
+    "ThemisError": "errors",
+    "Theta": "perturb",
+    "UsageError": "errors",
+    "run": "campaign",
+}
+__all__ = [
+    "Callback",
+    "Coverage",
+    "DataError",
+    "Fault",
+    "MissingExtraError",
+    "ModelError",
+    "Moments",
+    "Normalize",
+    "Perturbation",
+    "Run",
+    "Target",
+    "ThemisError",
+    "Theta",
+    "UsageError",
+    "__version__",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(f"themis.{_HOMES[name]}"), name)
+        return value
+    raise AttributeError(f"module 'themis' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,94 @@
+"""Seeds: the clean inputs a campaign starts from, with their identity and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.errors import DataError
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Clean inputs `[seeds, ...]` (float32), labels `[seeds]` or None, and each seed's index in the data."""
+
+    inputs: Tensor
+    labels: Tensor | None
+    seed_id: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, rows: Tensor) -> Seeds:
+        labels = None if self.labels is None else self.labels[rows]
+        return Seeds(self.inputs[rows], labels, self.seed_id[rows])
+
+
+def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
+    """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one.
+
+    `max_seeds` takes the first ones.
+    """
+    if isinstance(data, Seeds):
+        inputs, labels = data.inputs, data.labels
+    elif isinstance(data, Tensor | np.ndarray):
+        inputs, labels = torch.as_tensor(data), None
+    elif isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(each, "shape") for each in data):
+        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+    else:
+        inputs, labels = _stack(data, max_seeds)
+    seed_id = data.seed_id if isinstance(data, Seeds) else torch.arange(len(inputs))
+    if max_seeds is not None:
+        if max_seeds < 1:
+            raise DataError(f"max_seeds must be at least 1, got {max_seeds}")
+        inputs, seed_id = inputs[:max_seeds], seed_id[:max_seeds]
+        labels = None if labels is None else labels[:max_seeds]
+    return _checked(inputs, labels, seed_id)
+
+
+def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None]:
+    # A loader may shuffle; its data set gives each seed a lasting index.
+    dataset = getattr(data, "dataset", data)
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "
+            "an iterable without length or index cannot name its seeds; collect it into tensors first"
+        )
+    n = len(dataset) if max_seeds is None else min(len(dataset), max_seeds)
+    if n == 0:
+        raise DataError("the data must hold at least one seed, got none: check the path and the split")
+    items = [dataset[k] for k in range(n)]
+    has_labels = isinstance(items[0], tuple | list)
+    pictures = [torch.as_tensor(each[0] if has_labels else each) for each in items]
+    shapes = {tuple(each.shape) for each in pictures}
+    if len(shapes) > 1:
+        raise DataError(f"all inputs must have one shape, got {sorted(shapes)[:3]}: resize them in the data set")
+    labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels else None
+    return torch.stack(pictures), labels
+
+
+def _checked(inputs: Tensor, labels: Tensor | None, seed_id: Tensor) -> Seeds:
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise DataError(
+            f"the data must hold at least one seed, as [seeds, ...], got shape {list(inputs.shape)}: "
+            "check the path and the split"
+        )
+    if labels is not None:
+        if labels.shape != inputs.shape[:1]:
+            raise DataError(
+                f"labels must be one a seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: "
+                "give class numbers, not one-hot rows"
+            )
+        if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+            raise DataError(f"labels must be class numbers, got {labels[labels != labels.round()][0].item()}")
+        labels = labels.long()
+    inputs = inputs.float()
+    if not bool(inputs.isfinite().all()):
+        bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
+        raise DataError(f"inputs must be finite, seed {int(seed_id[bad])} has a NaN or an infinity: mend or drop it")
+    return Seeds(inputs, labels, seed_id.long())

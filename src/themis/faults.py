@@ -1,0 +1,153 @@
+"""Faults: tests whose answer broke, each with all it takes to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A fault run again: its input, what the model said this time, and whether that is what was recorded."""
+
+    clean_inputs: Tensor
+    inputs: Tensor
+    outputs: Tensor
+    answer: int
+    confidence: float
+    is_fault: bool
+    is_same: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A test whose answer broke. `(seed_id, perturbation, theta, noise_seed)` reproduce its input."""
+
+    id: int
+    """Number of the test in its campaign."""
+    seed_id: int
+    perturbation: str
+    theta: dict[str, float]
+    noise_seed: int
+    round: int
+    stream: str
+    kind: str
+    label: int | None
+    clean_answer: int
+    answer: int
+    """The wrong outcome; -1 where the output was not finite."""
+    confidence: float
+    margin: float
+    distance: float
+    ssim: float | None
+    signature: dict[str, float] = field(repr=False)
+    """Share of the test's sensitivity by layer."""
+    position: int = field(repr=False)
+    """Row of the test in its forward pass: with the chunk's shape it makes outputs the same to the bit."""
+    _replay: Callable[[Fault], Replay] | None = field(default=None, repr=False, compare=False)
+
+    def replay(self) -> Replay:
+        """Run the test again."""
+        if self._replay is None:
+            raise UsageError("this fault has lost its campaign: replay it from run.faults[...]")
+        return self._replay(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
+
+
+Column = NDArray[Any]
+
+
+class Faults(Sequence[Fault]):
+    """A campaign's faults in the order they were found; kept as columns, made into `Fault` objects when asked for."""
+
+    def __init__(
+        self,
+        perturbation: str,
+        theta: tuple[str, ...],
+        layers: tuple[str, ...],
+        replay: Callable[[Fault], Replay] | None,
+    ) -> None:
+        self.perturbation, self.theta, self.layers, self._replay = perturbation, theta, layers, replay
+        self._batches: list[dict[str, Column]] = []
+        self._joined: dict[str, Column] | None = None
+        self._n = 0
+
+    def add(self, **columns: Column) -> None:
+        """Add faults, a column a field."""
+        self._batches.append(columns)
+        self._joined = None
+        self._n += len(columns["id"])
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """All faults by column."""
+        if self._joined is None:
+            names = self._batches[0] if self._batches else ()
+            self._joined = {name: np.concatenate([batch[name] for batch in self._batches]) for name in names}
+            self._batches = [self._joined] if self._batches else []
+        return self._joined
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Fault]:
+        return (self[k] for k in range(self._n))
+
+    @overload
+    def __getitem__(self, k: int) -> Fault: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Fault]: ...
+    def __getitem__(self, k: int | slice) -> Fault | list[Fault]:
+        if isinstance(k, slice):
+            return [self[each] for each in range(*k.indices(self._n))]
+        if not -self._n <= k < self._n:
+            raise IndexError(f"fault {k} of {self._n}")
+        values = {name: column[k] for name, column in self.columns.items()}
+        theta, signature = values.pop("theta"), values.pop("signature")
+        plain = {name: value.item() for name, value in values.items()}
+        plain["label"] = None if plain["label"] < 0 else plain["label"]
+        plain["ssim"] = None if np.isnan(plain["ssim"]) else plain["ssim"]
+        return Fault(
+            perturbation=self.perturbation,
+            theta=dict(zip(self.theta, map(float, theta), strict=True)),
+            signature=dict(zip(self.layers, map(float, signature), strict=True)),
+            _replay=self._replay,
+            **plain,
+        )
+
+    def distinct(self) -> list[Fault]:
+        """One fault for each seed and wrong outcome: the one that needed the smallest change."""
+        if not self._n:
+            return []
+        best: dict[tuple[int, int], int] = {}
+        columns = self.columns
+        for k in np.argsort(columns["distance"], kind="stable").tolist():
+            best.setdefault((int(columns["seed_id"][k]), int(columns["answer"][k])), k)
+        return [self[k] for k in sorted(best.values())]
+
+    def most_telling(self, n: int) -> list[Fault]:
+        """Up to n faults to look at first: smallest change, surest wrong answer, each seed once, classes mixed.
+
+        Sorted by distance over confidence within each clean answer, then taken from the clean answers in turn.
+        """
+        groups: dict[int, list[Fault]] = {}
+        seen: set[int] = set()
+        for fault in sorted(self.distinct(), key=lambda each: each.distance / max(each.confidence, 1e-6)):
+            if fault.seed_id not in seen:
+                seen.add(fault.seed_id)
+                groups.setdefault(fault.clean_answer, []).append(fault)
+        turns = sorted(
+            ((turn, fault) for group in groups.values() for turn, fault in enumerate(group)),
+            key=lambda each: (each[0], each[1].distance / max(each[1].confidence, 1e-6)),
+        )
+        return [fault for _, fault in turns[:n]]

@@ -1,0 +1,214 @@
+"""ESS, R-hat and MCSE of Markov chains as ArviZ defines them (`array_stats` of arviz-stats), for all neurons at once.
+
+Draws are `[neurons, chains, draws]`, float32 or float64; results are float64 `[neurons]`.
+"""
+
+from __future__ import annotations
+
+from math import log10
+
+import torch
+from torch import Tensor
+
+from themis.errors import UsageError
+from themis.judge.posterior import Posterior
+
+CHUNK_DRAWS = 2**18
+"""Draws worked on at a time: few enough to stay in the processor's cache, which halves the time."""
+
+RESOLUTION = 1e-15
+"""Draws closer together than this are constant (ArviZ's value, absolute as there)."""
+
+DOUBT = 1e-5
+"""Sums of autocorrelations nearer to zero than this have no certain sign in float32 (error about 3e-7)."""
+
+
+def summarise(draws: Tensor) -> Posterior:
+    """Mean, sd, ESS, MCSE and R-hat of draws."""
+    n_neurons, n_chains, n_draws = _check(draws).shape
+    out = torch.empty(4, n_neurons, dtype=torch.float64, device=draws.device)
+    size = max(1, CHUNK_DRAWS // (n_chains * n_draws))
+    for start in range(0, n_neurons, size):
+        chunk = draws[start : start + size]
+        unit, scale = _to_unit(chunk)
+        mean, sd = _mean_and_sd(unit)
+        mean = chunk[:, 0, 0].double() + mean * scale
+        out[:, start : start + size] = torch.stack((mean, sd * scale, _ess(unit, scale), rhat(chunk)))
+    mean, sd, n_effective, r = out
+    return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r)
+
+
+def ess(draws: Tensor) -> Tensor:
+    """Effective sample size for the mean: split chains, Geyer's initial monotone sequence."""
+    return _ess(*_to_unit(_check(draws)))
+
+
+def mcse(draws: Tensor) -> Tensor:
+    """Monte Carlo standard error of the mean."""
+    unit, scale = _to_unit(_check(draws))
+    return _mean_and_sd(unit)[1] * scale / _ess(unit, scale).sqrt()
+
+
+def rhat(draws: Tensor) -> Tensor:
+    """Rank-normalised split R-hat: the larger of that of the draws and that of their distance from the median."""
+    split = _split(_check(draws))
+    n_neurons, n_chains, _ = split.shape
+    if n_chains < 4:
+        return torch.full((n_neurons,), torch.nan, dtype=torch.float64, device=draws.device)
+    flat = split.reshape(n_neurons, -1) + 0.0  # -0.0 becomes 0.0: they are equal, their bits are not
+    n_all = flat.shape[1]
+    scores = _normal_scores(n_all, flat)
+
+    label, is_tied = _order(flat, torch.arange(n_all, device=flat.device).expand_as(flat), is_folded=False)
+    ascending = flat.gather(1, label)
+    bulk = _rhat(_score(scores, label, is_tied).view_as(split))
+
+    median = ascending[:, n_all // 2 - 1 : n_all // 2 + 1].mean(1, keepdim=True)
+    label, is_tied = _order((ascending - median).abs(), label, is_folded=True)
+    tail = _rhat(_score(scores, label, is_tied).view_as(split))
+
+    is_number = ~(ascending[:, 0].isnan() | ascending[:, -1].isnan())
+    return torch.where(is_number, torch.where(tail > bulk, tail, bulk), torch.nan)
+
+
+def _to_unit(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws shifted by the first and divided by their range, and the range: float32 then serves any size and place."""
+    scale = draws.amax((1, 2)).double() - draws.amin((1, 2)).double()
+    return (draws - draws[:, :1, :1]) / torch.where(scale > 0, scale, 1).to(draws)[:, None, None], scale
+
+
+def _ess(draws: Tensor, scale: Tensor) -> Tensor:
+    """ESS of draws in unit range, given the range they had."""
+    unit = _split(draws)
+    n_chains, n_draws = unit.shape[1:]
+    n_all = n_chains * n_draws
+    chain_mean = unit.mean(2, keepdim=True)
+    covariance = _mean_autocovariance(unit - chain_mean)
+    within = covariance[:, :1] * (n_draws / (n_draws - 1))
+    total = covariance[:, :1] + chain_mean[..., 0].double().var(1, keepdim=True)
+    rho = 1 - (within - covariance) / total
+    rho[:, 0] = 1
+
+    # Autocorrelations in pairs of lags; Geyer's sequence ends at the first pair whose sum is not positive.
+    last = max(0, (n_draws - 3) // 2)
+    pairs = rho[:, : 2 * last + 2].reshape(-1, last + 1, 2).sum(2)
+    end = (pairs > 0).cumprod(1).sum(1, keepdim=True).clamp(max=last)
+    position = torch.arange(last + 1, device=draws.device)
+    monotone = pairs.cummin(1).values.masked_fill(position >= end, 0).sum(1)
+    after = rho.gather(1, 2 * end)[:, 0]
+    is_kept = (after > 0) | (pairs.gather(1, end)[:, 0] >= 0)
+    tau = 2 * monotone - 1 + torch.where(is_kept, after, 0)
+    result = n_all / tau.clamp(min=1 / log10(n_all))
+    is_constant = (unit.amax((1, 2)) - unit.amin((1, 2))) * scale < RESOLUTION
+    result = torch.where(scale.isfinite(), torch.where(is_constant, n_all, result), torch.nan)
+
+    if draws.dtype == torch.float32:
+        is_doubtful = ((pairs.abs() < DOUBT) & (position <= end)).any(1) & ~is_constant
+        doubtful = is_doubtful.nonzero()[:, 0]
+        if len(doubtful):
+            result[doubtful] = _ess(draws[doubtful].double(), scale[doubtful])
+    return result
+
+
+def _check(draws: Tensor) -> Tensor:
+    if draws.ndim != 3 or draws.shape[2] < 4 or draws.dtype not in (torch.float32, torch.float64):
+        raise UsageError(
+            "draws must be float32 or float64 [neurons, chains, draws] with 4 draws a chain or more, "
+            f"got {draws.dtype} {list(draws.shape)}: draw longer chains"
+        )
+    return draws
+
+
+def _split(draws: Tensor) -> Tensor:
+    """Both halves of each chain as chains, `[neurons, 2 chains, draws // 2]`; a middle draw is left out."""
+    half = draws.shape[2] // 2
+    if draws.shape[2] % 2:
+        draws = torch.cat((draws[..., :half], draws[..., -half:]), 2)
+    return draws.reshape(len(draws), -1, half)
+
+
+def _mean_and_sd(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sample standard deviation."""
+    mean = draws.mean((1, 2), keepdim=True)
+    squares = (draws - mean).square_().sum((1, 2)).double()
+    return mean[:, 0, 0].double(), (squares / (draws[0].numel() - 1)).sqrt()
+
+
+def _mean_autocovariance(centred: Tensor) -> Tensor:
+    """Autocovariance at every lag, averaged over chains, float64 `[neurons, draws]`."""
+    n_chains, n_draws = centred.shape[1:]
+    length = _fast_length(2 * n_draws)
+    spectrum = torch.fft.rfft(centred, n=length)
+    # The average over chains commutes with the inverse transform: one is enough.
+    power = (spectrum * spectrum.conj()).real.sum(1)
+    covariance: Tensor = torch.fft.irfft(power, n=length)[:, :n_draws].double()
+    return covariance / (n_chains * n_draws)
+
+
+def _fast_length(at_least: int) -> int:
+    """The next length with no prime factor above 5, which an FFT is fast at."""
+    length = at_least
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 1
+
+
+def _normal_scores(n_all: int, like: Tensor) -> Tensor:
+    """Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties."""
+    rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64, device=like.device) / 2
+    scores: Tensor = torch.special.ndtri((rank - 0.375) / (n_all + 0.25))
+    return scores.to(like)
+
+
+def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, Tensor]:
+    """Labels in ascending order of their values, and which values equal the next one; `is_folded`: fall, then rise."""
+    if values.dtype == torch.float64:
+        ascending, order = values.sort(1)
+        return labels.gather(1, order), ascending[:, 1:] == ascending[:, :-1]
+    # Value and label in one integer: sorting integers alone is three times as fast as sorting floats with indices.
+    # Bits of floats rise with their value if positive; of negative ones all but the sign are flipped.
+    n_bits = values.shape[1].bit_length()
+    bits = values.view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys.mul_(2**n_bits).add_(labels)
+    if keys.device.type == "cpu":
+        # numpy's sort is vectorised, and its stable sort only merges what is in order already.
+        keys.numpy().sort(axis=1, kind="stable" if is_folded else "quicksort")
+    else:
+        keys = keys.sort(1).values
+    labels = keys & (2**n_bits - 1)
+    keys >>= n_bits
+    return labels, keys[:, 1:] == keys[:, :-1]
+
+
+def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
+    """Normal scores of the draws in their own order; ties share the score of their mean rank."""
+    n_neurons, n_all = label.shape
+    scored = torch.empty_like(label, dtype=scores.dtype).scatter_(1, label, scores[::2].expand(n_neurons, -1))
+    neuron, link = is_tied.nonzero(as_tuple=True)
+    if len(link):
+        # Neighbouring links belong to one run of equal values: along a run, place minus number stays the same.
+        place = neuron * n_all + link
+        number = torch.arange(len(place), device=place.device)
+        _, length = torch.unique_consecutive(place - number, return_counts=True)
+        start = place[length.cumsum(0) - length]
+        score = scores[2 * (start % n_all) + length]
+        size = length + 1
+        offset = torch.arange(int(size.sum()), device=place.device) - (size.cumsum(0) - size).repeat_interleave(size)
+        tied = start.repeat_interleave(size) + offset
+        scored[tied // n_all, label.view(-1)[tied]] = score.repeat_interleave(size)
+    return scored
+
+
+def _rhat(split: Tensor) -> Tensor:
+    """R-hat of chains `[neurons, chains, draws]` as they are."""
+    n_chains, n_draws = split.shape[1:]
+    mean = split.mean(2, keepdim=True)
+    within = (split - mean).square_().sum((1, 2)).double() / (n_chains * (n_draws - 1))
+    between = n_draws * mean[..., 0].double().var(1)
+    return ((between / within + n_draws - 1) / n_draws).sqrt()

@@ -1,0 +1,148 @@
+"""How far coverage can be trusted: a jackknife over seed blocks, on a panel of neurons."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.judge.coverage import Rule
+from themis.judge.estimate import Estimate
+from themis.judge.exact import exact
+from themis.measure.moments import Moments
+
+# Errors of a spread are skewed: what a few seeds do is mostly missed, seldom overstated. So the upper limit on the
+# spread, which is the one that fails, gets less of the 5%.
+_SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
+
+
+def coverage_interval(
+    blocks: Moments, point: float, rule: Rule, is_judged: Tensor | None = None, n_neurons: int | None = None
+) -> Estimate:
+    """The interval on the coverage `point` of all judged neurons, from the panel's moments by seed block.
+
+    The truth it is about: the coverage at this number of tests if every neuron's spread over all seeds and thetas were
+    known. `is_judged` marks the panel's neurons that count, `n_neurons` says how many count in all (None: many more).
+    Every spread is moved together to its upper, then its lower limit, as if all errors had one cause; seeds that move
+    the whole network are such a cause. Where errors are each neuron's own, some are beyond their limit by chance: the
+    share found beyond is divided by the chance not to be.
+    """
+    panel = Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu())
+    panel = _pick(panel, is_judged)
+    n_tests, n_panel = int(panel.count.sum()), panel.mean.shape[1]
+    if n_tests <= 3 or n_panel == 0 or len(panel.count) < 3:
+        return Estimate(point, 0.0, 1.0)
+    total, without = _leave_one_out(panel)
+    freedom = _freedom(panel)
+    above, below = _tails(_SPREAD_ABOVE), _tails(_SPREAD_BELOW)
+    is_converged = rule.converged(exact(total, draws=rule.draws), total)
+    least = _share(total, _upper(total, without, _quantiles(above, freedom)), rule)
+    most = _share(total, _lower(total, without, _quantiles(below, freedom)), rule)
+    here = float(is_converged.double().mean())
+    down = here - max(0.0, float((1 - (1 - least) / (1 - above)).max()))
+    up = min(1.0, float((most / (1 - below)).min())) - here
+    down, up = (_widen(max(0.0, moved), n_panel, n_neurons) for moved in (down, up))
+    return Estimate(point, max(0.0, point - down), min(1.0, point + up))
+
+
+def design_effect(blocks: Moments) -> float | None:
+    """How many times the variance of a mean sensitivity is what independent tests would give; the panel's median.
+
+    None where it cannot be known: no neuron moved, or too few seeds.
+    """
+    panel = _pick(Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu()), None)
+    if len(panel.count) < 3 or int(panel.count.sum()) < 4:
+        return None
+    total, without = _leave_one_out(panel)
+    has_moved = total.m2 > 0
+    if not has_moved.any():
+        return None
+    naive = total.variance / total.count
+    return float((_jackknife_variance(without.mean) / naive)[has_moved].median())
+
+
+def _pick(blocks: Moments, is_judged: Tensor | None) -> Moments:
+    """Blocks with tests, neurons that are judged."""
+    is_used = blocks.count[:, 0] > 0
+    mean, m2 = blocks.mean[is_used], blocks.m2[is_used]
+    if is_judged is not None:
+        mean, m2 = mean[:, is_judged.cpu()], m2[:, is_judged.cpu()]
+    return Moments(blocks.count[is_used], mean, m2)
+
+
+def _leave_one_out(blocks: Moments) -> tuple[Moments, Moments]:
+    """The moments of all blocks together, `[panel]`, and of all but one, `[blocks, panel]`."""
+    n = blocks.count.sum()
+    mean = (blocks.mean * blocks.count).sum(0) / n
+    gap = blocks.mean - mean
+    m2 = (blocks.m2 + gap.square() * blocks.count).sum(0)
+    rest = (n - blocks.count).clamp(min=1)
+    m2_rest = (m2 - blocks.m2 - gap.square() * (blocks.count * n / rest)).clamp(min=0)
+    return Moments(n, mean, m2), Moments(rest, mean - gap * (blocks.count / rest), m2_rest)
+
+
+def _jackknife_variance(replicates: Tensor) -> Tensor:
+    """Variance of a figure from its delete-one-block replicates `[blocks, ...]`."""
+    k = len(replicates)
+    return (replicates - replicates.mean(0)).square().sum(0) * ((k - 1) / k)
+
+
+def _freedom(blocks: Moments) -> float:
+    """Degrees of freedom: uneven blocks count for fewer."""
+    count = blocks.count.double()
+    return max(1.0, float(count.sum().square() / count.square().sum()) - 1)
+
+
+def _tails(most: float) -> Tensor:
+    return torch.from_numpy(np.geomspace(most, _LEAST_TAIL, 12))
+
+
+def _quantiles(tails: Tensor, freedom: float) -> Tensor:
+    """Student's upper quantiles, `[tails, 1]`."""
+    from scipy.special import stdtrit
+
+    return torch.from_numpy(stdtrit(freedom, 1 - tails.numpy()))[:, None]
+
+
+def _upper(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
+    """Upper limits of the spreads as multiples of them, `[tails, panel]`: Hall's correction of t for skewness."""
+    k = len(without.m2)
+    # Replicates are judged by their spread alone, so that having fewer tests does not count as less coverage.
+    pseudo = k * total.variance - (k - 1) * without.variance
+    deviations = pseudo - pseudo.mean(0)
+    spread = deviations.square().mean(0).sqrt()
+    skewness = (deviations**3).mean(0) / (spread**3).clamp(min=1e-300) * (math.sqrt(k * (k - 1)) / (k - 2))
+    bend = skewness / math.sqrt(k)
+    bend = torch.where(bend.abs() < 1e-6, 1e-6, bend)
+    argument = 1 - bend * (quantiles + bend / 6)
+    corrected = 3 / bend * (argument.sign() * argument.abs().pow(1 / 3) - 1)
+    error = spread / math.sqrt(k - 1) / total.variance.clamp(min=1e-300)
+    return (1 - corrected * error).clamp(min=1)
+
+
+def _lower(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
+    """Lower limits of the spreads as multiples of them, `[tails, panel]`: jackknife of the logarithm."""
+    # A neuron moved by one block alone has no spread without it; a thousandth stands for none.
+    relative = without.variance / total.variance.clamp(min=1e-300)
+    error = _jackknife_variance(relative.clamp(min=1e-3).log()).sqrt()
+    return (-quantiles * error).exp()
+
+
+def _share(total: Moments, factors: Tensor, rule: Rule) -> Tensor:
+    """Coverage of the panel with its spreads times each row of `factors [tails, panel]`; float64 `[tails]`.
+
+    A neuron that no test moved keeps the rule's verdict: it is about what was seen, not about a spread.
+    """
+    moved = Moments(total.count, total.mean.expand_as(factors).flatten(), (total.m2 * factors).flatten())
+    return rule.converged(exact(moved, draws=rule.draws), moved).view_as(factors).double().mean(1)
+
+
+def _widen(moved: float, n_panel: int, n_neurons: int | None) -> float:
+    """The share of all neurons that moves, given the panel's: adds the error of having only a panel."""
+    from scipy.special import betaincinv
+
+    unwatched = 1.0 if n_neurons is None else max(0.0, 1 - n_panel / max(n_neurons, 1))
+    limit = 1.0 if moved >= 1 else float(betaincinv(moved * n_panel + 1, n_panel * (1 - moved), 0.975))
+    return math.hypot(moved, (limit - moved) * math.sqrt(unwatched))

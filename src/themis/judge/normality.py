@@ -1,0 +1,69 @@
+"""How normal the differences are: the judges' model, held against the panel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from themis.measure.panel import Shape
+
+LEAST_TESTS = 20
+CLOSE_SKEWNESS, CLOSE_KURTOSIS = 0.5, 1.0
+"""Skewness and excess kurtosis up to which a bell curve is a fair picture; sampling error comes on top."""
+
+
+@dataclass(frozen=True)
+class Normality:
+    """Medians over the panel's neurons, and the share of them whose figures a normal variable could have."""
+
+    skewness_signed: float
+    kurtosis_signed: float
+    skewness_absolute: float
+    kurtosis_absolute: float
+    compatible_signed: float
+    compatible_absolute: float
+    n_neurons: int
+    n_unmoved: int
+    sentence: str
+
+
+def describe_normality(shape: Shape) -> Normality | None:
+    """How normal signed differences and sensitivities are; None with under 20 tests or if no neuron moved.
+
+    Neurons without spread (never moved, or always by as much) are left out and counted as `n_unmoved`.
+    """
+    signed_shape, absolute_shape = shape.signed(), shape.absolute()
+    has_spread = ~(signed_shape[0].isnan() | absolute_shape[0].isnan())
+    n_neurons = int(has_spread.sum())
+    if shape.n_tests < LEAST_TESTS or n_neurons == 0:
+        return None
+    signed = _figures(signed_shape[0][has_spread], signed_shape[1][has_spread], shape.n_tests)
+    absolute = _figures(absolute_shape[0][has_spread], absolute_shape[1][has_spread], shape.n_tests)
+    return Normality(
+        skewness_signed=signed[0],
+        kurtosis_signed=signed[1],
+        skewness_absolute=absolute[0],
+        kurtosis_absolute=absolute[1],
+        compatible_signed=signed[2],
+        compatible_absolute=absolute[2],
+        n_neurons=n_neurons,
+        n_unmoved=len(has_spread) - n_neurons,
+        sentence=_sentence(signed, absolute),
+    )
+
+
+def _figures(skewness: Tensor, kurtosis: Tensor, n_tests: int) -> tuple[float, float, float]:
+    """Median skewness, median excess kurtosis, share compatible with a normal."""
+    close_skewness = CLOSE_SKEWNESS + 2 * (6 / n_tests) ** 0.5
+    close_kurtosis = CLOSE_KURTOSIS + 2 * (24 / n_tests) ** 0.5
+    is_close = (skewness.abs() <= close_skewness) & (kurtosis.abs() <= close_kurtosis)
+    return float(skewness.median()), float(kurtosis.median()), float(is_close.double().mean())
+
+
+def _sentence(signed: tuple[float, float, float], absolute: tuple[float, float, float]) -> str:
+    def figures(of: tuple[float, float, float]) -> str:
+        return f"median skewness {of[0]:.1f}, excess kurtosis {of[1]:.1f}, close to normal for {of[2]:.0%} of neurons"
+
+    verdict = "the normal model fits most neurons" if absolute[2] > 0.5 else "the normal model is an approximation here"
+    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {verdict}."

@@ -1,0 +1,134 @@
+"""What the uniform stream says about the model: its fault rate, and the chance that the next test shows a new fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.errors import UsageError
+from themis.judge.estimate import Estimate
+
+Counts = Tensor | NDArray[np.integer[Any]] | Sequence[int]
+Floats = NDArray[np.float64]
+
+TAIL = 0.025
+_LOG_TAIL = float(np.log(1 / TAIL))
+_HALF_Z2 = 1.959963984540054**2 / 2
+
+
+def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None:
+    """The share of uniform tests that are faults, over inputs like these seeds; None without a test.
+
+    `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so what is known grows with
+    the seeds, not with the tests. Each limit is Gaffke's for the mean of a variable in 0..1, here a seed's own fault
+    rate: the quantile of a Bayesian bootstrap of the seeds that has one more seed, which always fails (for the upper
+    limit) or never does (for the lower). With one test a seed this is Clopper and Pearson's interval.
+    """
+    tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
+    if tests.shape != faults.shape or (faults > tests).any():
+        raise UsageError("faults_by_seed must be one count a seed, no larger than its tests_by_seed")
+    is_tested = tests > 0
+    if not is_tested.any():
+        return None
+    tests, faults = tests[is_tested], faults[is_tested]
+    value = float(faults.sum() / tests.sum())
+    low = 1 - _mean_limit((tests - faults) / tests)
+    return Estimate(value, min(low, value), max(_mean_limit(faults / tests), value))
+
+
+def residual_risk(times_seen: Counts, n_tests: int) -> Estimate | None:
+    """The chance that the next uniform test shows a distinct fault not yet seen (Good and Turing); None without a test.
+
+    `times_seen` counts how often each distinct fault was seen, `[distinct faults]`. The limits come from an identity:
+    for a fault expected `x` times, seen `c` times, `exp(a x [c = 0]) (1 - a**c)[c > 0]` has mean 1 for every `x` and
+    `a < 1` (a Poisson count; the lower limit takes `-a`). So with chance `1 - tail` the sum of `x` over the unseen
+    stays under `(log(1/tail) - sum log(1 - a**c)) / a`, whatever the faults' chances. Many singletons make that bound
+    of Chernoff's type too wide; `z**2 / 2` for the logarithm makes it Esty's normal interval, which then is right.
+    """
+    seen = _counts(times_seen)
+    seen = seen[seen > 0]
+    n_faults = int(seen.sum())
+    if n_faults > n_tests:
+        raise UsageError(
+            f"times_seen adds up to {n_faults} faults, more than n_tests={n_tests}: give every uniform test"
+        )
+    if n_tests < 1:
+        return None
+    often, frequency = np.unique(seen, return_counts=True)
+    singletons = int((seen == 1).sum())
+    # No more can be missing than there is: tests are independent, given the seeds.
+    high = min(_unseen_limit(often, frequency) / n_tests, _binomial_limit(n_faults, n_tests), 1.0)
+    return Estimate(singletons / n_tests, _unseen_floor(often, frequency, singletons) / n_tests, high)
+
+
+def _counts(values: Counts) -> Floats:
+    array = torch.as_tensor(values).detach().cpu().numpy().astype(np.float64)
+    if array.ndim != 1 or (array < 0).any():
+        raise UsageError(f"counts must be a row of numbers that are not negative, got shape {array.shape}")
+    return array
+
+
+def _mean_limit(values: Floats) -> float:
+    """Gaffke's upper limit for the mean of which `values` in 0..1 are a sample."""
+    from scipy.optimize import brentq
+
+    points, weights = np.unique(np.append(values, 1.0), return_counts=True)
+    if len(points) == 1:
+        return 1.0
+    return float(brentq(lambda t: _chance_under(t, points, weights) - (1 - TAIL), points[0], 1.0, xtol=1e-10))
+
+
+_STEP = 0.02
+_FREQUENCIES = np.exp(np.arange(-14, 60, _STEP))
+
+
+def _chance_under(limit: float, points: Floats, weights: NDArray[np.integer[Any]]) -> float:
+    """The chance that a Dirichlet(`weights`) mixture of `points` is under `limit`.
+
+    It is the chance that independent Gamma(weight) variables times `point - limit` add up to less than zero: Imhof's
+    integral over the characteristic function, on a logarithmic scale, where the trapezoid rule is good to six digits.
+    """
+    offsets = points - limit
+    mean, sd = float(weights @ offsets), float(np.sqrt(weights @ offsets**2))
+    if abs(mean) > 8 * sd:  # far beyond either limit by Cantelli's inequality; the integrand would swing too fast
+        return float(mean < 0)
+    total = 0.0
+    for block in np.array_split(_FREQUENCIES, 1 + len(_FREQUENCIES) * len(points) // 4_000_000):
+        scaled = block[:, None] * (offsets / sd)
+        angle = np.arctan(scaled) @ weights
+        log_modulus = 0.5 * np.log1p(scaled * scaled) @ weights
+        total += float((np.sin(angle) * np.exp(-log_modulus)).sum())
+    return 0.5 - total * _STEP / np.pi
+
+
+def _binomial_limit(successes: float, trials: float) -> float:
+    """Clopper and Pearson's upper limit."""
+    from scipy.special import betaincinv
+
+    return 1.0 if successes >= trials else float(betaincinv(successes + 1, trials - successes, 1 - TAIL))
+
+
+_UPWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.99, 90))[:, None]
+_DOWNWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.999, 90))[:, None]
+_PSEUDO_SINGLETONS = 0.65
+"""Added to the singletons: the upper limit without any is then Poisson's, 3.69 tests' worth."""
+
+
+def _unseen_limit(often: Floats, frequency: NDArray[np.integer[Any]]) -> float:
+    """Upper limit for how many unseen faults `n` more tests would meet, `n` being the tests made."""
+    cost = _HALF_Z2 - _PSEUDO_SINGLETONS * np.log1p(-_UPWARD[:, 0]) - np.log1p(-(_UPWARD**often)) @ frequency
+    return float((cost / _UPWARD[:, 0]).min())
+
+
+def _unseen_floor(often: Floats, frequency: NDArray[np.integer[Any]], singletons: int) -> float:
+    """Lower limit for the same."""
+    # All faults may be known although some were met once: with few singletons the full price of a bound is due.
+    price = _HALF_Z2 + (_LOG_TAIL - _HALF_Z2) / np.sqrt(1 + singletons)
+    is_even = often % 2 == 0  # odd counts above one would only help; without them the limit stays under the estimate
+    gain = singletons * np.log1p(_DOWNWARD[:, 0]) + np.log1p(-(_DOWNWARD ** often[is_even])) @ frequency[is_even]
+    return max(0.0, float(((gain - price) / _DOWNWARD[:, 0]).max()))

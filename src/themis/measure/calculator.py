@@ -1,0 +1,279 @@
+"""The sensitivity calculator: runs tests and folds `|N_i(I + E(theta)) - N_i(I)|` into moments as it appears."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.data.seeds import Seeds
+from themis.errors import DataError, ModelError
+from themis.measure.clean import Activations, CleanActivations
+from themis.measure.distance import l2, ssim
+from themis.measure.fold import Fold, Objective, Picked
+from themis.measure.moments import Accumulator, Moments
+from themis.measure.tests import Results, Tests
+from themis.oracle import Oracle, confidence
+from themis.perturb.perturbation import Context, Perturbation, perturb
+from themis.probe import OUTPUT, Layer, flatten
+from themis.target import Target
+
+CHUNK_ACTIVATIONS = 1 << 24
+"""Activations of one chunk on a CPU: 64 MiB of them; larger chunks fall out of its caches."""
+CHUNK_LEAST, CHUNK_MOST = 8, 128
+ACCELERATOR_BATCH = 512
+
+Tally = Callable[[Tensor, Tensor], None]
+"""Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
+
+
+def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> int:
+    """Tests in one forward pass.
+
+    On a CPU a function of the model alone: kernels round differently for different batch shapes, and results must not
+    depend on `batch_size`. On an accelerator it is `batch_size`, and only near-ties can differ.
+    """
+    if device.type != "cpu":
+        return batch_size or ACCELERATOR_BATCH
+    fitting = max(1, CHUNK_ACTIVATIONS // n_neurons)
+    return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
+
+
+class Calculator:
+    """Phase 1 for one target, its seeds and one perturbation. The target must be open, `sweep` comes first."""
+
+    def __init__(
+        self,
+        target: Target,
+        seeds: Seeds,
+        perturbation: Perturbation,
+        oracle: Oracle,
+        *,
+        batch_size: int | None = None,
+        clean_bytes: int,
+    ) -> None:
+        check_bounds(seeds, target.bounds)
+        self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
+        self.inputs = seeds.inputs.to(self.device)
+        self.labels = None if seeds.labels is None else seeds.labels.to(self.device)
+        self.layers = target.find_layers(self.inputs[0])
+        self.by_name = {layer.name: layer for layer in self.layers}
+        self.n_neurons = self.layers[-1].stop
+        self.chunk = chunk_size(self.n_neurons, self.device, batch_size)
+        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        self.kept = CleanActivations(self.layers, len(seeds), clean_bytes, self.dtype, self.device)
+        widest = max(layer.n_neurons for layer in self.layers)
+        self._buffers = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
+        self.clean_outputs = self.reference = torch.empty(0)
+        self.panel: tuple[Picked, Tally] | None = None
+        self.passes = 5  # find_layers traced a batch of two and one of three
+
+    def sweep(self) -> Moments:
+        """Run every clean input once: sets the clean outputs and reference answers, keeps the activations that fit.
+
+        Returns the moments of the clean activations themselves.
+        """
+        moments = self.accumulator()
+        outputs = []
+        for first in range(0, len(self.inputs), self.chunk):
+            rows = torch.arange(first, min(first + self.chunk, len(self.inputs)), device=self.device)
+
+            def visit(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
+                self.kept.keep(layer.name, first, activations[:n])
+                moments.add(self._buffer(0, layer).copy_(activations)[:n], layer.start, layer.stop)
+
+            outputs.append(self._clean_pass(rows, visit)[: len(rows)])
+            moments.commit(len(rows))
+        self.clean_outputs = torch.cat(outputs).float()
+        is_finite = self.clean_outputs.flatten(1).isfinite().all(1)
+        if not bool(is_finite.all()):
+            raise ModelError(
+                f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
+                f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
+                "preprocessing"
+            )
+        self.usable = self.oracle.check(self.clean_outputs, self.labels).nonzero().squeeze(1)
+        self.reference = self.oracle.reference(self.clean_outputs, self.labels)
+        return self.checked(moments.moments())
+
+    def accumulator(self) -> Accumulator:
+        """An empty accumulator of the right size and place."""
+        return Accumulator(self.n_neurons, self.device, self.dtype)
+
+    def watch_panel(self, neurons: Tensor, tally: Tally) -> None:
+        """From now on give `tally` the signed differences of these neurons (ascending)."""
+        self.panel = (Picked.of(neurons.to(self.device), self.layers), tally)
+
+    def measure(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Results:
+        """Run `tests`, add their sensitivities to `into`, and say what came of each.
+
+        With an `objective` each test also gets its gradient in theta, by one backward pass. Interrupted by the user it
+        returns the results of the chunks that were done.
+        """
+        climbed = None if objective is None else Picked.of(objective.neurons, self.layers)
+        scale = None if objective is None else objective.scale
+        parts = []
+        try:
+            for chunk in tests.chunks(self.chunk):
+                parts.append(self._measure_chunk(chunk, into, climbed, scale))
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+        columns = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+        inputs = columns.pop("fault_inputs")
+        arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
+        return Results(**{"gradient": None, **arrays}, fault_inputs=inputs)
+
+    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
+        """The inputs of tests: the seeds `rows`, disturbed at `theta`; at most a chunk of them."""
+        context = Context(self.target, self.reference[rows])
+        disturbed = perturb(self.perturbation, self.inputs[rows], theta, noise_seed, context)
+        self.passes += context.passes
+        return disturbed
+
+    def run_chunk(self, tests: Tests) -> tuple[Tensor, Tensor]:
+        """Inputs and outputs of at most a chunk of tests, computed at the chunk's shape; nothing is folded."""
+        rows, theta, noise_seed = self._columns(tests)
+        with torch.no_grad():
+            disturbed = self.disturb(rows, theta, noise_seed)
+            self.passes += len(tests)
+            return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
+
+    def release(self) -> None:
+        """Free what only a running campaign needs; single tests can still be run."""
+        self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
+        self._buffers = torch.empty(2, 0)
+
+    def checked(self, moments: Moments) -> Moments:
+        """`moments`, unless an activation overflowed: then say where."""
+        is_finite = moments.m2.isfinite()
+        if not bool(is_finite.all()):
+            at = int((~is_finite).nonzero()[0])
+            name = next(layer.name for layer in self.layers if at < layer.stop)
+            raise ModelError(
+                f"activations must be finite, layer {name!r} has a NaN or an infinity while the output has none: leave "
+                "the layer out with layers=[...], or run the model in float32"
+            )
+        return moments
+
+    def _measure_chunk(
+        self, tests: Tests, into: Accumulator, climbed: Picked | None, scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        n = len(tests)
+        rows, theta, noise_seed = self._columns(tests)
+        clean = self._clean(rows, n)
+        panel = None if self.panel is None else self.panel[0]
+        fold = Fold(clean, lambda layer: self._buffer(1, layer), n, into, panel, climbed, scale)
+        theta.requires_grad_(climbed is not None)
+        with torch.set_grad_enabled(climbed is not None):
+            disturbed = self.disturb(rows, theta, noise_seed)
+            outputs = self._forward(disturbed, fold.visit)
+            gradient = None if climbed is None else _gradient(fold.objective, theta)[:n]
+        self.passes += n * (1 if climbed is None else 3)
+        with torch.no_grad():
+            outputs, disturbed, rows = outputs.detach()[:n].float(), disturbed.detach()[:n], rows[:n]
+            is_finite = outputs.flatten(1).isfinite().all(1)
+            if bool(is_finite.all()):
+                into.commit(n)
+                if self.panel is not None:
+                    self.panel[1](fold.panel_differences(), rows)
+            elif bool(is_finite.any()):
+                # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
+                self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
+            return {
+                **self._verdict(rows, outputs, disturbed),
+                "signature": fold.signature().nan_to_num_(0.0),
+                **({} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}),
+            }
+
+    def _verdict(self, rows: Tensor, outputs: Tensor, disturbed: Tensor) -> dict[str, Tensor]:
+        labels = None if self.labels is None else self.labels[rows]
+        verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+        at = verdict.is_fault.nonzero().squeeze(1)
+        inputs, faults = self.inputs[rows], disturbed[at]
+        return {
+            **verdict._asdict(),
+            "confidence": confidence(outputs),
+            "distance": l2(inputs, disturbed),
+            "ssim": ssim(inputs[at], faults, self.target.bounds),
+            "fault_inputs": faults.cpu(),
+        }
+
+    def _columns(self, tests: Tests) -> tuple[Tensor, Tensor, Tensor]:
+        """Seeds, theta and noise seeds, padded to the chunk's shape by repeating the last test."""
+        rows, theta, noise_seed = (
+            _padded(torch.from_numpy(np.ascontiguousarray(each)), self.chunk).to(self.device)
+            for each in (tests.seed, tests.theta, tests.noise_seed)
+        )
+        return rows, theta, noise_seed
+
+    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[Layer], Tensor]:
+        """What gives each layer's clean activations of the seeds `rows`; runs those that were not kept."""
+        missing = self.kept.missing(rows[:n_valid])
+        recomputed: Activations = {}
+        if len(missing):
+
+            def visit(layer: Layer, activations: Tensor) -> None:
+                recomputed[layer.name] = activations[: len(missing)].clone()
+
+            self._clean_pass(rows[missing], visit)
+        return lambda layer: self.kept.fetch(layer.name, rows, self._buffer(0, layer), missing, recomputed)
+
+    def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
+        self.passes += len(rows)
+        with torch.no_grad():
+            return self._forward(self.inputs[_padded(rows, self.chunk)], visit)
+
+    def _forward(self, inputs: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
+        """One forward pass; `visit` gets every layer with its activations `[inputs, neurons]`."""
+        n_seen = 0
+
+        def show(name: str, activation: Tensor) -> None:
+            nonlocal n_seen
+            layer = self.by_name[name]
+            visit(layer, flatten(activation, layer, len(inputs)))
+            n_seen += 1
+
+        outputs = self.target.forward(inputs, show, self.by_name)
+        if OUTPUT in self.by_name:
+            show(OUTPUT, outputs)
+        if n_seen != len(self.layers):
+            raise ModelError(
+                f"the model must compute each of its {len(self.layers)} layers once a forward pass, got {n_seen}: name "
+                "layers that are always computed with layers=[...]"
+            )
+        return outputs
+
+    def _buffer(self, k: int, layer: Layer) -> Tensor:
+        return self._buffers[k, : self.chunk * layer.n_neurons].view(self.chunk, layer.n_neurons)
+
+
+def check_bounds(seeds: Seeds, bounds: tuple[float, float]) -> None:
+    """Refuse inputs outside the bounds; the common mistakes get their own remedy."""
+    low, high = bounds
+    least, most = float(seeds.inputs.min()), float(seeds.inputs.max())
+    if low <= least and most <= high:
+        return
+    remedy = "rescale the inputs or pass their true bounds"
+    if high <= 1 and most > 2 and least >= 0:
+        remedy = "divide by 255 or pass bounds=(0, 255)"
+    elif least < 0 <= low:
+        remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
+    raise DataError(f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}: {remedy}")
+
+
+def _gradient(objective: Tensor | float, theta: Tensor) -> Tensor:
+    if not isinstance(objective, Tensor) or not objective.requires_grad:
+        return torch.zeros_like(theta)
+    return torch.autograd.grad(objective, theta)[0]
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """`rows` filled up to `size` by repeating the last: a forward pass always has the same shape."""
+    if len(rows) == size:
+        return rows
+    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])

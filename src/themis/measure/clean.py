@@ -1,0 +1,41 @@
+"""Clean activations: computed once a seed and kept while they fit the memory they are given, else recomputed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from themis.probe import Layer
+
+Activations = dict[str, Tensor]  # by layer: [inputs, neurons]
+
+
+class CleanActivations:
+    """The activations of the first seeds, as many as fit in `max_bytes`."""
+
+    def __init__(
+        self, layers: tuple[Layer, ...], n_seeds: int, max_bytes: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        bytes_a_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
+        self.n_kept = min(n_seeds, max_bytes // bytes_a_seed)
+        self._kept = {
+            layer.name: torch.empty(self.n_kept, layer.n_neurons, dtype=dtype, device=device) for layer in layers
+        }
+
+    def keep(self, name: str, first: int, activations: Tensor) -> None:
+        """Keep a layer's activations of the seeds from `first` on, where there is room."""
+        room = min(len(activations), self.n_kept - first)
+        if room > 0:
+            self._kept[name][first : first + room] = activations[:room]
+
+    def missing(self, rows: Tensor) -> Tensor:
+        """Which of `rows` (seeds) must be recomputed, as positions in `rows`."""
+        return (rows >= self.n_kept).nonzero().squeeze(1)
+
+    def fetch(self, name: str, rows: Tensor, out: Tensor, missing: Tensor, recomputed: Activations) -> Tensor:
+        """A layer's activations of the seeds `rows`, written to `out [rows, neurons]`."""
+        if self.n_kept:
+            torch.index_select(self._kept[name], 0, rows.clamp(max=self.n_kept - 1), out=out)
+        if len(missing):
+            out[missing] = recomputed[name]
+        return out

@@ -1,0 +1,85 @@
+"""Folding one chunk: what happens to each layer's activations the moment a forward pass shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from themis.measure.moments import Accumulator
+from themis.probe import Layer
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What ascent climbs: the summed sensitivity of `neurons` (flat indices, ascending), each over its `scale`."""
+
+    neurons: Tensor
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Flat indices of some neurons, cut up by layer once: for each layer, positions within it."""
+
+    within: dict[str, Tensor]
+
+    @staticmethod
+    def of(neurons: Tensor, layers: tuple[Layer, ...]) -> Picked:
+        """`neurons` must ascend."""
+        edges = torch.searchsorted(
+            neurons, torch.tensor([each.start for each in layers] + [layers[-1].stop], device=neurons.device)
+        )
+        cuts = edges.tolist()
+        return Picked({each.name: neurons[cuts[k] : cuts[k + 1]] - each.start for k, each in enumerate(layers)})
+
+
+class Fold:
+    """One chunk on its way through the layers.
+
+    `clean(layer)` gives the seeds' activations `[chunk, neurons]`; the first `n_valid` rows of the chunk are tests, the
+    rest padding. Sensitivities go to `into`, which the caller commits.
+    """
+
+    def __init__(
+        self,
+        clean: Callable[[Layer], Tensor],
+        scratch: Callable[[Layer], Tensor],
+        n_valid: int,
+        into: Accumulator,
+        panel: Picked | None,
+        climbed: Picked | None,
+        scale: Tensor | None,
+    ) -> None:
+        self.clean, self.scratch, self.n_valid, self.into = clean, scratch, n_valid, into
+        self.panel, self.climbed, self.scale = panel, climbed, scale
+        self.objective: Tensor | float = 0.0
+        self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
+        self._panel_parts: list[Tensor] = []
+
+    def visit(self, layer: Layer, activations: Tensor) -> None:
+        """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
+        clean = self.clean(layer)
+        if self.climbed is not None and len(at := self.climbed.within[layer.name]):
+            climbed = (activations.index_select(1, at) - clean.index_select(1, at)).abs()
+            if self.scale is not None:
+                climbed = climbed / self.scale[layer.start + at].to(climbed.dtype)
+            self.objective = self.objective + climbed[: self.n_valid].sum()
+        with torch.no_grad():
+            difference = torch.sub(activations.detach(), clean, out=self.scratch(layer))[: self.n_valid]
+            if self.panel is not None and len(at := self.panel.within[layer.name]):
+                self._panel_parts.append(difference.index_select(1, at))
+            sensitivity = difference.abs_()
+            self.by_layer.append(sensitivity.sum(1))
+            self.into.add(sensitivity, layer.start, layer.stop)
+
+    def signature(self) -> Tensor:
+        """Share of each test's sensitivity by layer, `[tests, layers]`."""
+        by_layer = torch.stack(self.by_layer, 1).float()
+        return by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+
+    def panel_differences(self) -> Tensor:
+        """Signed differences of the panel's neurons, `[tests, panel]`."""
+        return torch.cat(self._panel_parts, 1)

@@ -1,0 +1,99 @@
+"""Streaming moments: all that a normal model needs to remember of the sensitivities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations (M2) of each neuron's sensitivities.
+
+    `count` is int64, one for all neurons (shape `[]`) or one each; `mean` and `m2` are float64 `[neurons]`.
+    """
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    @staticmethod
+    def empty(n_neurons: int, device: torch.device | str = "cpu") -> Moments:
+        """The moments of no test: merging them changes nothing."""
+        zeros = torch.zeros(n_neurons, dtype=torch.float64, device=device)
+        return Moments(torch.zeros((), dtype=torch.int64, device=device), zeros, zeros)
+
+    @staticmethod
+    def of(chunk: Tensor) -> Moments:
+        """The moments of sensitivities `[tests, neurons]`."""
+        if len(chunk) == 0:
+            return Moments.empty(chunk.shape[1], chunk.device)
+        # Deviations from the first test: what all tests share cancels exactly, so a constant neuron has M2 = 0.
+        first = chunk[0]
+        deviations = chunk - first
+        sums = deviations.sum(0)
+        squares = deviations.square_().sum(0)
+        return Moments.from_sums(len(chunk), first, sums, squares)
+
+    @staticmethod
+    def from_sums(count: int, shift: Tensor, sums: Tensor, squares: Tensor) -> Moments:
+        """The moments of `count` values, given the sums of `value - shift` and of `(value - shift)**2`."""
+        mean_deviation = sums.double() / count
+        m2 = (squares.double() - mean_deviation.square() * count).clamp_(min=0)
+        n = torch.tensor(count, dtype=torch.int64, device=sums.device)
+        return Moments(n, shift.double() + mean_deviation, m2)
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of tests (Chan's pairwise formula)."""
+        count = self.count + other.count
+        weight = other.count.double() / count.clamp(min=1)
+        delta = other.mean - self.mean
+        mean = torch.addcmul(self.mean, delta, weight)
+        m2 = torch.addcmul(self.m2 + other.m2, delta.square_(), self.count * weight)
+        return Moments(count, mean, m2)
+
+    @property
+    def variance(self) -> Tensor:
+        """Sample variance, infinite where fewer than two tests were seen."""
+        return torch.where(self.count > 1, self.m2 / (self.count - 1).clamp(min=1), torch.inf)
+
+    def __getitem__(self, neurons: Tensor) -> Moments:
+        """The moments of some neurons."""
+        count = self.count if self.count.ndim == 0 else self.count[neurons]
+        return Moments(count, self.mean[neurons], self.m2[neurons])
+
+
+class Accumulator:
+    """Sums of sensitivities on their way to `Moments`: float64, in place, layer by layer as a forward pass shows them.
+
+    A chunk counts when it is committed; one that failed half-way leaves no trace. All values are taken from a shift,
+    the first test seen, so that nothing is lost to cancellation.
+    """
+
+    def __init__(self, n_neurons: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.count = 0
+        self._shift, self._chunk_sums, self._chunk_squares = torch.zeros(3, n_neurons, dtype=dtype, device=device)
+        self._sums, self._squares = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
+
+    def add(self, values: Tensor, start: int, stop: int) -> None:
+        """Add `values [tests, stop - start]` of the neurons from `start` to `stop`; `values` is overwritten."""
+        shift = self._shift[start:stop]
+        if self.count == 0:
+            shift.copy_(values[0])
+        values.sub_(shift)
+        torch.sum(values, 0, out=self._chunk_sums[start:stop])
+        torch.sum(values.mul_(values), 0, out=self._chunk_squares[start:stop])
+
+    def commit(self, n_tests: int) -> None:
+        """Count the chunk, after all its layers were added."""
+        self._sums += self._chunk_sums
+        self._squares += self._chunk_squares
+        self.count += n_tests
+
+    def moments(self) -> Moments:
+        """The moments of everything committed."""
+        if self.count == 0:
+            return Moments.empty(len(self._sums), self._sums.device)
+        return Moments.from_sums(self.count, self._shift, self._sums, self._squares)

@@ -1,0 +1,58 @@
+"""Counting faults: raw, distinct, failing seeds; and what the uniform stream alone has seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from themis.measure.tests import Ints, Results, Tests
+
+NEAR_TIE = 1e-4
+"""Margin under which another device or batch shape may answer otherwise."""
+LISTED_TIES = 1000
+
+
+class Tally:
+    """Counts over a campaign. A distinct fault is a seed with a wrong outcome."""
+
+    def __init__(self, n_seeds: int) -> None:
+        self.tests = self.faults = self.uniform_tests = 0
+        self.distinct: set[tuple[int, int]] = set()
+        self.failing_seeds: set[int] = set()
+        self.uniform_tests_by_seed = np.zeros(n_seeds, dtype=np.int64)
+        self.uniform_faults_by_seed = np.zeros(n_seeds, dtype=np.int64)
+        self.uniform_times_seen: Counter[tuple[int, int]] = Counter()
+        self.kinds: dict[str, dict[str, int]] = {}
+        self.near_ties: list[int] = []
+
+    def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
+        """Count some tests."""
+        at = np.flatnonzero(results.is_fault)
+        found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
+        self.tests += len(tests)
+        self.faults += len(at)
+        self.distinct.update(found)
+        self.failing_seeds.update(seed for seed, _ in found)
+        if is_uniform:
+            n_seeds = len(self.uniform_tests_by_seed)
+            self.uniform_tests += len(tests)
+            self.uniform_tests_by_seed += np.bincount(tests.seed, minlength=n_seeds)
+            self.uniform_faults_by_seed += np.bincount(tests.seed[at], minlength=n_seeds)
+            self.uniform_times_seen.update(found)
+        self._add_kinds(tests, results)
+        ties = tests.number[np.abs(results.margin) < NEAR_TIE]
+        self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
+
+    def _add_kinds(self, tests: Tests, results: Results) -> None:
+        kinds, of = np.unique(tests.kind, return_inverse=True)
+        n_tests = np.bincount(of, minlength=len(kinds))
+        n_faults = np.bincount(of[results.is_fault], minlength=len(kinds))
+        for kind, tests_, faults in zip(kinds.tolist(), n_tests.tolist(), n_faults.tolist(), strict=True):
+            count = self.kinds.setdefault(kind, {"tests": 0, "faults": 0})
+            count["tests"] += tests_
+            count["faults"] += faults
+
+    def times_seen(self) -> Ints:
+        """How often the uniform stream saw each of its distinct faults."""
+        return np.fromiter(self.uniform_times_seen.values(), dtype=np.int64)

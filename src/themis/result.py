@@ -1,0 +1,144 @@
+"""What a campaign gives back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from themis.faults import Faults
+from themis.judge.coverage import Coverage
+from themis.judge.estimate import Estimate
+from themis.judge.normality import Normality
+from themis.perturb.perturbation import Theta
+from themis.probe import Layer
+from themis.settings import Settings
+from themis.version import __version__
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first test."""
+
+    bounds: tuple[float, float]
+    perturbation: str
+    theta: tuple[Theta, ...]
+    settings: Settings
+    layers: tuple[Layer, ...]
+    n_neurons: int
+    n_seeds: int
+    n_usable: int
+    clean_accuracy: float | None
+    chunk: int
+    n_kept: int
+    """Seeds whose clean activations are kept; the others are run again with each test."""
+    device: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: what was measured up to and with it, and how it was judged. Counts are totals since the start."""
+
+    number: int
+    tests: int
+    passes: int
+    faults: int
+    distinct_faults: int
+    failing_seeds: int
+    coverage: Coverage
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time went."""
+
+    measure: float
+    judge: float
+    search: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished campaign."""
+
+    stop: str
+    """Why it stopped, as a sentence."""
+    stop_reason: str
+    """coverage, tests, passes, seconds, plateau or user."""
+    faults: Faults
+    rounds: list[Round]
+    start: Start
+    fault_rate: Estimate | None
+    residual_risk: Estimate | None
+    coverage_uniform: float | None
+    coverage_interval: Estimate | None
+    design_effect: float | None
+    normality: Normality | None
+    near_ties: list[int] = field(repr=False)
+    """Tests whose answer hung on a margin under 1e-4: another device or batch shape may answer them otherwise."""
+    seconds: Seconds
+    kinds: dict[str, dict[str, int]]
+    """Tests and faults by kind of proposal."""
+    environment: dict[str, Any] = field(repr=False)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the sampled neurons that has converged."""
+        return self.judged.sampled
+
+    @property
+    def judged(self) -> Coverage:
+        """The last round's coverage in full."""
+        return self.rounds[-1].coverage
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, as written to `summary.json`."""
+        last, start = self.rounds[-1], self.start
+        return {
+            "stop": self.stop,
+            "stop_reason": self.stop_reason,
+            "coverage": last.coverage.sampled,
+            "coverage_all": last.coverage.all,
+            "coverage_uniform": self.coverage_uniform,
+            "coverage_interval": _plain(self.coverage_interval),
+            "coverage_by_layer": last.coverage.by_layer,
+            "design_effect": self.design_effect,
+            "forecast_tests": last.coverage.forecast,
+            "tests": last.tests,
+            "passes": last.passes,
+            "rounds": len(self.rounds),
+            "faults": last.faults,
+            "distinct_faults": last.distinct_faults,
+            "failing_seeds": last.failing_seeds,
+            "seeds": start.n_usable,
+            "seeds_given": start.n_seeds,
+            "clean_accuracy": start.clean_accuracy,
+            "neurons": start.n_neurons,
+            "neurons_dead": last.coverage.n_dead,
+            "neurons_unseen": last.coverage.n_unseen,
+            "fault_rate": _plain(self.fault_rate),
+            "residual_risk": _plain(self.residual_risk),
+            "normality": _plain(self.normality),
+            "kinds": self.kinds,
+            "near_ties": len(self.near_ties),
+            "seconds": asdict(self.seconds),
+            "perturbation": start.perturbation,
+            "random_seed": start.settings.random_seed,
+            "version": __version__,
+        }
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A percentage that reads 100 or 0 only when it is exactly that."""
+    text = f"{100 * share:.{digits}f}%"
+    least = 10.0**-digits
+    if share < 1 and text == f"{100:.{digits}f}%":
+        return f">{100 - least:.{digits}f}%"
+    if share > 0 and text == f"{0:.{digits}f}%":
+        return f"<{least:.{digits}f}%"
+    return text
+
+
+def _plain(value: Any) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)

@@ -1,0 +1,70 @@
+"""Randomness by counter: every number is a function of who asks for it, never of who asked before.
+
+So a test's noise is the same in any batch, on any worker, and again when it is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_UINT64 = (1 << 64) - 1
+
+
+def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """A 63-bit hash of integers and integer arrays, element by element (SplitMix64 as the mixer)."""
+    state = np.zeros(np.broadcast_shapes(*(np.shape(word) for word in words)), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for word in words:
+            value = np.uint64(word & _UINT64) if isinstance(word, int) else np.asarray(word).astype(np.uint64)
+            state = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = state ^ (state >> np.uint64(31))
+    return (state >> np.uint64(1)).astype(np.int64)
+
+
+def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), a function of the words alone."""
+    return (mix(*words) >> 10).astype(np.float64) * 2.0**-53
+
+
+class Rng:
+    """Noise for a batch of tests: row `k` depends on `noise_seed[k]` and on how much was drawn before it."""
+
+    def __init__(self, noise_seed: Tensor) -> None:
+        # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
+        self._low = noise_seed.to(torch.int32)
+        self._high = (noise_seed >> 32).to(torch.int32)
+        self._drawn = 0
+
+    def _bits(self, n: int) -> Tensor:
+        """`[tests, n]` well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half."""
+        counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=self._low.device)
+        self._drawn += n
+        x = counter.mul_(-1640531527) + self._low[:, None]  # 2**32 / golden ratio, as a signed word
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
+        x.add_(self._high[:, None])
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2D97
+        return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform noise in (0, 1), float32 `[tests, *shape]`."""
+        bits = self._bits(math.prod(shape))
+        return (bits >> 8).bitwise_and_(0xFFFFFF).float().add_(0.5).mul_(2.0**-24).view(len(bits), *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal noise, float32 `[tests, *shape]` (Box and Muller's pairs)."""
+        n = math.prod(shape)
+        half = (n + 1) // 2
+        u = self.uniform(2 * half)
+        radius = u[:, :half].log().mul_(-2).sqrt_()
+        angle = u[:, half:] * (2 * math.pi)
+        pairs = torch.empty_like(u)
+        torch.mul(radius, angle.cos(), out=pairs[:, :half])
+        torch.mul(radius, angle.sin_(), out=pairs[:, half:])
+        return pairs[:, :n].reshape(len(u), *shape)

@@ -1,0 +1,22 @@
+"""Phase 3, search: choose the next tests."""
+
+from themis.errors import UsageError, nearest
+from themis.search.corners import Corners
+from themis.search.paper import Paper
+from themis.search.policy import Policy, Space
+from themis.search.random import Random
+from themis.search.scheduled import Scheduled
+
+POLICIES: dict[str, type[Policy]] = {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled}
+
+
+def choose_policy(policy: str | Policy) -> Policy:
+    """A policy by name, or as it is."""
+    if not isinstance(policy, str):
+        return policy
+    if policy not in POLICIES:
+        raise UsageError(f"policy must be a known name, got {policy!r}: {nearest(policy, POLICIES)}")
+    return POLICIES[policy]()
+
+
+__all__ = ["POLICIES", "Policy", "Space", "choose_policy"]

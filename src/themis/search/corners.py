@@ -1,0 +1,26 @@
+"""Corners: every theta dimension at one of its bounds, over all seeds in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from themis.measure.tests import Ints, Results, Tests
+from themis.search.policy import Space, State
+
+
+class Corners:
+    """The strongest disturbances, each seed as often as any other."""
+
+    climbs = False
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        self.state: State = {"walked": np.zeros((), dtype=np.int64)}
+
+    def propose(self, number: Ints) -> Tests:
+        position = self.space.cycle(int(self.state["walked"]), len(number))
+        self.state["walked"] += len(number)
+        return self.space.tests(number, position, self.space.corners(number), "corner")
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        pass

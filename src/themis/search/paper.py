@@ -1,0 +1,58 @@
+"""The paper's fuzzer: gradient ascent on theta of the sensitivity that has not converged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from themis.measure.tests import Ints, Results, Tests
+from themis.search.policy import Space, State
+
+STEP = 0.1
+"""Length of a step, as a share of theta's range. The paper gives none; a tenth crosses the range in ten tests."""
+STUCK = 1e-6
+"""A step shorter than this share of the range moves nothing: the test is redrawn."""
+
+
+class Paper:
+    """One climb a seed: the pass that scores a test is the one whose backward moves its theta."""
+
+    climbs = True
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        n, dimensions = len(space.seeds), len(space.low)
+        self.state: State = {
+            "walked": np.zeros((), dtype=np.int64),
+            "theta": np.zeros((n, dimensions), dtype=np.float32),
+            "noise_seed": np.zeros(n, dtype=np.int64),
+            "is_climbing": np.zeros(n, dtype=bool),
+        }
+
+    def propose(self, number: Ints) -> Tests:
+        state, space = self.state, self.space
+        position = (int(state["walked"]) + np.arange(len(number))) % len(space.seeds)
+        state["walked"] += len(number)
+        drawn = space.tests(number, position, space.uniform_theta(number), "draw")
+        climbing = state["is_climbing"][position]
+        return replace(
+            drawn,
+            theta=np.where(climbing[:, None], state["theta"][position], drawn.theta),
+            noise_seed=np.where(climbing, state["noise_seed"][position], drawn.noise_seed),
+            kind=np.where(climbing, "ascent", drawn.kind),
+        )
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        if results.gradient is None:
+            return
+        state, space = self.state, self.space
+        position = space.position(tests.seed)
+        uphill = results.gradient * space.reach  # in shares of the range, so that no unit outweighs another
+        steepest = np.abs(uphill).max(1, keepdims=True)
+        direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
+        theta = (tests.theta + STEP * direction * space.reach).clip(space.low, space.high)
+        moved = np.abs((theta - tests.theta) / space.reach).max(1) > STUCK
+        state["theta"][position] = theta
+        state["noise_seed"][position] = tests.noise_seed
+        state["is_climbing"][position] = moved

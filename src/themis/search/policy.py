@@ -1,0 +1,142 @@
+"""What a search policy is, and the space it searches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from themis import rng
+from themis.measure.tests import Floats, Ints, Results, Tests
+from themis.perturb.perturbation import Perturbation
+
+State = dict[str, NDArray[Any]]
+"""All that a policy remembers, as arrays that a store can save and bring back."""
+
+# What a random number is for: with the random seed and a counter it names the number, so that no two uses share one.
+FOR_SEED, FOR_THETA, FOR_NOISE, FOR_ORDER, FOR_KIND, FOR_PICK = range(1, 7)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a campaign may search: usable seeds (rows of the data), and the box that theta lives in."""
+
+    seeds: Ints  # ascending
+    seed_id: Ints  # of each usable seed
+    margin: Floats  # of each usable seed's clean answer
+    low: Floats
+    high: Floats
+    identity: Floats
+    is_random: bool
+    random_seed: int
+
+    @staticmethod
+    def of(perturbation: Perturbation, seeds: Ints, seed_id: Ints, margin: Floats, random_seed: int) -> Space:
+        low, high, identity = (
+            np.array([getattr(each, end) for each in perturbation.theta], dtype=np.float32)
+            for end in ("low", "high", "identity")
+        )
+        return Space(seeds, seed_id, margin, low, high, identity, perturbation.is_random, random_seed)
+
+    @property
+    def reach(self) -> Floats:
+        """Width of the box, by dimension."""
+        return self.high - self.low
+
+    def uniform(self, purpose: int, *words: int | Ints) -> NDArray[np.float64]:
+        """Uniform numbers in [0, 1) named by a purpose and counters."""
+        return rng.uniform(self.random_seed, purpose, *words)
+
+    def uniform_theta(self, *words: int | Ints) -> Floats:
+        """Theta drawn uniformly from the box, `[tests, dimensions]`."""
+        columns = [self.uniform(FOR_THETA, dimension, *words) for dimension in range(len(self.low))]
+        return (self.low + np.stack(columns, -1) * self.reach).astype(np.float32).clip(self.low, self.high)
+
+    def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
+        """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
+        noise_seed = rng.mix(self.random_seed, FOR_NOISE, self.seed_id[position], number)
+        kinds = np.broadcast_to(np.asarray(kind), number.shape)
+        return Tests(number, self.seeds[position], theta, noise_seed, kinds)
+
+    def uniform_tests(self, number: Ints, stream: int, counter: Ints) -> Tests:
+        """Tests whose seed and theta are drawn uniformly; the same for every policy at the same `counter`."""
+        draw = self.uniform(FOR_SEED, stream, counter)
+        position = np.minimum((draw * len(self.seeds)).astype(np.int64), len(self.seeds) - 1)
+        return self.tests(number, position, self.uniform_theta(stream, counter), "uniform")
+
+    def order(self, epoch: int) -> Ints:
+        """All positions, shuffled anew for each epoch."""
+        return np.argsort(self.uniform(FOR_ORDER, epoch, np.arange(len(self.seeds))), kind="stable")
+
+    def cycle(self, start: int, n: int) -> Ints:
+        """`n` positions from an endless walk over all seeds, in an order shuffled each time round."""
+        steps = np.arange(start, start + n)
+        epoch, within = np.divmod(steps, len(self.seeds))
+        orders = np.stack([self.order(each) for each in range(epoch[0], epoch[-1] + 1)])
+        positions: Ints = orders[epoch - epoch[0], within]
+        return positions
+
+    def position(self, rows: Ints) -> Ints:
+        """Where the seeds `rows` stand in `seeds`."""
+        return np.searchsorted(self.seeds, rows)
+
+    def corners(self, number: Ints) -> Floats:
+        """Theta with each dimension at one of its bounds, never at one where it changes nothing."""
+        up = np.stack([self.uniform(FOR_PICK, k, number) < 0.5 for k in range(len(self.low))], -1)
+        up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
+        return np.where(up, self.high, self.low).astype(np.float32)
+
+
+class Policy(Protocol):
+    """Chooses the search stream's tests and learns from what came of all tests."""
+
+    climbs: bool
+    """Whether its tests need the gradient in theta: one backward pass each."""
+    state: State
+
+    def init(self, space: Space) -> None: ...
+
+    def propose(self, number: Ints) -> Tests:
+        """Tests to run next, numbered `number`."""
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        """Learn from tests of either stream."""
+
+
+class Novelty:
+    """Keeps a test from running twice: where noise makes every test new, there is nothing to do."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.seen: set[int] = set()
+
+    def ensure(self, tests: Tests) -> Tests:
+        """`tests`, with each repetition redrawn uniformly."""
+        if self.space.is_random:
+            return tests
+        keys = self._keys(tests)
+        repeated = np.zeros(len(tests), dtype=bool)
+        for k, key in enumerate(keys.tolist()):
+            repeated[k] = key in self.seen
+            self.seen.add(key)
+        if repeated.any():
+            fresh = self.space.uniform_tests(tests.number, SEARCH_STREAM, tests.number)
+            tests = replace(
+                tests,
+                seed=np.where(repeated, fresh.seed, tests.seed),
+                theta=np.where(repeated[:, None], fresh.theta, tests.theta),
+                noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed),
+                kind=np.where(repeated, "redrawn", tests.kind),
+            )
+            self.seen.update(self._keys(tests).tolist())
+        return tests
+
+    @staticmethod
+    def _keys(tests: Tests) -> Ints:
+        bits = np.ascontiguousarray(tests.theta).view(np.int32).astype(np.int64)
+        return rng.mix(tests.seed, *bits.T)
+
+
+UNIFORM_STREAM, SEARCH_STREAM = 0, 1

@@ -1,0 +1,79 @@
+"""How a campaign is run: every option, its default and its rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from themis.errors import UsageError, nearest
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its default and the help text of its flag."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a campaign. None of a `max_` is no limit."""
+
+    magnitude: float | None = option(None, "reach of the perturbation; of noise and attacks the upper end of theta")
+    policy: Any = option("scheduled", "how tests are searched: random, corners, paper or scheduled")
+    preset: str | None = option(None, "paper: policy paper, no uniform stream, point MCSE, gibbs each round, no budget")
+    coverage: float = option(1.0, "coverage at which to stop")
+    judge: str = option("exact", "how the sampled neurons are judged each round: exact, gibbs or pymc")
+    tolerance: float = option(5e-4, "MCSE (at 4,000 draws) under which a neuron has converged")
+    alpha: float | None = option(0.95, "confidence of the upper bound on the MCSE; null takes its point value")
+    draws: int = option(4000, "draws a neuron, over all chains")
+    sample: int = option(1000, "neurons the sampler takes")
+    scale: str = option("absolute", "unit of sensitivity: absolute, or relative to the neuron's clean spread")
+    uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model come from them alone")
+    round_size: int | None = option(None, "tests a round; by default 640, and under policy paper one a seed")
+    batch_size: int | None = option(None, "tests in one pass on an accelerator (512); never changes the result")
+    max_seeds: int | None = option(None, "use the first seeds only")
+    max_tests: int | None = option(20_000, "stop after this many tests; null is no limit")
+    max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
+    max_seconds: float | None = option(None, "stop after this many seconds")
+    plateau: int | None = option(20, "stop after this many rounds without a new distinct fault or more coverage")
+    clean_memory_gib: float = option(4.0, "memory for the seeds' clean activations; others are run with each test")
+    random_seed: int = option(0, "same seed, same campaign")
+
+    def __post_init__(self) -> None:
+        if self.preset is not None and self.preset != "paper":
+            raise UsageError(f"preset must be 'paper' or None, got {self.preset!r}")
+        rules: dict[str, tuple[bool, str]] = {
+            "coverage": (0 < self.coverage <= 1, "lie in (0, 1]"),
+            "tolerance": (self.tolerance > 0 and math.isfinite(self.tolerance), "be a positive number"),
+            "alpha": (self.alpha is None or 0.5 <= self.alpha < 1, "lie in [0.5, 1), or be None for the point value"),
+            "draws": (self.draws >= 100 and self.draws % 4 == 0, "be at least 100 and a multiple of the 4 chains"),
+            "sample": (self.sample >= 1, "be at least 1"),
+            "scale": (self.scale in ("absolute", "relative"), "be 'absolute' or 'relative'"),
+            "uniform_share": (0 <= self.uniform_share <= 1, "lie in [0, 1]"),
+            "clean_memory_gib": (self.clean_memory_gib >= 0, "be 0 or more"),
+        }
+        for name in ("round_size", "batch_size", "max_seeds", "max_tests", "max_passes", "max_seconds", "plateau"):
+            value = getattr(self, name)
+            rules[name] = (value is None or value > 0, "be positive, or None")
+        for name, (is_kept, rule) in rules.items():
+            if not is_kept:
+                raise UsageError(f"{name} must {rule}, got {getattr(self, name)!r}")
+
+    @staticmethod
+    def of(**options: Any) -> Settings:
+        """Settings from keyword options; a preset changes the defaults, never what is said explicitly."""
+        known = {each.name for each in fields(Settings)}
+        for name in options:
+            if name not in known:
+                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        settings = Settings(**options)
+        if settings.preset == "paper":
+            paper: dict[str, Any] = {
+                "policy": "paper",
+                "uniform_share": 0.0,
+                "alpha": None,
+                "judge": "gibbs",
+                "max_tests": None,
+            }
+            settings = replace(settings, **{name: value for name, value in paper.items() if name not in options})
+        return settings

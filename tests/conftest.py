@@ -1,0 +1,31 @@
+"""Shared by all tests: one thread count, so that results are the same to the bit everywhere."""
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may take long
+hypothesis.settings.load_profile("themis")
+
+
+@pytest.fixture
+def digits():
+    """200 real digits, 20 a class, in 0..1, with labels."""
+    from themis.data.readers import read_digits
+
+    return read_digits()[torch.arange(0, 5000, 25)]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """LeNet-5 trained for real on the digits, and the digits it has not seen."""
+    import os
+
+    from themis.cli.demo import split, trained_lenet5
+    from themis.data.readers import read_digits
+
+    # One training for all workers of a test run: the cache is shared by its root folder.
+    os.environ["THEMIS_CACHE"] = str(tmp_path_factory.getbasetemp().parent / "themis-cache")
+    train, held_out = split(read_digits())
+    return trained_lenet5(train, held_out, lambda text: None), held_out

@@ -1,0 +1,55 @@
+"""The judge by PyMC: what it says, what it keeps quiet, what it does when PyMC is missing."""
+
+import importlib.util
+import logging
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from themis.errors import MissingExtraError
+from themis.judge.pymc import pymc
+from themis.measure.moments import Moments
+
+needs_pymc = pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason="the extra bayes is not installed")
+MOMENTS = Moments(torch.tensor([3, 30, 300]), torch.tensor([0.1, 0.2, 0.3]).double(), torch.tensor([1, 2, 3]).double())
+
+
+def test_without_pymc_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymc", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "themis-dl\[bayes\]"'):
+        pymc(MOMENTS)
+    assert logging.root.manager.disable == 0
+
+
+def test_importing_the_judges_does_not_import_pymc() -> None:
+    code = "import sys, themis.judge; sys.exit('pymc' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@needs_pymc
+def test_the_same_random_seed_gives_the_same_quiet_result(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["themis.judge.pymc"], "BLOCK", 1)  # two models: two streams
+    equal = Moments(torch.tensor(30), torch.ones(2).double(), torch.ones(2).double())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one, other = pymc(equal, draws=80, random_seed=3), pymc(equal, draws=80, random_seed=3)
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.mcse, other.mcse)
+    assert one.mean[0] != one.mean[1]
+    assert not caught
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("pymc").level != logging.ERROR
+
+
+@needs_pymc
+def test_another_random_seed_gives_other_draws_of_the_same_posterior() -> None:
+    one, other = pymc(MOMENTS, draws=400, random_seed=0), pymc(MOMENTS, draws=400, random_seed=1)
+    assert (one.mean[1:] != other.mean[1:]).all()
+    assert ((one.mean - other.mean)[1:].abs() < 5 * (one.mcse + other.mcse)[1:]).all()
+    assert one.mean[0] == other.mean[0]
+    assert one.sd[0] == torch.inf

@@ -1,0 +1,219 @@
+"""The calculator folds exactly the sensitivities that a plain loop would compute."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from themis import DataError, ModelError, Target
+from themis.data import read_seeds
+from themis.measure.calculator import Calculator, chunk_size
+from themis.measure.fold import Objective
+from themis.measure.moments import Moments
+from themis.measure.tests import Tests
+from themis.oracle import NOT_FINITE, Changed
+from themis.perturb import choose_perturbation
+from themis.rng import mix, uniform
+from themis.zoo import lenet5
+
+
+def make_tests(n, n_seeds, high=0.3):
+    k = np.arange(n)
+    theta = (uniform(1, k) * high).astype(np.float32)[:, None]
+    return Tests(k, mix(0, k) % n_seeds, theta, mix(2, k), np.full(n, "test"))
+
+
+def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="element"):
+    if net is None:
+        torch.manual_seed(0)
+        net = lenet5()
+    inputs = torch.rand(n_seeds, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    target = Target(net, neurons=neurons)
+    target.module.eval()
+    perturbation = choose_perturbation("gaussian", 0.3)
+    return Calculator(
+        target, read_seeds(inputs), perturbation, Changed(), clean_bytes=clean_bytes, batch_size=batch_size
+    )
+
+
+def activations(calculator, inputs):
+    """All activations [inputs, neurons], layer after layer."""
+    parts = []
+    with torch.no_grad():
+        calculator._forward(inputs, lambda layer, flat: parts.append(flat.clone()))
+    return torch.cat(parts, 1).double()
+
+
+@pytest.mark.parametrize("neurons", ["element", "channel"])
+def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
+    calculator = make(neurons=neurons)
+    calculator.sweep()
+    tests = make_tests(150, 40)
+    into = calculator.accumulator()
+    results = calculator.measure(tests, into)
+    clean = activations(calculator, calculator.inputs)
+    rows = torch.from_numpy(tests.seed)
+    disturbed = calculator.disturb(rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed))
+    sensitivity = (activations(calculator, disturbed) - clean[rows]).abs()
+    expected, moments = Moments.of(sensitivity), into.moments()
+    torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-7)
+    by_layer = torch.stack([sensitivity[:, each.start : each.stop].sum(1) for each in calculator.layers], 1)
+    np.testing.assert_allclose(results.signature, by_layer / by_layer.sum(1, keepdim=True), rtol=1e-3)
+    with torch.no_grad():
+        answers = calculator.target.module(disturbed).argmax(1)
+    assert results.outcome.tolist() == answers.tolist()
+    assert results.is_fault.tolist() == (answers != calculator.clean_outputs[rows].argmax(1)).tolist()
+
+
+def test_clean_moments_are_those_of_the_activations():
+    calculator = make()
+    moments = calculator.sweep()
+    expected = Moments.of(activations(calculator, calculator.inputs))
+    torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
+    kept, fresh = make(), make(clean_bytes=int(share * 40 * 8054 * 4))
+    outcomes = []
+    for calculator in (kept, fresh):
+        calculator.sweep()
+        into = calculator.accumulator()
+        outcomes.append((calculator.measure(make_tests(150, 40), into), into.moments()))
+    assert kept.kept.n_kept == 40
+    assert fresh.kept.n_kept == 40 * share
+    assert fresh.passes > kept.passes  # recomputing is paid for, and counted
+    (a, first), (b, second) = outcomes
+    assert torch.equal(first.mean, second.mean)
+    assert torch.equal(first.m2, second.m2)
+    assert a.margin.tolist() == b.margin.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])
+def test_results_are_the_same_to_the_bit_for_any_batch_size(batch_size):
+    plain, other = make(), make(batch_size=batch_size)
+    outcomes = []
+    for calculator in (plain, other):
+        calculator.sweep()
+        into = calculator.accumulator()
+        outcomes.append((calculator.measure(make_tests(300, 40), into), into.moments()))
+    (a, first), (b, second) = outcomes
+    assert a.margin.tobytes() == b.margin.tobytes()
+    assert torch.equal(first.m2, second.m2)
+
+
+def test_chunks_follow_from_the_model_on_a_cpu_and_from_the_batch_size_elsewhere():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert chunk_size(532_490, cpu, None) == chunk_size(532_490, cpu, 4) == 32
+    assert chunk_size(8_054, cpu, None) == 128
+    assert chunk_size(10**9, cpu, None) == 8
+    assert chunk_size(8_054, gpu, 1000) == 1000
+
+
+def test_passes_count_every_forward_and_backward():
+    calculator = make()
+    before = calculator.passes
+    calculator.sweep()
+    assert calculator.passes - before == 40
+    before = calculator.passes
+    calculator.measure(make_tests(30, 40), calculator.accumulator())
+    assert calculator.passes - before == 30
+    before = calculator.passes
+    objective = Objective(torch.arange(100))
+    calculator.measure(make_tests(30, 40), calculator.accumulator(), objective)
+    assert calculator.passes - before == 90
+
+
+def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
+    calculator = make()
+    calculator.sweep()
+    neurons = torch.tensor([0, 50, 5000, 7900, 8000, 8050])
+    tests = make_tests(20, 40)
+    results = calculator.measure(tests, calculator.accumulator(), Objective(neurons))
+    clean = activations(calculator, calculator.inputs)
+
+    def climbed(theta):
+        rows = torch.from_numpy(tests.seed)
+        disturbed = calculator.disturb(rows, theta, torch.from_numpy(tests.noise_seed))
+        return (activations(calculator, disturbed) - clean[rows]).abs()[:, neurons].sum(1)
+
+    theta = torch.from_numpy(tests.theta)
+    slope = (climbed(theta + 1e-3) - climbed(theta - 1e-3)) / 2e-3
+    error = np.abs(results.gradient[:, 0] - slope.numpy()) / (np.abs(slope.numpy()) + 0.1)
+    assert np.median(error) < 0.02  # kinks of ReLU make single ones larger
+    assert np.corrcoef(results.gradient[:, 0], slope.numpy())[0, 1] > 0.99
+
+
+def test_the_panel_gets_the_signed_differences_of_its_neurons():
+    calculator = make()
+    calculator.sweep()
+    neurons = torch.tensor([3, 4703, 4704, 7840, 8053])
+    got = []
+    calculator.watch_panel(neurons, lambda differences, seed: got.append((differences.clone(), seed.clone())))
+    tests = make_tests(150, 40)
+    calculator.measure(tests, calculator.accumulator())
+    assert torch.cat([seed for _, seed in got]).tolist() == tests.seed.tolist()
+    rows = torch.from_numpy(tests.seed)
+    disturbed = calculator.disturb(rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed))
+    expected = activations(calculator, disturbed) - activations(calculator, calculator.inputs)[rows]
+    torch.testing.assert_close(torch.cat([d for d, _ in got]).double(), expected[:, neurons], rtol=1e-4, atol=1e-5)
+
+
+class BreaksDown(nn.Module):
+    """Gives NaN where a corner pixel is bright."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = lenet5()
+
+    def forward(self, x):
+        scores = self.net(x)
+        return torch.where(x[:, :, 0, 0] > 0.7, float("nan"), scores)
+
+
+def test_an_output_that_is_not_finite_is_a_fault_and_spoils_no_moment():
+    torch.manual_seed(0)
+    calculator = make(BreaksDown())
+    calculator.inputs[:, :, 0, 0] = 0.5
+    calculator.sweep()
+    into = calculator.accumulator()
+    results = calculator.measure(make_tests(200, 40), into)
+    broken = results.outcome == NOT_FINITE
+    assert 0 < broken.sum() < 200
+    assert results.is_fault[broken].all()
+    assert into.count == 200 - broken.sum()
+    assert into.moments().m2.isfinite().all()
+    assert np.isfinite(results.signature).all()
+
+
+def test_a_model_that_gives_nan_on_clean_inputs_is_refused():
+    calculator = make(BreaksDown())
+    calculator.inputs[:, :, 0, 0] = 0.9
+    with pytest.raises(ModelError, match="finite outputs on clean inputs, 40 of 40"):
+        calculator.sweep()
+
+
+def test_an_activation_that_overflows_is_named():
+    class Overflows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.act = lenet5(), nn.ReLU()
+
+        def forward(self, x):
+            self.act(x.flatten(1) * 3e38 * 10)
+            return self.net(x)
+
+    with pytest.raises(ModelError, match="layer 'act' has a NaN or an infinity"):
+        make(Overflows()).sweep()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "remedy"),
+    [(0.0, 255.0, "divide by 255 or pass bounds"), (-2.1, 2.6, r"Normalize\(mean, std\)"), (0.0, 1.5, "true bounds")],
+)
+def test_inputs_outside_the_bounds_get_a_remedy(low, high, remedy):
+    inputs = torch.linspace(low, high, 784 * 2).view(2, 1, 28, 28)
+    with pytest.raises(DataError, match=rf"inputs must lie in bounds \(0, 1\), got .*{remedy}"):
+        Calculator(Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed(), clean_bytes=0)

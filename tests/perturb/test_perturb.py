@@ -1,0 +1,144 @@
+"""Every perturbation keeps its contract."""
+
+import pytest
+import torch
+from torch import nn
+
+from themis import Perturbation, Target, Theta, UsageError
+from themis.errors import ModelError
+from themis.perturb import PERTURBATIONS, Context, choose_perturbation, perturb
+from themis.perturb.perturbation import column
+from themis.zoo import lenet5
+
+NAMES = sorted(PERTURBATIONS)
+
+
+def setting(bounds=(0.0, 1.0), n=6):
+    rng = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    target = Target(lenet5(), bounds=bounds)
+    inputs = torch.rand(n, 1, 28, 28, generator=rng) * (bounds[1] - bounds[0]) + bounds[0]
+    return inputs, Context(target, torch.arange(n) % 10)
+
+
+def run(name, inputs, theta, context, seeds=None):
+    seeds = torch.arange(len(inputs)) * 7919 if seeds is None else seeds
+    return perturb(PERTURBATIONS[name], inputs, theta, seeds, context)
+
+
+def box(name, end, n):
+    return torch.tensor([[getattr(each, end) for each in PERTURBATIONS[name].theta]]).expand(n, -1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0), (-1.0, 1.0)])
+def test_results_stay_inside_the_bounds_and_move(name, bounds):
+    inputs, context = setting(bounds)
+    disturbed = run(name, inputs, box(name, "high", 6), context)
+    assert bounds[0] <= disturbed.min()
+    assert disturbed.max() <= bounds[1]
+    assert (disturbed - inputs).abs().mean() > 0.001 * (bounds[1] - bounds[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_identity_changes_nothing(name):
+    inputs, context = setting()
+    assert torch.equal(run(name, inputs, box(name, "identity", 6), context), inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_test_is_the_same_in_any_batch(name):
+    inputs, context = setting()
+    theta = box(name, "high", 6).clone()
+    seeds = torch.arange(6) + 100
+    whole = run(name, inputs, theta, context, seeds)
+    part = run(name, inputs[2:4], theta[2:4], Context(context.target, context.reference[2:4]), seeds[2:4])
+    assert torch.equal(part, whole[2:4])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if PERTURBATIONS[name].is_random])
+def test_another_noise_seed_gives_another_test(name):
+    inputs, context = setting()
+    theta = box(name, "high", 6)
+    assert not torch.equal(run(name, inputs, theta, context), run(name, inputs, theta, context, torch.arange(6) + 5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_theta_gradients_agree_with_finite_differences(name):
+    inputs, context = setting()
+    inputs = inputs * 0.2 + 0.4  # away from the bounds, where clipping is not smooth
+    middle = (box(name, "low", 6) + box(name, "high", 6)) / 2
+    theta = middle.clone().requires_grad_()
+    weights = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(1))
+    value = (run(name, inputs, theta, context) * weights).sum()
+    (gradient,) = torch.autograd.grad(value, theta)
+    for k in range(theta.shape[1]):
+        step = torch.zeros_like(middle)
+        step[:, k] = 1e-2 * (box(name, "high", 6) - box(name, "low", 6))[:, k]
+        up, down = (
+            (run(name, inputs, middle + sign * step, context) * weights).flatten(1).double().sum(1) for sign in (1, -1)
+        )
+        torch.testing.assert_close(gradient[:, k].double(), (up - down) / (2 * step[:, k]), rtol=2e-3, atol=2e-2)
+
+
+def test_fgsm_steps_along_the_sign_of_the_loss_gradient_and_counts_its_passes():
+    inputs, context = setting()
+    inputs = inputs * 0.5 + 0.25
+    leaf = inputs.clone().requires_grad_()
+    nn.functional.cross_entropy(context.target.module(leaf), context.reference, reduction="sum").backward()
+    disturbed = run("fgsm", inputs, torch.full((6, 1), 0.02), context)
+    torch.testing.assert_close(disturbed, inputs + 0.02 * leaf.grad.sign())
+    assert context.passes == 3 * 6 == 6 * PERTURBATIONS["fgsm"].passes
+
+
+def test_gaussian_noise_has_the_spread_it_names():
+    inputs, context = setting((0.0, 255.0), n=50)
+    inputs = torch.full_like(inputs, 127.0)
+    disturbed = run("gaussian", inputs, torch.full((50, 1), 0.05), context)
+    assert abs((disturbed - inputs).std() / 255 - 0.05) < 5e-4
+
+
+def test_a_new_perturbation_is_one_small_function():
+    def brightness(inputs, theta, rng, context):
+        return inputs + column(theta, 0, inputs)
+
+    bright = Perturbation("brightness", (Theta("shift", -0.5, 0.5),), brightness, is_random=False)
+    inputs, context = setting()
+    disturbed = perturb(bright, inputs, torch.full((6, 1), 0.1), torch.zeros(6, dtype=torch.int64), context)
+    torch.testing.assert_close(disturbed, (inputs + 0.1).clamp(0, 1))
+
+
+def test_magnitude_scales_the_reach_from_the_identity():
+    both = Perturbation("p", (Theta("a", -1, 3, identity=1), Theta("b", 0, 10)), lambda *a: a[0])
+    half = both.at(0.5)
+    assert [(t.low, t.high, t.identity) for t in half.theta] == [(0, 2, 1), (0, 5, 0)]
+    assert both.at(None) is both
+
+
+def test_magnitude_is_the_upper_end_where_theta_is_the_magnitude():
+    assert choose_perturbation("gaussian", 0.3).theta[0].high == 0.3
+
+
+@pytest.mark.parametrize("magnitude", [0, -1, float("nan"), float("inf")])
+def test_a_magnitude_that_is_not_positive_is_refused(magnitude):
+    with pytest.raises(UsageError, match="magnitude must be a positive number"):
+        choose_perturbation("gaussian", magnitude)
+
+
+def test_an_unknown_name_gets_the_nearest_one():
+    with pytest.raises(UsageError, match="did you mean 'gaussian'"):
+        choose_perturbation("gausian")
+
+
+def test_a_perturbation_that_changes_the_shape_is_refused():
+    inputs, context = setting()
+    crop = Perturbation("crop", (Theta("by", 0, 1),), lambda inputs, *rest: inputs[:, :, 1:])
+    with pytest.raises(ModelError, match="'crop' must keep the shape"):
+        perturb(crop, inputs, torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), context)
+
+
+@pytest.mark.parametrize("bad", [(1, 0, 0.5), (0, 1, 2), (0, 0, 0), (0, float("inf"), 0)])
+def test_a_theta_without_a_proper_range_is_refused(bad):
+    low, high, identity = bad
+    with pytest.raises(UsageError, match="theta 't' must have"):
+        Theta("t", low, high, identity)

@@ -1,0 +1,167 @@
+"""Policies propose what they say, learn from what came, and depend on counters alone."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from themis import Theta, UsageError
+from themis.measure.tests import Results
+from themis.perturb import Perturbation
+from themis.search import POLICIES, choose_policy
+from themis.search.policy import Novelty, Space
+
+BOX = (Theta("a", -1, 1), Theta("b", 0, 10, unit="px"))
+
+
+def space(n=50, theta=BOX, is_random=True, random_seed=0):
+    perturbation = Perturbation("p", theta, lambda inputs, *rest: inputs, is_random=is_random)
+    rows = np.arange(n) * 2  # every second row of the data is usable
+    return Space.of(perturbation, rows, rows + 1000, np.linspace(1, 5, n).astype(np.float32), random_seed)
+
+
+def results(tests, margin=None, gradient=None):
+    n = len(tests)
+    margin = np.ones(n, dtype=np.float32) if margin is None else margin.astype(np.float32)
+    zeros = np.zeros(n, dtype=np.float32)
+    return Results(margin < 0, zeros.astype(int), margin, zeros, zeros, zeros[:, None], gradient, zeros, None)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_proposals_are_usable_seeds_and_theta_inside_the_box(name):
+    policy, where = choose_policy(name), space()
+    policy.init(where)
+    for start in (0, 200):
+        tests = policy.propose(np.arange(start, start + 200))
+        assert np.isin(tests.seed, where.seeds).all()
+        assert (tests.theta >= where.low).all()
+        assert (tests.theta <= where.high).all()
+        assert tests.theta.dtype == np.float32
+        gradient = np.ones_like(tests.theta) if policy.climbs else None
+        policy.observe(tests, results(tests, np.sin(np.arange(200)), gradient))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_random_seed_proposes_the_same_and_state_can_be_brought_back(name):
+    policies = [choose_policy(name) for _ in range(2)]
+    for policy in policies:
+        policy.init(space())
+        tests = policy.propose(np.arange(60))
+        policy.observe(tests, results(tests, np.sin(np.arange(60)), np.cos(tests.theta)))
+    restored = choose_policy(name)
+    restored.init(space())
+    restored.state = copy.deepcopy(policies[0].state)
+    proposals = [policy.propose(np.arange(60, 120)) for policy in (*policies, restored)]
+    for other in proposals[1:]:
+        assert (proposals[0].seed == other.seed).all()
+        assert (proposals[0].theta == other.theta).all()
+        assert (proposals[0].noise_seed == other.noise_seed).all()
+
+
+def test_the_uniform_stream_is_uniform_over_seeds_and_box():
+    where = space(n=10)
+    tests = where.uniform_tests(np.arange(20_000), 0, np.arange(20_000))
+    counts = np.bincount(tests.seed // 2, minlength=10)
+    assert abs(counts - 2000).max() < 5 * 2000**0.5
+    unit = (tests.theta - where.low) / where.reach
+    assert abs(unit.mean(0) - 0.5).max() < 0.01
+    assert abs(np.corrcoef(unit.T)[0, 1]) < 0.03
+    assert len(np.unique(tests.noise_seed)) == 20_000
+
+
+def test_corners_visits_every_seed_equally_and_never_stands_still():
+    policy = choose_policy("corners")
+    policy.init(space(n=10))
+    tests = policy.propose(np.arange(40))
+    assert (np.bincount(tests.seed // 2) == 4).all()
+    assert set(tests.theta[:, 0]) == {-1.0, 1.0}
+    assert set(tests.theta[:, 1]) == {10.0}  # its lower end is the identity
+
+
+def test_paper_climbs_its_gradient_and_redraws_what_is_stuck():
+    policy, where = choose_policy("paper"), space(n=5)
+    policy.init(where)
+    first = policy.propose(np.arange(5))
+    assert set(first.kind) == {"draw"}
+    gradient = np.tile(np.float32([2.0, 0.1]), (5, 1))  # in shares of the range: 4 and 1
+    policy.observe(first, results(first, gradient=gradient))
+    second = policy.propose(np.arange(5, 10))
+    assert set(second.kind) == {"ascent"}
+    assert (second.noise_seed == first.noise_seed).all()
+    expected = (first.theta + np.float32([0.1 * 2, 0.1 * 10 / 4])).clip(where.low, where.high)
+    np.testing.assert_allclose(second.theta, expected, rtol=1e-6)
+    for start in range(10, 100, 5):
+        policy.observe(second, results(second, gradient=gradient))
+        last, second = second, policy.propose(np.arange(start, start + 5))
+    at_the_top = (last.theta == where.high).all(1)
+    assert (second.kind[at_the_top] == "draw").all()
+
+
+def test_paper_redraws_a_test_without_a_gradient():
+    policy = choose_policy("paper")
+    policy.init(space(n=5))
+    tests = policy.propose(np.arange(5))
+    policy.observe(tests, results(tests, gradient=np.zeros((5, 2), dtype=np.float32)))
+    assert set(policy.propose(np.arange(5, 10)).kind) == {"draw"}
+
+
+def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
+    policy, where = choose_policy("scheduled"), space(n=100)
+    policy.init(where)
+    tests = policy.propose(np.arange(2000))
+    counts = np.bincount(tests.seed // 2, minlength=100)
+    assert counts[:20].sum() > 2 * counts[-20:].sum()
+    every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
+    margin = np.full(100, 1.0)
+    margin[:50] = -1.0
+    policy.observe(every, results(every, margin))
+    counts = np.bincount(policy.propose(np.arange(2000, 4000)).seed // 2, minlength=100)
+    assert 0 < counts[:50].sum() < 0.5 * counts[50:].sum()
+
+
+def test_scheduled_keeps_each_seeds_smallest_margin_and_its_theta():
+    policy, where = choose_policy("scheduled"), space(n=3)
+    policy.init(where)
+    theta = np.float32([[0.1, 1], [0.2, 2], [0.3, 3], [0.4, 4]])
+    tests = where.tests(np.arange(4), np.array([0, 0, 0, 1]), theta, "corner")
+    policy.observe(tests, results(tests, np.array([0.5, 0.25, 0.75, 9.0])))
+    assert policy.state["margin"].tolist() == [0.25, 3.0, 5.0]
+    assert policy.state["theta"][0].tolist() == theta[1].tolist()
+
+
+def test_scheduled_offers_the_theta_of_faults_to_other_seeds():
+    policy, where = choose_policy("scheduled"), space(n=30)
+    policy.init(where)
+    odd = np.float32([[0.123, 4.56]])
+    fault = where.tests(np.arange(1), np.array([7]), odd, "corner")
+    policy.observe(fault, results(fault, np.array([-1.0])))
+    tests = policy.propose(np.arange(1, 301))
+    borrowed = (tests.theta == odd).all(1)
+    assert 60 < borrowed.sum() < 160
+    assert set(tests.kind[borrowed]) <= {"borrowed", "flip"}
+
+
+def test_the_same_test_never_runs_twice_where_noise_does_not_make_it_new():
+    where = space(n=5, theta=BOX[1:], is_random=False)
+    policy, novelty = choose_policy("corners"), Novelty(where)
+    policy.init(where)
+    seen = set()
+    for start in range(0, 60, 10):
+        tests = novelty.ensure(policy.propose(np.arange(start, start + 10)))
+        keys = set(zip(tests.seed.tolist(), tests.theta[:, 0].tolist(), strict=True))
+        assert len(keys) == 10
+        assert not keys & seen
+        seen |= keys
+
+
+def test_where_noise_makes_every_test_new_nothing_is_redrawn():
+    where = space(is_random=True)
+    policy = choose_policy("corners")
+    policy.init(where)
+    tests = policy.propose(np.arange(100))
+    assert Novelty(where).ensure(tests) is tests
+
+
+def test_an_unknown_policy_gets_the_nearest_one():
+    with pytest.raises(UsageError, match="did you mean 'scheduled'"):
+        choose_policy("schedule")

@@ -1,0 +1,65 @@
+"""Noise is a function of its noise seed alone, and it is good noise."""
+
+import numpy as np
+import torch
+from scipy import stats
+
+from themis.rng import Rng, mix, uniform
+
+
+def seeds(n, salt=0):
+    return torch.from_numpy(mix(salt, np.arange(n)))
+
+
+def test_a_row_depends_on_its_own_seed_alone():
+    noise = Rng(seeds(20)).normal(3, 5, 5)
+    assert torch.equal(Rng(seeds(20)[7:9]).normal(3, 5, 5), noise[7:9])
+
+
+def test_draws_follow_each_other_and_never_repeat():
+    rng = Rng(seeds(4))
+    first, second = rng.uniform(100), rng.uniform(100)
+    assert not torch.equal(first, second)
+    assert torch.equal(Rng(seeds(4)).uniform(200), torch.cat([first, second], 1))
+
+
+def test_normal_noise_is_normal():
+    noise = Rng(seeds(2000)).normal(501)
+    assert noise.shape == (2000, 501)
+    sample = noise.flatten().double().numpy()
+    assert stats.kstest(sample[::3], "norm").pvalue > 1e-3
+    n = len(sample)
+    assert abs(sample.mean()) < 4 / n**0.5
+    assert abs(stats.skew(sample)) < 4 * (6 / n) ** 0.5
+    assert abs(stats.kurtosis(sample)) < 4 * (24 / n) ** 0.5
+
+
+def test_uniform_noise_is_uniform_inside_the_open_interval():
+    noise = Rng(seeds(1000)).uniform(300)
+    assert noise.min() > 0
+    assert noise.max() < 1
+    assert stats.kstest(noise.flatten().numpy(), "uniform").pvalue > 1e-3
+
+
+def test_neither_places_nor_tests_are_correlated():
+    noise = Rng(seeds(4000)).normal(200)
+    for rows in (noise.T, noise[:200]):
+        correlation = torch.corrcoef(rows)
+        off = correlation[~torch.eye(len(rows), dtype=bool)]
+        n = rows.shape[1]
+        assert off.abs().max() < 6 / n**0.5
+        assert 0.9 < off.std() * n**0.5 < 1.1
+
+
+def test_noise_seeds_are_distinct_and_fit_a_signed_word():
+    numbers = mix(3, np.arange(1000)[:, None], np.arange(1000))
+    assert numbers.min() >= 0
+    assert len(np.unique(numbers)) == numbers.size
+
+
+def test_every_word_matters_and_so_does_their_order():
+    assert len({int(mix(1, 2)), int(mix(2, 1)), int(mix(1, 2, 0)), int(mix(1, 3)), int(mix(-1, 2))}) == 5
+
+
+def test_uniform_numbers_by_counter_are_uniform():
+    assert stats.kstest(uniform(0, np.arange(20_000)), "uniform").pvalue > 1e-3
