@@ -352,7 +352,9 @@ class Campaign:
                 ),
                 residual_risk=residual_risk(tally.times_seen(), tally.uniform_tests),
                 coverage_uniform=self._cover(uniform, exact)[0].all if tally.uniform_tests else None,
-                coverage_interval=coverage_interval(blocks, coverage.all, self.rule, is_judged),
+                coverage_interval=coverage_interval(
+                    blocks, coverage.all, self.rule, is_judged, coverage.n_neurons - coverage.n_dead
+                ),
                 design_effect=design_effect(blocks),
                 normality=describe_normality(self.shape),
                 near_ties=tally.near_ties,

@@ -31,7 +31,7 @@ class Settings:
     uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model come from them alone")
     round_size: int | None = option(None, "tests a round; by default 640, and under policy paper one a seed")
     batch_size: int | None = option(None, "tests in one pass on an accelerator (512); never changes the result")
-    max_seeds: int | None = option(None, "use the first seeds only")
+    max_seeds: int | None = option(None, "use a random sample of this many seeds, always the same")
     max_tests: int | None = option(20_000, "stop after this many tests; null is no limit")
     max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")

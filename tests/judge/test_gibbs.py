@@ -2,6 +2,7 @@
 
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -59,7 +60,9 @@ def test_chains_are_chains() -> None:
     """The variance carries over from one step to the next, which independent draws would not show."""
     z = module._chains(torch.full((500,), 5.0), 1000, rng()).square().log()
     z = z - z.mean()
-    assert (z[..., 1:] * z[..., :-1]).mean() / z.square().mean() > 0.03
+    lag_1, lag_2 = ((z[..., lag:] * z[..., :-lag]).mean() / z.square().mean() for lag in (1, 2))
+    assert lag_1 > 0.1
+    assert lag_2 > 0.02  # what a step passes on came in part from the step before
 
 
 def test_neurons_with_different_numbers_of_tests_are_judged_together() -> None:
@@ -103,7 +106,8 @@ def test_the_number_of_threads_does_not_change_the_result(monkeypatch: pytest.Mo
         one = gibbs(moments)
         torch.set_num_threads(3)
         assert_same(one, gibbs(moments))
-        assert torch.get_num_threads() == 3
+        in_new_thread = ThreadPoolExecutor(1).submit(torch.get_num_threads).result()
+        assert torch.get_num_threads() == in_new_thread == 3
     finally:
         torch.set_num_threads(n_threads)
 

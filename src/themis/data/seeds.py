@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError
+from themis.rng import mix
 
 
 @dataclass(frozen=True)
@@ -32,26 +33,31 @@ class Seeds:
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one.
 
-    `max_seeds` takes the first ones.
+    `max_seeds` takes a random sample, always the same for the same data: files are often sorted by class.
     """
     if isinstance(data, Seeds):
-        inputs, labels = data.inputs, data.labels
-    elif isinstance(data, Tensor | np.ndarray):
+        rows = _sample(len(data), max_seeds)
+        return data if rows is None else data[rows]
+    if isinstance(data, Tensor | np.ndarray):
         inputs, labels = torch.as_tensor(data), None
     elif isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(each, "shape") for each in data):
         inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
     else:
-        inputs, labels = _stack(data, max_seeds)
-    seed_id = data.seed_id if isinstance(data, Seeds) else torch.arange(len(inputs))
-    if max_seeds is not None:
-        if max_seeds < 1:
-            raise DataError(f"max_seeds must be at least 1, got {max_seeds}")
-        inputs, seed_id = inputs[:max_seeds], seed_id[:max_seeds]
-        labels = None if labels is None else labels[:max_seeds]
-    return _checked(inputs, labels, seed_id)
+        return _checked(*_stack(data, max_seeds))
+    seeds = _checked(inputs, labels, torch.arange(len(inputs)))
+    return read_seeds(seeds, max_seeds)
 
 
-def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None]:
+def _sample(n: int, max_seeds: int | None) -> Tensor | None:
+    """Rows of at most `max_seeds` seeds, ascending; None for all. A smaller sample is part of a larger one."""
+    if max_seeds is None or n <= max_seeds:
+        return None
+    rank = np.argsort(mix(np.arange(n)), kind="stable")
+    return torch.from_numpy(np.sort(rank[:max_seeds]))
+
+
+def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Inputs, labels and indices of a data set."""
     # A loader may shuffle; its data set gives each seed a lasting index.
     dataset = getattr(data, "dataset", data)
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
@@ -59,17 +65,18 @@ def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None]:
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "
             "an iterable without length or index cannot name its seeds; collect it into tensors first"
         )
-    n = len(dataset) if max_seeds is None else min(len(dataset), max_seeds)
-    if n == 0:
+    if len(dataset) == 0:
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
-    items = [dataset[k] for k in range(n)]
+    rows = _sample(len(dataset), max_seeds)
+    rows = torch.arange(len(dataset)) if rows is None else rows
+    items = [dataset[k] for k in rows.tolist()]
     has_labels = isinstance(items[0], tuple | list)
     pictures = [torch.as_tensor(each[0] if has_labels else each) for each in items]
     shapes = {tuple(each.shape) for each in pictures}
     if len(shapes) > 1:
         raise DataError(f"all inputs must have one shape, got {sorted(shapes)[:3]}: resize them in the data set")
-    labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels else None
-    return torch.stack(pictures), labels
+    labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels and len(items[0]) > 1 else None
+    return torch.stack(pictures), labels, rows
 
 
 def _checked(inputs: Tensor, labels: Tensor | None, seed_id: Tensor) -> Seeds:

@@ -33,20 +33,20 @@ def summarise(draws: Tensor) -> Posterior:
         unit, scale = _to_unit(chunk)
         mean, sd = _mean_and_sd(unit)
         mean = chunk[:, 0, 0].double() + mean * scale
-        out[:, start : start + size] = torch.stack((mean, sd * scale, _ess(unit, scale), rhat(chunk)))
+        out[:, start : start + size] = torch.stack((mean, sd * scale, _ess(chunk, unit, scale), rhat(chunk)))
     mean, sd, n_effective, r = out
     return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r)
 
 
 def ess(draws: Tensor) -> Tensor:
     """Effective sample size for the mean: split chains, Geyer's initial monotone sequence."""
-    return _ess(*_to_unit(_check(draws)))
+    return _ess(draws, *_to_unit(_check(draws)))
 
 
 def mcse(draws: Tensor) -> Tensor:
     """Monte Carlo standard error of the mean."""
     unit, scale = _to_unit(_check(draws))
-    return _mean_and_sd(unit)[1] * scale / _ess(unit, scale).sqrt()
+    return _mean_and_sd(unit)[1] * scale / _ess(draws, unit, scale).sqrt()
 
 
 def rhat(draws: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ def _to_unit(draws: Tensor) -> tuple[Tensor, Tensor]:
     return (draws - draws[:, :1, :1]) / torch.where(scale > 0, scale, 1).to(draws)[:, None, None], scale
 
 
-def _ess(draws: Tensor, scale: Tensor) -> Tensor:
-    """ESS of draws in unit range, given the range they had."""
-    unit = _split(draws)
+def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
+    """ESS of draws, given them in unit range too."""
+    unit = _split(unit)
     n_chains, n_draws = unit.shape[1:]
     n_all = n_chains * n_draws
     chain_mean = unit.mean(2, keepdim=True)
@@ -106,7 +106,7 @@ def _ess(draws: Tensor, scale: Tensor) -> Tensor:
         is_doubtful = ((pairs.abs() < DOUBT) & (position <= end)).any(1) & ~is_constant
         doubtful = is_doubtful.nonzero()[:, 0]
         if len(doubtful):
-            result[doubtful] = _ess(draws[doubtful].double(), scale[doubtful])
+            result[doubtful] = ess(draws[doubtful].double())
     return result
 
 

@@ -27,8 +27,11 @@ WARM_UP = 96
 BLOCK = 512
 """Neurons sampled together, by one thread; each block has a random stream of its own."""
 
-BLOCK_DRAWS = 2**25
-"""Most draws of a block, 128 MB, and as much again while they are sampled: longer chains make smaller blocks."""
+BLOCK_DRAWS = 2**22
+"""Most draws of a block: longer chains make smaller blocks, so that a thread needs about 60 MB for any of them."""
+
+MOST_THREADS = 16
+"""Most blocks at once: 1 GB in all, on two cores 120 MB."""
 
 STEPS = 32
 """Steps whose random numbers are drawn together: few enough to stay in the processor's cache."""
@@ -56,7 +59,7 @@ def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[T
     if blocks[0].device.type != "cpu":
         return [judge(i, block) for i, block in enumerate(blocks)]
     n_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(min(n_threads, MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,))
     try:
         return list(pool.map(judge, range(len(blocks)), blocks))
     finally:

@@ -65,17 +65,21 @@ class Panel:
             self._start(values)
         values.sub_(self.shift)
         block = self.table[seed_index % _TABLE_SIZE]
-        n_blocks = len(self.count)
-        self.count.add_(torch.bincount(block, minlength=n_blocks))
         if values.device.type == "cpu":
+            self.count.add_(torch.bincount(block, minlength=len(self.count)))
             self.recent[0].index_add_(0, block, values)
             self.recent[1].index_add_(0, block, values.square_())
-        else:  # where index_add_ adds in any order; a product has one
-            pairs = torch.stack([values, values.square()])
-            self.recent.add_(torch.nn.functional.one_hot(block, n_blocks).T.to(values) @ pairs)
+        else:
+            self._add_by_product(block, values)
         self.n_recent += len(values)
         if self.n_recent >= _FOLD_TESTS:
             self._fold()
+
+    def _add_by_product(self, block: Tensor, values: Tensor) -> None:
+        """The same for accelerators: index_add_ adds in any order there and bincount waits for the device."""
+        is_in = torch.arange(len(self.count), device=block.device)[:, None] == block
+        self.count.add_(is_in.sum(1))
+        self.recent.add_(is_in.to(values) @ torch.stack([values, values.square()]))
 
     def _start(self, values: Tensor) -> None:
         """Take the shift and the device from the first test."""

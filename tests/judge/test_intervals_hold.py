@@ -1,0 +1,73 @@
+"""Stated 95% intervals hold the truth in at least 93% of simulated campaigns, and the textbook's do not."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from simulation import (
+    DESIGNS,
+    INPUTS,
+    MISSING,
+    NETWORKS,
+    Network,
+    Outcome,
+    coverage_campaigns,
+    fault_campaigns,
+    holds,
+    risk_campaigns,
+    textbook_coverage,
+    textbook_rate,
+    textbook_risk,
+)
+
+pytestmark = pytest.mark.slow
+LEAST = 0.93
+
+
+@pytest.mark.parametrize("design", DESIGNS, ids=str)
+@pytest.mark.parametrize("name", INPUTS)
+def test_fault_rate_intervals_hold(name, design):
+    assert holds(fault_campaigns(INPUTS[name], *design, 400)) >= LEAST
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_residual_risk_intervals_hold(name):
+    assert holds(risk_campaigns(*MISSING[name], 2000)) >= LEAST
+
+
+@pytest.mark.parametrize("design", [(1000, 2000), (200, 2000), (50, 1000), (20, 1000)], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_coverage_intervals_hold(name, design):
+    assert holds(coverage_campaigns(NETWORKS[name], *design, 200, 100, 100)) >= LEAST
+
+
+@pytest.mark.parametrize("name", ["hard seeds, spreads scattered", "hard seeds, nearly covered", "no hard seeds"])
+def test_coverage_intervals_hold_for_many_neurons_from_a_panel(name):
+    assert holds(coverage_campaigns(NETWORKS[name], 1000, 1000, 200, 1000, 200)) >= LEAST
+
+
+@pytest.mark.parametrize("name", ["every shade", "few always fail", "a hidden few", "half always fail"])
+def test_the_binomial_interval_does_not_hold_where_tests_share_seeds(name):
+    assert holds(fault_campaigns(INPUTS[name], 200, 10_000, 400, stated=textbook_rate)) < 0.6
+
+
+@pytest.mark.parametrize("name", ["very many, tiny", "few tests", "one, about as rare as 1 in n"])
+def test_estys_normal_interval_does_not_hold_for_few_singletons(name):
+    assert holds(risk_campaigns(*MISSING[name], 2000, stated=textbook_risk)) < 0.9
+
+
+@pytest.mark.parametrize("network", [Network(hard=0.8), NETWORKS["the same, under the limit"]], ids=str)
+def test_the_plain_jackknife_of_coverage_does_not_hold(network):
+    assert holds(coverage_campaigns(network, 50, 1000, 200, 100, 100, stated=textbook_coverage)) < 0.9
+
+
+def real_campaigns(run: Callable[[int], tuple[Outcome, ...]], n_campaigns: int = 200) -> list[float]:
+    """How often real campaigns' intervals hold, figure by figure.
+
+    `run(random_seed)` draws fresh seeds, runs a campaign and gives a pair (stated, truth) for each figure.
+    """
+    outcomes = [run(random_seed) for random_seed in range(n_campaigns)]
+
+    def figure(k: int) -> Iterator[Outcome]:
+        return (each[k] for each in outcomes)
+
+    return [holds(figure(k)) for k in range(len(outcomes[0]))]
