@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from nets import WRAPPINGS, Conv, Wrapped
+from test_probe import assert_same_state, hooks_of, state_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import themis
-from nets import WRAPPINGS, Conv, Wrapped
-from test_probe import assert_same_state, hooks_of, state_of
 from themis import Callback, DataError, ModelError, Target, UsageError
 
 
@@ -80,8 +80,25 @@ def test_coverage_rises_and_is_reported_in_full(result):
 
 def test_the_summary_has_what_it_promises_and_is_plain_data(result, tmp_path):
     summary = json.loads(json.dumps(result.summary(), allow_nan=False))
-    promised = """stop coverage coverage_all coverage_uniform coverage_interval tests passes faults distinct_faults
-        failing_seeds seeds neurons fault_rate residual_risk seconds random_seed version""".split()
+    promised = [
+        "stop",
+        "coverage",
+        "coverage_all",
+        "coverage_uniform",
+        "coverage_interval",
+        "tests",
+        "passes",
+        "faults",
+        "distinct_faults",
+        "failing_seeds",
+        "seeds",
+        "neurons",
+        "fault_rate",
+        "residual_risk",
+        "seconds",
+        "random_seed",
+        "version",
+    ]
     assert set(promised) <= set(summary)
     assert set(summary["seconds"]) == {"measure", "judge", "search", "total"}
     assert set(summary["fault_rate"]) == {"value", "low", "high"}
@@ -109,7 +126,11 @@ def test_the_same_seed_gives_the_same_campaign_for_any_batch_size(trained, polic
 def test_the_uniform_stream_is_the_same_whatever_the_policy(trained):
     options = {"max_tests": 1280, "max_seeds": 100, "magnitude": 0.5}
     uniform = [
-        {(f.seed_id, f.theta["sigma"]) for f in campaign(trained, policy=policy, **options).faults if f.stream == "uniform"}
+        {
+            (f.seed_id, f.theta["sigma"])
+            for f in campaign(trained, policy=policy, **options).faults
+            if f.stream == "uniform"
+        }
         for policy in ("random", "corners")
     ]
     assert uniform[0] == uniform[1] != set()

@@ -186,17 +186,17 @@ class Campaign:
             label=labels,
             clean_answer=self.clean_answers[rows],
             answer=results.outcome[at],
-            confidence=results.confidence[at],
+            confidence=results.faults.confidence,
             margin=results.margin[at],
-            distance=results.distance[at],
-            ssim=results.ssim,
-            signature=results.signature[at],
+            distance=results.faults.distance,
+            ssim=results.faults.ssim,
+            signature=results.faults.signature,
             position=at % calculator.chunk,
         )
         if self.store or self.callbacks.wants("on_fault"):
             found = self.faults[n_before:]
             if self.store:
-                self.store.add_faults(found, results.fault_inputs)
+                self.store.add_faults(found, results.faults.inputs)
             for fault in found:
                 self.callbacks.call("on_fault", fault)
 

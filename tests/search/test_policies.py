@@ -24,7 +24,7 @@ def results(tests, margin=None, gradient=None):
     n = len(tests)
     margin = np.ones(n, dtype=np.float32) if margin is None else margin.astype(np.float32)
     zeros = np.zeros(n, dtype=np.float32)
-    return Results(margin < 0, zeros.astype(int), margin, zeros, zeros, zeros[:, None], gradient, zeros, None)
+    return Results(margin < 0, zeros.astype(int), margin, gradient, faults=None)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -25,13 +25,15 @@ WARM_UP = 96
 """Steps thrown away; a chain's memory of its start halves every step at 4 tests, and faster with more."""
 
 BLOCK = 512
-"""Neurons sampled together, by one thread; each block has a random stream of its own."""
+GPU_BLOCK = 8192
+"""Neurons sampled together, on the CPU by one thread; each block has a random stream of its own."""
 
 BLOCK_DRAWS = 2**22
-"""Most draws of a block: longer chains make smaller blocks, so that a thread needs about 60 MB for any of them."""
+GPU_BLOCK_DRAWS = 2**26
+"""Most draws of a block: longer chains make smaller blocks, so that memory stays about 60 MB a thread, 600 on a GPU."""
 
-MOST_THREADS = 16
-"""Most blocks at once: 1 GB in all, on two cores 120 MB."""
+MOST_THREADS = 4
+"""Blocks worked on at once; with more, threads wait for the interpreter longer than they compute."""
 
 STEPS = 32
 """Steps whose random numbers are drawn together: few enough to stay in the processor's cache."""
@@ -44,20 +46,20 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
         def judge(block: int, n: Tensor) -> Posterior:
             return summarise(_chains(n, n_draws, _stream(random_seed, block, n.device)))
 
-        blocks = torch.split(n, max(1, min(BLOCK, BLOCK_DRAWS // draws)))
-        return join(_map_by_thread(judge, blocks))
+        if n.device.type != "cpu":
+            blocks = torch.split(n, max(1, min(GPU_BLOCK, GPU_BLOCK_DRAWS // draws)))
+            return join([judge(i, block) for i, block in enumerate(blocks)])
+        return join(_map_by_thread(judge, torch.split(n, max(1, min(BLOCK, BLOCK_DRAWS // draws)))))
 
     return judge_by_chains(moments, draws, sample)
 
 
 def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[Tensor]) -> list[Posterior]:
-    """`judge(number, block)` of each block; on the CPU each thread works alone on one.
+    """`judge(number, block)` of each block, every thread alone with one.
 
     Twice as fast as sharing every operation among the threads, which also stalls on a busy machine. It makes the
     results independent of the number of threads.
     """
-    if blocks[0].device.type != "cpu":
-        return [judge(i, block) for i, block in enumerate(blocks)]
     n_threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(min(n_threads, MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,))
     try:

@@ -13,6 +13,9 @@ from themis.judge.estimate import Estimate
 from themis.judge.exact import exact
 from themis.measure.moments import Moments
 
+LEAST_TESTS = 30
+"""Under this the interval is 0 to 1: a jackknife of less says nothing."""
+
 # Errors of a spread are skewed: what a few seeds do is mostly missed, seldom overstated. So the upper limit on the
 # spread, which is the one that fails, gets less of the 5%.
 _SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
@@ -25,14 +28,16 @@ def coverage_interval(
 
     The truth it is about: the coverage at this number of tests if every neuron's spread over all seeds and thetas were
     known. `is_judged` marks the panel's neurons that count, `n_neurons` says how many count in all (None: many more).
+
     Every spread is moved together to its upper, then its lower limit, as if all errors had one cause; seeds that move
     the whole network are such a cause. Where errors are each neuron's own, some are beyond their limit by chance: the
-    share found beyond is divided by the chance not to be.
+    share found within is divided by the least share that should be. A neuron that no test moved may have a spread that
+    is small enough.
     """
     panel = Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu())
     panel = _pick(panel, is_judged)
     n_tests, n_panel = int(panel.count.sum()), panel.mean.shape[1]
-    if n_tests <= 3 or n_panel == 0 or len(panel.count) < 3:
+    if n_tests < LEAST_TESTS or n_panel == 0 or len(panel.count) < 3:
         return Estimate(point, 0.0, 1.0)
     total, without = _leave_one_out(panel)
     freedom = _freedom(panel)
@@ -40,9 +45,10 @@ def coverage_interval(
     is_converged = rule.converged(exact(total, draws=rule.draws), total)
     least = _share(total, _upper(total, without, _quantiles(above, freedom)), rule)
     most = _share(total, _lower(total, without, _quantiles(below, freedom)), rule)
+    most += ((total.mean == 0) & ~is_converged).double().mean()
     here = float(is_converged.double().mean())
-    down = here - max(0.0, float((1 - (1 - least) / (1 - above)).max()))
-    up = min(1.0, float((most / (1 - below)).min())) - here
+    down = here - max(0.0, float((1 - (1 - least) / _within(above, n_panel)).max()))
+    up = min(1.0, float((most / _within(below, n_panel)).min())) - here
     down, up = (_widen(max(0.0, moved), n_panel, n_neurons) for moved in (down, up))
     return Estimate(point, max(0.0, point - down), min(1.0, point + up))
 
@@ -99,6 +105,11 @@ def _tails(most: float) -> Tensor:
     return torch.from_numpy(np.geomspace(most, _LEAST_TAIL, 12))
 
 
+def _within(tails: Tensor, n_panel: int) -> Tensor:
+    """The least share of neurons whose spread is within its limit, if errors are each neuron's own."""
+    return (1 - tails - 1.645 * (tails * (1 - tails) / n_panel).sqrt()).clamp(min=0.5)
+
+
 def _quantiles(tails: Tensor, freedom: float) -> Tensor:
     """Student's upper quantiles, `[tails, 1]`."""
     from scipy.special import stdtrit
@@ -131,10 +142,7 @@ def _lower(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
 
 
 def _share(total: Moments, factors: Tensor, rule: Rule) -> Tensor:
-    """Coverage of the panel with its spreads times each row of `factors [tails, panel]`; float64 `[tails]`.
-
-    A neuron that no test moved keeps the rule's verdict: it is about what was seen, not about a spread.
-    """
+    """Coverage of the panel with its spreads times each row of `factors [tails, panel]`; float64 `[tails]`."""
     moved = Moments(total.count, total.mean.expand_as(factors).flatten(), (total.m2 * factors).flatten())
     return rule.converged(exact(moved, draws=rule.draws), moved).view_as(factors).double().mean(1)
 

@@ -55,7 +55,7 @@ def residual_risk(times_seen: Counts, n_tests: int) -> Estimate | None:
     n_faults = int(seen.sum())
     if n_faults > n_tests:
         raise UsageError(
-            f"times_seen adds up to {n_faults} faults, more than n_tests={n_tests}: give every uniform test"
+            f"times_seen must add up to n_tests={n_tests} at most, got {n_faults}: count every uniform test"
         )
     if n_tests < 1:
         return None
@@ -84,7 +84,7 @@ def _mean_limit(values: Floats) -> float:
 
 
 _STEP = 0.02
-_FREQUENCIES = np.exp(np.arange(-14, 60, _STEP))
+_FREQUENCIES = np.exp(np.arange(-14, 20, _STEP))
 
 
 def _chance_under(limit: float, points: Floats, weights: NDArray[np.integer[Any]]) -> float:

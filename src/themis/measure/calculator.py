@@ -16,7 +16,7 @@ from themis.measure.clean import Activations, CleanActivations
 from themis.measure.distance import l2, ssim
 from themis.measure.fold import Fold, Objective, Picked
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.tests import Results, Tests
+from themis.measure.tests import Details, Results, Tests
 from themis.oracle import Oracle, confidence
 from themis.perturb.perturbation import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
@@ -124,22 +124,24 @@ class Calculator:
             if not parts:
                 raise
         columns = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        inputs = columns.pop("fault_inputs")
+        inputs = columns.pop("inputs")
         arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
-        return Results(**{"gradient": None, **arrays}, fault_inputs=inputs)
+        details = {name: arrays.pop(name) for name in ("confidence", "distance", "ssim", "signature")}
+        return Results(**{"gradient": None, **arrays}, faults=Details(**details, inputs=inputs))
 
-    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
-        """The inputs of tests: the seeds `rows`, disturbed at `theta`; at most a chunk of them."""
+    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of the seeds `rows`, and the same disturbed at `theta`; at most a chunk of them."""
         context = Context(self.target, self.reference[rows])
-        disturbed = perturb(self.perturbation, self.inputs[rows], theta, noise_seed, context)
+        inputs = self.inputs[rows]
+        disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes
-        return disturbed
+        return inputs, disturbed
 
     def run_chunk(self, tests: Tests) -> tuple[Tensor, Tensor]:
         """Inputs and outputs of at most a chunk of tests, computed at the chunk's shape; nothing is folded."""
         rows, theta, noise_seed = self._columns(tests)
         with torch.no_grad():
-            disturbed = self.disturb(rows, theta, noise_seed)
+            _, disturbed = self.disturb(rows, theta, noise_seed)
             self.passes += len(tests)
             return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
 
@@ -170,12 +172,12 @@ class Calculator:
         fold = Fold(clean, lambda layer: self._buffer(1, layer), n, into, panel, climbed, scale)
         theta.requires_grad_(climbed is not None)
         with torch.set_grad_enabled(climbed is not None):
-            disturbed = self.disturb(rows, theta, noise_seed)
+            inputs, disturbed = self.disturb(rows, theta, noise_seed)
             outputs = self._forward(disturbed, fold.visit)
             gradient = None if climbed is None else _gradient(fold.objective, theta)[:n]
         self.passes += n * (1 if climbed is None else 3)
         with torch.no_grad():
-            outputs, disturbed, rows = outputs.detach()[:n].float(), disturbed.detach()[:n], rows[:n]
+            outputs, rows = outputs.detach()[:n].float(), rows[:n]
             is_finite = outputs.flatten(1).isfinite().all(1)
             if bool(is_finite.all()):
                 into.commit(n)
@@ -184,23 +186,20 @@ class Calculator:
             elif bool(is_finite.any()):
                 # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
                 self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
-            return {
-                **self._verdict(rows, outputs, disturbed),
-                "signature": fold.signature().nan_to_num_(0.0),
-                **({} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}),
-            }
+            labels = None if self.labels is None else self.labels[rows]
+            verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+            at = verdict.is_fault.nonzero().squeeze(1)
+            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at))
+            climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
+            return {**verdict._asdict(), **climb, **found}
 
-    def _verdict(self, rows: Tensor, outputs: Tensor, disturbed: Tensor) -> dict[str, Tensor]:
-        labels = None if self.labels is None else self.labels[rows]
-        verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
-        at = verdict.is_fault.nonzero().squeeze(1)
-        inputs, faults = self.inputs[rows], disturbed[at]
+    def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
         return {
-            **verdict._asdict(),
             "confidence": confidence(outputs),
             "distance": l2(inputs, disturbed),
-            "ssim": ssim(inputs[at], faults, self.target.bounds),
-            "fault_inputs": faults.cpu(),
+            "ssim": ssim(inputs, disturbed, self.target.bounds),
+            "signature": signature,
+            "inputs": disturbed.cpu(),
         }
 
     def _columns(self, tests: Tests) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,10 +75,11 @@ class Fold:
             self.by_layer.append(sensitivity.sum(1))
             self.into.add(sensitivity, layer.start, layer.stop)
 
-    def signature(self) -> Tensor:
-        """Share of each test's sensitivity by layer, `[tests, layers]`."""
-        by_layer = torch.stack(self.by_layer, 1).float()
-        return by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    def signature(self, at: Tensor) -> Tensor:
+        """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite."""
+        by_layer = torch.stack(self.by_layer, 1)[at].float()
+        share = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        return share.nan_to_num_(0.0, 0.0, 0.0)
 
     def panel_differences(self) -> Tensor:
         """Signed differences of the panel's neurons, `[tests, panel]`."""

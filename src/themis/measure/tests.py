@@ -39,18 +39,25 @@ class Tests:
 
 
 @dataclass(frozen=True)
+class Details:
+    """What is known of the faults among some tests, in their order."""
+
+    confidence: Floats
+    distance: Floats  # L2, from the seed
+    ssim: Floats
+    signature: Floats  # [faults, layers]: share of the fault's sensitivity by layer
+    inputs: Tensor  # [faults, ...], on the CPU
+
+
+@dataclass(frozen=True)
 class Results:
     """What came of some tests, in their order."""
 
     is_fault: Bools
     outcome: Ints
     margin: Floats
-    confidence: Floats
-    distance: Floats  # L2, from the seed
-    signature: Floats  # [tests, layers]: share of the test's sensitivity by layer
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]
-    ssim: Floats  # of the faults, in order
-    fault_inputs: Tensor  # of the faults, in order; on the CPU
+    faults: Details
 
     def __len__(self) -> int:
         return len(self.is_fault)

@@ -1,0 +1,176 @@
+"""The floor: a campaign's time over the bare passes it makes; same model, same batches, one run.
+
+    python benchmarks/floor.py [--device cuda] [--models lenet5,resnet56] [--json FILE]
+
+Campaign and bare passes take turns, and the ratio is that of their medians. The profile comes from one more campaign
+whose parts are timed by wrapping them; it says where the rest goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import themis
+from themis import Target
+from themis.campaign import Campaign
+from themis.environment import describe_environment
+from themis.measure import calculator as calculator_module
+from themis.measure.calculator import Calculator
+from themis.measure.clean import CleanActivations
+from themis.measure.fold import Fold
+from themis.measure.moments import Accumulator
+from themis.zoo import lenet5, resnet56
+
+AIM = 1.3
+MODELS = {
+    # builder, input shape, seeds, tests, magnitude
+    "lenet5": (lenet5, (1, 28, 28), 2000, 19_200, 0.25),
+    "resnet56": (resnet56, (3, 32, 32), 640, 1_920, 0.05),
+}
+PARTS = {
+    "disturb the inputs": [(calculator_module, "perturb")],
+    "fetch clean activations": [(CleanActivations, "fetch")],
+    "differences, signatures": [(Fold, "visit")],
+    "fold into moments": [(Accumulator, "add"), (Accumulator, "commit")],
+    "panel": [(Campaign, "_watch")],
+    "details of faults": [(Calculator, "_details")],
+    "judge": [(Campaign, "_judge"), (Campaign, "_finish")],
+    "search": [(Campaign, "_propose")],
+    "count and keep faults": [(Campaign, "_keep_faults")],
+    "forward passes, watched": [(Target, "forward")],
+}
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make(name: str, device: torch.device, scale: float) -> tuple[Target, torch.Tensor, dict[str, object]]:
+    builder, shape, n_seeds, n_tests, magnitude = MODELS[name]
+    torch.manual_seed(0)
+    inputs = torch.rand(n_seeds, *shape, generator=torch.Generator().manual_seed(0))
+    never = {"tolerance": 1e-12, "plateau": None}  # the whole budget is run
+    options = {"magnitude": magnitude, "max_tests": int(n_tests * scale), **never}
+    return Target(builder().to(device)), inputs, options
+
+
+def bare(target: Target, inputs: torch.Tensor, n_passes: int, chunk: int) -> float:
+    """Seconds of `n_passes` forward passes in batches of `chunk`, and nothing else."""
+    batches = [inputs[k : k + chunk].to(target.device) for k in range(0, len(inputs) - chunk + 1, chunk)]
+    with target.opened(), torch.no_grad():
+        target.module(batches[0])
+        synchronize(target.device)
+        began = perf_counter()
+        for k in range(n_passes // chunk):
+            target.module(batches[k % len(batches)])
+        synchronize(target.device)
+        return (perf_counter() - began) * n_passes / (n_passes // chunk * chunk)
+
+
+@contextmanager
+def timed(parts, device):
+    """Wraps the parts of a campaign; gives the seconds each spent in itself, not in another part."""
+    spent, stack, originals = defaultdict(float), [], []
+
+    def wrap(name, function):
+        def call(*args, **kwargs):
+            synchronize(device)
+            began = perf_counter()
+            stack.append(0.0)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                synchronize(device)
+                total = perf_counter() - began
+                spent[name] += total - stack.pop()
+                if stack:
+                    stack[-1] += total
+
+        return call
+
+    for name, places in parts.items():
+        for owner, attribute in places:
+            function = getattr(owner, attribute)
+            originals.append((owner, attribute, function))
+            setattr(owner, attribute, wrap(name, function))
+    try:
+        yield spent
+    finally:
+        for owner, attribute, function in originals:
+            setattr(owner, attribute, function)
+
+
+def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict[str, object]:
+    target, inputs, options = make(name, device, scale)
+    themis.run(target, inputs, "gaussian", **{**options, "max_tests": 640})  # warm up
+    campaigns, floors = [], []
+    for _ in range(repeats):
+        result = themis.run(target, inputs, "gaussian", **options)
+        campaigns.append(result.seconds.total)
+        floors.append(bare(target, inputs, result.rounds[-1].passes, result.start.chunk))
+    with timed(PARTS, device) as spent:
+        profiled = themis.run(target, inputs, "gaussian", **options).seconds.total
+    watched = spent.pop("forward passes, watched")
+    floor = statistics.median(floors)
+    profile = {"forward passes": min(watched, floor), "seeing activations": max(0.0, watched - floor), **spent}
+    profile["everything else"] = max(0.0, profiled - sum(profile.values()))
+    last = result.rounds[-1]
+    return {
+        "model": name,
+        "neurons": result.start.n_neurons,
+        "chunk": result.start.chunk,
+        "tests": last.tests,
+        "passes": last.passes,
+        "campaign_seconds": campaigns,
+        "bare_seconds": floors,
+        "ratio": statistics.median(campaigns) / floor,
+        "profile_seconds": profile,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of tests")
+    parser.add_argument("--json", help="write the raw figures to this file")
+    arguments = parser.parse_args()
+    device, console = torch.device(arguments.device), Console()
+    results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
+    table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads, aim {AIM}")
+    for column in ("model", "neurons", "chunk", "tests", "passes", "campaign s", "bare s", "ratio", "aim"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for r in results:
+        table.add_row(
+            r["model"], f"{r['neurons']:,}", str(r["chunk"]), f"{r['tests']:,}", f"{r['passes']:,}",
+            f"{statistics.median(r['campaign_seconds']):.2f}", f"{statistics.median(r['bare_seconds']):.2f}",
+            f"{r['ratio']:.2f}", "met" if r["ratio"] <= AIM else "missed",
+        )  # fmt: skip
+    console.print(table)
+    for r in results:
+        profile = Table(title=f"{r['model']}: where a campaign's time goes (timing the parts slows them a little)")
+        profile.add_column("part")
+        profile.add_column("seconds", justify="right")
+        profile.add_column("of bare", justify="right")
+        floor = statistics.median(r["bare_seconds"])
+        for part, seconds in sorted(r["profile_seconds"].items(), key=lambda each: -each[1]):
+            profile.add_row(part, f"{seconds:.3f}", f"{seconds / floor:.1%}")
+        console.print(profile)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"environment": describe_environment(device), "results": results}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Phase 2: the time to judge neurons, by the paper's route and by this package's judges; one run.
+
+    python benchmarks/judge.py [--paper-neurons 5] [--skip-large] [--json FILE]
+
+The paper's route is one PyMC model a neuron: normal likelihood over all its sensitivities, `pm.sample` with its
+defaults (4 chains of 1,000 draws), `arviz.summary`. A few neurons are timed after one that is not (compilation), and
+the time for 1,000 is scaled up from their median; needs the extra `bayes`. The judges are timed as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import logging
+import os
+import statistics
+import warnings
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from themis.environment import describe_environment
+from themis.judge import JUDGES
+from themis.measure.moments import Moments
+
+TESTS = 2_000
+NEURONS = 1_000
+LARGE = 532_490  # ResNet-56 on 32x32
+AIMS = {
+    "gibbs over paper": 1_000,
+    "exact large seconds": 0.1,
+    "gibbs large seconds": 300,
+}
+
+
+def seconds(action: Callable[[], object], repeats: int) -> list[float]:
+    """Times of some repeats, after one that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        began = perf_counter()
+        action()
+        times.append(perf_counter() - began)
+    return times[1:]
+
+
+def time_paper(sensitivity: torch.Tensor) -> list[float]:
+    """Seconds a neuron by the paper's route, `[tests, neurons]`; the first neuron, which compiles, is not counted."""
+    import arviz
+    import pymc
+
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    times = []
+    for observed in sensitivity.double().numpy().T:
+        began = perf_counter()
+        with pymc.Model():
+            samples = pymc.Data("samples", observed)
+            mu = pymc.Normal("mu", 0, 1)
+            sigma = pymc.HalfNormal("sigma", 1)
+            pymc.Normal("sensitivity", mu, sigma, observed=samples)
+            trace = pymc.sample(progressbar=False)
+        arviz.summary(trace)
+        times.append(perf_counter() - began)
+    return times[1:]
+
+
+def large_moments() -> Moments:
+    """Moments of as many neurons as ResNet-56 has, spread over six orders of magnitude."""
+    rng = torch.Generator().manual_seed(0)
+    mean = 10 ** torch.empty(LARGE, dtype=torch.float64).uniform_(-5, 1, generator=rng)
+    return Moments(torch.tensor(TESTS), mean, mean.square() * TESTS)
+
+
+def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
+    sensitivity = torch.randn(TESTS, NEURONS, generator=torch.Generator().manual_seed(0)).abs()
+    moments = Moments.of(sensitivity)
+    results: dict[str, Any] = {name: seconds(lambda j=judge: j(moments), repeats)
+                               for name, judge in JUDGES.items() if name != "pymc"}  # fmt: skip
+    if not skip_large:
+        large = large_moments()
+        results["exact large"] = seconds(lambda: JUDGES["exact"](large), repeats)
+        began = perf_counter()
+        JUDGES["gibbs"](large)
+        results["gibbs large"] = [perf_counter() - began]
+    if n_paper:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results["paper a neuron"] = time_paper(sensitivity[:, : n_paper + 1])
+    return results
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    median = {name: statistics.median(times) for name, times in results.items()}
+    has_paper = "paper a neuron" in median
+    paper = NEURONS * median["paper a neuron"] if has_paper else None
+
+    table = Table(title=f"Judging neurons after {TESTS:,} tests, 4,000 draws, {torch.get_num_threads()} threads")
+    for column in ("judge", "neurons", "seconds", "faster than the paper's route", "aim", ""):
+        table.add_column(column, justify="left" if column in ("judge", "aim", "") else "right")
+
+    def add(judge: str, neurons: int, taken: float, aim: str = "", is_met: bool | None = None) -> None:
+        ratio = f"{paper / taken:,.0f} x" if paper and neurons == NEURONS and taken != paper else ""
+        verdict = "" if is_met is None else "met" if is_met else "missed"
+        table.add_row(judge, f"{neurons:,}", f"{taken:,.1f}" if taken >= 10 else f"{taken:.2g}", ratio, aim, verdict)
+
+    if paper:
+        add("paper's route (scaled up)", NEURONS, paper)
+    least = AIMS["gibbs over paper"]
+    is_met = paper / median["gibbs"] >= least if paper else None
+    add("gibbs, all diagnostics", NEURONS, median["gibbs"], f"{least:,} x or more", is_met)
+    add("exact", NEURONS, median["exact"])
+    for judge, label in (("gibbs", "gibbs, all diagnostics"), ("exact", "exact")):
+        if f"{judge} large" in median:
+            most, taken = AIMS[f"{judge} large seconds"], median[f"{judge} large"]
+            add(label, LARGE, taken, f"under {most:g} s", taken < most)
+    console.print(table)
+    if paper:
+        times = results["paper a neuron"]
+        console.print(
+            f"The paper's route was not run for {NEURONS:,} neurons: {len(times)} were timed warm "
+            f"({min(times):.2f} to {max(times):.2f} s each), and {NEURONS:,} times their median is shown."
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--paper-neurons", type=int, default=5, help="neurons timed by the paper's route; 0 skips it")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--skip-large", action="store_true", help=f"leave out the {LARGE:,} neurons")
+    parser.add_argument("--json", help="write the raw figures to this file")
+    arguments = parser.parse_args()
+    results = measure(arguments.paper_neurons, arguments.repeats, arguments.skip_large)
+    show(results, Console())
+    if arguments.json:
+        environment = describe_environment(torch.device("cpu")) | {"processors": os.cpu_count()}
+        for package in ("pymc", "arviz", "scipy") if arguments.paper_neurons else ():
+            environment[package] = importlib.metadata.version(package)
+        with open(arguments.json, "w") as file:
+            json.dump({"environment": environment, "seconds": results, "aims": AIMS}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
