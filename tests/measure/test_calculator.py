@@ -147,7 +147,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     theta = torch.from_numpy(tests.theta)
     slope = (climbed(theta + 1e-3) - climbed(theta - 1e-3)) / 2e-3
     error = np.abs(results.gradient[:, 0] - slope.numpy()) / (np.abs(slope.numpy()) + 0.1)
-    assert np.median(error) < 0.02  # kinks of ReLU make single ones larger
+    assert np.median(error) < 0.05  # kinks of ReLU make single ones larger
     assert np.corrcoef(results.gradient[:, 0], slope.numpy())[0, 1] > 0.99
 
 
