@@ -1,7 +1,5 @@
 """Stated 95% intervals hold the truth in at least 93% of simulated campaigns, and the textbook's do not."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from simulation import (
     DESIGNS,
@@ -9,7 +7,6 @@ from simulation import (
     MISSING,
     NETWORKS,
     Network,
-    Outcome,
     coverage_campaigns,
     fault_campaigns,
     holds,
@@ -58,16 +55,3 @@ def test_estys_normal_interval_does_not_hold_for_few_singletons(name):
 @pytest.mark.parametrize("network", [Network(hard=0.8), NETWORKS["the same, under the limit"]], ids=str)
 def test_the_plain_jackknife_of_coverage_does_not_hold(network):
     assert holds(coverage_campaigns(network, 50, 1000, 200, 100, 100, stated=textbook_coverage)) < 0.9
-
-
-def real_campaigns(run: Callable[[int], tuple[Outcome, ...]], n_campaigns: int = 200) -> list[float]:
-    """How often real campaigns' intervals hold, figure by figure.
-
-    `run(random_seed)` draws fresh seeds, runs a campaign and gives a pair (stated, truth) for each figure.
-    """
-    outcomes = [run(random_seed) for random_seed in range(n_campaigns)]
-
-    def figure(k: int) -> Iterator[Outcome]:
-        return (each[k] for each in outcomes)
-
-    return [holds(figure(k)) for k in range(len(outcomes[0]))]
