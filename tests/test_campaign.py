@@ -180,7 +180,7 @@ def test_the_user_can_stop_it_and_keeps_everything(trained):
 
     result = campaign(trained, callbacks=[Interrupt()], max_tests=None, magnitude=0.9)
     assert result.stop_reason == "user"
-    assert result.rounds[-1].tests == 1280
+    assert result.rounds[-1].tests == 2560
     assert len(result.faults) == result.rounds[-1].faults > 0
 
 
@@ -198,10 +198,10 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 3 clean chunks, then whole chunks of 128 tests
+    # 2 to find the layers, 2 clean chunks, then 7 whole chunks of 256 tests
     assert result.stop_reason == "user"
-    assert result.rounds[-1].tests == 128 * 6
-    assert result.judged.tests == 128 * 6
+    assert result.rounds[-1].tests == 256 * 7
+    assert result.judged.tests == 256 * 7
     assert len(result.faults) == result.rounds[-1].faults
 
 
@@ -327,7 +327,7 @@ def test_callbacks_hear_everything_in_order(trained):
         def on_end(self, run):
             heard.append(("end", run.stop_reason))
 
-    result = campaign(trained, callbacks=[Listen()], max_tests=1280)
+    result = campaign(trained, callbacks=[Listen()], max_tests=2560)
     assert heard[0] == ("start", 8054)
     assert heard[-1] == ("end", "tests")
     assert [value for name, value in heard if name == "round"] == [1, 2]

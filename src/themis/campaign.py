@@ -43,6 +43,7 @@ from themis.store import Folder, Store
 from themis.target import Target
 
 ROUND_SIZE = 640
+"""Tests a round, unless five chunks are more."""
 STREAMS = ("uniform", "search")
 
 
@@ -272,7 +273,7 @@ class Campaign:
     def _round_size(self) -> int:
         """Tests of the next round: fewer where a budget is nearly spent."""
         settings, tests = self.settings, self.tally.tests
-        size = settings.round_size or (len(self.space.seeds) if self.policy.climbs else ROUND_SIZE)
+        size = settings.round_size or (len(self.space.seeds) if self.policy.climbs else self._whole_chunks())
         if settings.max_tests is not None:
             size = min(size, settings.max_tests - tests)
         if settings.max_passes is not None:
@@ -282,6 +283,12 @@ class Campaign:
             rate = tests / (perf_counter() - self.began)
             size = min(size, int(rate * (settings.max_seconds - perf_counter() + self.began)))
         return max(1, size)
+
+    def _whole_chunks(self) -> int:
+        """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
+        chunk, share = self.calculator.chunk, self.settings.uniform_share
+        n_streams = 1 if share in (0, 1) else 5
+        return max(ROUND_SIZE, n_streams * chunk)
 
     # The loop
 

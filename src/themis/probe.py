@@ -1,7 +1,8 @@
 """Activations by layer, seen as the model computes them; and which neurons they make.
 
 A `TorchFunctionMode` sees every activation function, also a functional one (`F.relu`) that module hooks miss, and
-each call of a module that is called several times. Nothing is attached to the user's model.
+each call of a module that is called several times. Hooks only say in which module a call happens; they are removed
+after every pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from themis.errors import ModelError, UsageError, nearest
@@ -62,7 +62,7 @@ class Sight:
 
     name: str
     shape: tuple[int, ...]
-    storage: tuple[int, int]
+    storage: tuple[int, int, int]
     is_activation: bool
 
 
@@ -76,6 +76,9 @@ class Watch(TorchFunctionMode):
         # A leaf without parameters that calls an activation function *is* an activation (nn.ReLU, a user's Swish):
         # what it returns is the neuron, not what it computes on the way.
         self.pure = {id(m) for m in module.modules() if m is not module and not _has(m.children(), m.parameters())}
+        # Those of torch return what the function returns: they are seen at the call, without waiting for the end.
+        self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
+        self.callers = set(self.paths)  # modules that call activation functions; all, until a pass has shown which
         self._begin(lambda name, activation: None, None)
 
     def _begin(self, visit: Visit, wanted: Container[str] | None) -> None:
@@ -84,15 +87,34 @@ class Watch(TorchFunctionMode):
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
         self.made_by_activation: set[str] = set()
+        self.called: set[int] = set()
 
-    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str] | None = None) -> Any:
-        """`module(inputs)`, with each wanted activation (None: every one) shown to `visit` as it is computed.
+    def trace(self, inputs: Tensor, visit: Visit) -> Any:
+        """`module(inputs)`, with every activation and every module's result shown to `visit`."""
+        self.callers = set(self.paths)
+        result = self._run(inputs, visit, None, list(self.module.modules()))
+        self.callers = self.called
+        return result
+
+    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
+        """`module(inputs)`, with each wanted activation shown to `visit` as it is computed.
 
         A visited tensor may be overwritten later by an in-place operation of the model: use it at once, or copy it.
         """
+        hooked = [
+            module
+            for path, module in self.module.named_modules()
+            if not path or id(module) in self.callers or path in wanted
+        ]
+        return self._run(inputs, visit, wanted, hooked)
+
+    def _run(self, inputs: Tensor, visit: Visit, wanted: Container[str] | None, hooked: list[nn.Module]) -> Any:
         self._begin(visit, wanted)
-        handles = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
+        handles = []
         try:
+            for module in hooked:
+                handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
+                handles.append(module.register_forward_hook(self._leave))
             with self:
                 return self.module(inputs)
         finally:
@@ -105,7 +127,11 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if func in ACTIVATIONS and self.stack and isinstance(result, Tensor):
             inside = self.stack[-1]
-            if inside in self.pure:
+            self.called.add(inside)
+            if inside in self.plain:
+                self.activated.add(len(self.stack))
+                self._see(self.paths[inside], result, is_activation=True)
+            elif inside in self.pure:
                 self.activated.add(len(self.stack))
             else:
                 name = f"{self.paths[inside]}.{func.__name__.rstrip('_')}()".lstrip(".")
@@ -113,19 +139,18 @@ class Watch(TorchFunctionMode):
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self.paths:
-            self.stack.append(id(module))
+        self.stack.append(id(module))
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        if id(module) not in self.paths or not self.stack:
-            return
         depth = len(self.stack)
         self.stack.pop()
         is_activation = depth in self.activated
         self.activated.discard(depth)
         path = self.paths[id(module)]
+        if not path or (is_activation and id(module) in self.plain):
+            return
         tensor = first_tensor(result)
-        if path and tensor is not None:
+        if tensor is not None:
             self._see(path, tensor, is_activation)
 
     def _see(self, name: str, result: Tensor, is_activation: bool) -> None:
@@ -140,14 +165,14 @@ class Watch(TorchFunctionMode):
 
 def sights(watch: Watch, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[Sight]:
     """Everything that can be a layer, in the order of the forward pass; the output last."""
-    found: list[tuple[str, Tensor]] = []
+    found: list[tuple[str, Tensor, int]] = []
     with torch.no_grad():
-        result = watch.forward(inputs, lambda name, activation: found.append((name, activation)))
-    found.append((OUTPUT, output(result)))
-    # `found` keeps every tensor alive, so two equal addresses are one tensor.
-    return [
-        Sight(name, tuple(t.shape), (t.data_ptr(), t.numel()), name in watch.made_by_activation) for name, t in found
-    ]
+        result = watch.trace(inputs, lambda name, activation: found.append((name, activation, activation._version)))
+    scores = output(result)
+    found.append((OUTPUT, scores, scores._version))
+    # `found` keeps every tensor alive, so equal addresses are one tensor; another version is another value.
+    made = watch.made_by_activation
+    return [Sight(name, tuple(t.shape), (t.data_ptr(), t.numel(), version), name in made) for name, t, version in found]
 
 
 def find_layers(
@@ -193,7 +218,7 @@ def _match(found: list[Sight], patterns: tuple[str, ...], splits: dict[str, bool
                 raise UsageError(
                     f"layers: the first dimension of a layer must be the batch, {name!r} has another: leave it out"
                 )
-    chosen: dict[tuple[int, int], Sight] = {}
+    chosen: dict[tuple[int, int, int], Sight] = {}
     for sight in found:
         if any(fnmatchcase(sight.name, pattern) for pattern in patterns):
             chosen.setdefault(sight.storage, sight)  # one tensor seen under two names is one layer

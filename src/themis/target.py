@@ -105,7 +105,7 @@ class Target:
         """The model's scores on raw `inputs`; with `visit`, each wanted layer's activation is shown to it."""
         with self._explained(inputs):
             prepared = self._prepare(inputs)
-            result = self.module(prepared) if visit is None else self._watch.forward(prepared, visit, wanted)
+            result = self.module(prepared) if visit is None else self._watch.forward(prepared, visit, wanted or ())
             return self._scores(result)
 
     @contextmanager

@@ -39,6 +39,11 @@ def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="el
     )
 
 
+def disturb(calculator, tests, theta=None):
+    rows, noise_seed = torch.from_numpy(tests.seed), torch.from_numpy(tests.noise_seed)
+    return calculator.disturb(rows, torch.from_numpy(tests.theta) if theta is None else theta, noise_seed, len(tests))
+
+
 def activations(calculator, inputs):
     """All activations [inputs, neurons], layer after layer."""
     parts = []
@@ -56,7 +61,9 @@ def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
     results = calculator.measure(tests, into)
     clean = activations(calculator, calculator.inputs)
     rows = torch.from_numpy(tests.seed)
-    _, disturbed = calculator.disturb(rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed))
+    _, disturbed = calculator.disturb(
+        rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
+    )
     sensitivity = (activations(calculator, disturbed) - clean[rows]).abs()
     expected, moments = Moments.of(sensitivity), into.moments()
     torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-7)
@@ -112,7 +119,7 @@ def test_results_are_the_same_to_the_bit_for_any_batch_size(batch_size):
 def test_chunks_follow_from_the_model_on_a_cpu_and_from_the_batch_size_elsewhere():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert chunk_size(532_490, cpu, None) == chunk_size(532_490, cpu, 4) == 32
-    assert chunk_size(8_054, cpu, None) == 128
+    assert chunk_size(8_054, cpu, None) == 256
     assert chunk_size(10**9, cpu, None) == 8
     assert chunk_size(8_054, gpu, 1000) == 1000
 
@@ -141,7 +148,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
 
     def climbed(theta):
         rows = torch.from_numpy(tests.seed)
-        _, disturbed = calculator.disturb(rows, theta, torch.from_numpy(tests.noise_seed))
+        _, disturbed = disturb(calculator, tests, theta)
         return (activations(calculator, disturbed) - clean[rows]).abs()[:, neurons].sum(1)
 
     theta = torch.from_numpy(tests.theta)
@@ -161,7 +168,9 @@ def test_the_panel_gets_the_signed_differences_of_its_neurons():
     calculator.measure(tests, calculator.accumulator())
     assert torch.cat([seed for _, seed in got]).tolist() == tests.seed.tolist()
     rows = torch.from_numpy(tests.seed)
-    _, disturbed = calculator.disturb(rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed))
+    _, disturbed = calculator.disturb(
+        rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
+    )
     expected = activations(calculator, disturbed) - activations(calculator, calculator.inputs)[rows]
     torch.testing.assert_close(torch.cat([d for d, _ in got]).double(), expected[:, neurons], rtol=1e-4, atol=1e-5)
 

@@ -24,8 +24,8 @@ from themis.target import Target
 
 CHUNK_ACTIVATIONS = 1 << 24
 """Activations of one chunk on a CPU: 64 MiB of them; larger chunks fall out of its caches."""
-CHUNK_LEAST, CHUNK_MOST = 8, 128
-ACCELERATOR_BATCH = 512
+CHUNK_LEAST, CHUNK_MOST = 8, 256
+ACCELERATOR_BATCH = 256
 
 Tally = Callable[[Tensor, Tensor], None]
 """Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
@@ -67,7 +67,8 @@ class Calculator:
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         self.kept = CleanActivations(self.layers, len(seeds), clean_bytes, self.dtype, self.device)
         widest = max(layer.n_neurons for layer in self.layers)
-        self._buffers = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
+        scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
+        self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, Tally] | None = None
         self.passes = 5  # find_layers traced a batch of two and one of three
@@ -84,7 +85,7 @@ class Calculator:
 
             def visit(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
                 self.kept.keep(layer.name, first, activations[:n])
-                moments.add(self._buffer(0, layer).copy_(activations)[:n], layer.start, layer.stop)
+                moments.add(self._buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
 
             outputs.append(self._clean_pass(rows, visit)[: len(rows)])
             moments.commit(len(rows))
@@ -129,26 +130,26 @@ class Calculator:
         details = {name: arrays.pop(name) for name in ("confidence", "distance", "ssim", "signature")}
         return Results(**{"gradient": None, **arrays}, faults=Details(**details, inputs=inputs))
 
-    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of the seeds `rows`, and the same disturbed at `theta`; at most a chunk of them."""
+    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
+        """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
         context = Context(self.target, self.reference[rows])
         inputs = self.inputs[rows]
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
-        self.passes += context.passes
+        self.passes += context.passes * n_valid // len(rows)
         return inputs, disturbed
 
     def run_chunk(self, tests: Tests) -> tuple[Tensor, Tensor]:
         """Inputs and outputs of at most a chunk of tests, computed at the chunk's shape; nothing is folded."""
         rows, theta, noise_seed = self._columns(tests)
         with torch.no_grad():
-            _, disturbed = self.disturb(rows, theta, noise_seed)
+            _, disturbed = self.disturb(rows, theta, noise_seed, len(tests))
             self.passes += len(tests)
             return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
-        self._buffers = torch.empty(2, 0)
+        self._buffers = {}
 
     def checked(self, moments: Moments) -> Moments:
         """`moments`, unless an activation overflowed: then say where."""
@@ -167,12 +168,11 @@ class Calculator:
     ) -> dict[str, Tensor]:
         n = len(tests)
         rows, theta, noise_seed = self._columns(tests)
-        clean = self._clean(rows, n)
         panel = None if self.panel is None else self.panel[0]
-        fold = Fold(clean, lambda layer: self._buffer(1, layer), n, into, panel, climbed, scale)
+        fold = Fold(self._buffers, self._clean(rows, n), n, into, panel, climbed, scale)
         theta.requires_grad_(climbed is not None)
         with torch.set_grad_enabled(climbed is not None):
-            inputs, disturbed = self.disturb(rows, theta, noise_seed)
+            inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
             outputs = self._forward(disturbed, fold.visit)
             gradient = None if climbed is None else _gradient(fold.objective, theta)[:n]
         self.passes += n * (1 if climbed is None else 3)
@@ -210,8 +210,8 @@ class Calculator:
         )
         return rows, theta, noise_seed
 
-    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[Layer], Tensor]:
-        """What gives each layer's clean activations of the seeds `rows`; runs those that were not kept."""
+    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[str, Tensor], Tensor]:
+        """What fetches each layer's clean activations of the seeds `rows`; runs those that were not kept."""
         missing = self.kept.missing(rows[:n_valid])
         recomputed: Activations = {}
         if len(missing):
@@ -220,7 +220,7 @@ class Calculator:
                 recomputed[layer.name] = activations[: len(missing)].clone()
 
             self._clean_pass(rows[missing], visit)
-        return lambda layer: self.kept.fetch(layer.name, rows, self._buffer(0, layer), missing, recomputed)
+        return self.kept.fetcher(rows, missing, recomputed)
 
     def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
         self.passes += len(rows)
@@ -247,8 +247,9 @@ class Calculator:
             )
         return outputs
 
-    def _buffer(self, k: int, layer: Layer) -> Tensor:
-        return self._buffers[k, : self.chunk * layer.n_neurons].view(self.chunk, layer.n_neurons)
+    def _cut(self, scratch: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        first, second = scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
+        return first, second
 
 
 def check_bounds(seeds: Seeds, bounds: tuple[float, float]) -> None:

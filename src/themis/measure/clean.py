@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -32,10 +34,15 @@ class CleanActivations:
         """Which of `rows` (seeds) must be recomputed, as positions in `rows`."""
         return (rows >= self.n_kept).nonzero().squeeze(1)
 
-    def fetch(self, name: str, rows: Tensor, out: Tensor, missing: Tensor, recomputed: Activations) -> Tensor:
-        """A layer's activations of the seeds `rows`, written to `out [rows, neurons]`."""
-        if self.n_kept:
-            torch.index_select(self._kept[name], 0, rows.clamp(max=self.n_kept - 1), out=out)
-        if len(missing):
-            out[missing] = recomputed[name]
-        return out
+    def fetcher(self, rows: Tensor, missing: Tensor, recomputed: Activations) -> Callable[[str, Tensor], Tensor]:
+        """What writes a layer's activations of the seeds `rows` to a buffer `[rows, neurons]`, by the layer's name."""
+        kept, has_missing = rows.clamp(max=max(0, self.n_kept - 1)), len(missing) > 0
+
+        def fetch(name: str, out: Tensor) -> Tensor:
+            if self.n_kept:
+                torch.index_select(self._kept[name], 0, kept, out=out)
+            if has_missing:
+                out[missing] = recomputed[name]
+            return out
+
+        return fetch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,14 +18,22 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
     """
     if inputs.ndim != 4 or min(inputs.shape[2:]) < 7:
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
-    a, b = inputs.double(), disturbed.double()
-    n = 49
-    mean_a, mean_b = F.avg_pool2d(a, 7, 1), F.avg_pool2d(b, 7, 1)
-    var_a = (F.avg_pool2d(a * a, 7, 1) - mean_a**2) * n / (n - 1)
-    var_b = (F.avg_pool2d(b * b, 7, 1) - mean_b**2) * n / (n - 1)
-    covariance = (F.avg_pool2d(a * b, 7, 1) - mean_a * mean_b) * n / (n - 1)
+    a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough
+    moments = torch.stack([a, b, a * a, b * b, a * b]).flatten(0, 1)
+    means = _window_means(moments).unflatten(0, (5, -1))
+    mean_a, mean_b = means[0], means[1]
+    unbiased = 49 / 48
+    var_a, var_b = (means[2] - mean_a**2) * unbiased, (means[3] - mean_b**2) * unbiased
+    covariance = (means[4] - mean_a * mean_b) * unbiased
     span = bounds[1] - bounds[0]
     c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
     luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     structure = (2 * covariance + c2) / (var_a + var_b + c2)
-    return (luminance * structure).flatten(1).mean(1).float()
+    return (luminance * structure).flatten(1).mean(1)
+
+
+def _window_means(pictures: Tensor) -> Tensor:
+    """Means over all 7x7 windows: a sum of 7 shifted rows, then of 7 shifted columns."""
+    height, width = pictures.shape[-2] - 6, pictures.shape[-1] - 6
+    rows = sum((pictures[..., k : k + height, :] for k in range(1, 7)), pictures[..., :height, :])
+    return sum((rows[..., k : k + width] for k in range(1, 7)), rows[..., :width]) / 49

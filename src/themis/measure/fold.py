@@ -39,21 +39,22 @@ class Picked:
 class Fold:
     """One chunk on its way through the layers.
 
-    `clean(layer)` gives the seeds' activations `[chunk, neurons]`; the first `n_valid` rows of the chunk are tests, the
-    rest padding. Sensitivities go to `into`, which the caller commits.
+    `buffers` gives two scratch tensors `[chunk, neurons]` by layer, `fetch(name, out)` writes the seeds' activations;
+    the first `n_valid` rows of the chunk are tests, the rest padding. Sensitivities go to `into`, which the caller
+    commits.
     """
 
     def __init__(
         self,
-        clean: Callable[[Layer], Tensor],
-        scratch: Callable[[Layer], Tensor],
+        buffers: dict[str, tuple[Tensor, Tensor]],
+        fetch: Callable[[str, Tensor], Tensor],
         n_valid: int,
         into: Accumulator,
         panel: Picked | None,
         climbed: Picked | None,
         scale: Tensor | None,
     ) -> None:
-        self.clean, self.scratch, self.n_valid, self.into = clean, scratch, n_valid, into
+        self.buffers, self.fetch, self.n_valid, self.into = buffers, fetch, n_valid, into
         self.panel, self.climbed, self.scale = panel, climbed, scale
         self.objective: Tensor | float = 0.0
         self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
@@ -61,19 +62,29 @@ class Fold:
 
     def visit(self, layer: Layer, activations: Tensor) -> None:
         """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
-        clean = self.clean(layer)
-        if self.climbed is not None and len(at := self.climbed.within[layer.name]):
+        clean, difference = self.buffers[layer.name]
+        self.fetch(layer.name, clean)
+        if self.climbed is not None:
+            self._climb(layer, activations, clean)
+            activations = activations.detach()
+        torch.sub(activations, clean, out=difference)
+        if self.n_valid < len(difference):
+            difference, clean = difference[: self.n_valid], clean[: self.n_valid]
+        if self.panel is not None and len(at := self.panel.within[layer.name]):
+            self._panel_parts.append(difference.index_select(1, at))
+        sensitivity = difference.abs_()
+        self.by_layer.append(sensitivity.sum(1))
+        self.into.add(sensitivity, layer.start, layer.stop, scratch=clean)
+
+    def _climb(self, layer: Layer, activations: Tensor, clean: Tensor) -> None:
+        """Add the layer's share of the objective, with its graph."""
+        assert self.climbed is not None
+        at = self.climbed.within[layer.name]
+        if len(at):
             climbed = (activations.index_select(1, at) - clean.index_select(1, at)).abs()
             if self.scale is not None:
                 climbed = climbed / self.scale[layer.start + at].to(climbed.dtype)
             self.objective = self.objective + climbed[: self.n_valid].sum()
-        with torch.no_grad():
-            difference = torch.sub(activations.detach(), clean, out=self.scratch(layer))[: self.n_valid]
-            if self.panel is not None and len(at := self.panel.within[layer.name]):
-                self._panel_parts.append(difference.index_select(1, at))
-            sensitivity = difference.abs_()
-            self.by_layer.append(sensitivity.sum(1))
-            self.into.add(sensitivity, layer.start, layer.stop)
 
     def signature(self, at: Tensor) -> Tensor:
         """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite."""

@@ -76,15 +76,28 @@ class Accumulator:
         self.count = 0
         self._shift, self._chunk_sums, self._chunk_squares = torch.zeros(3, n_neurons, dtype=dtype, device=device)
         self._sums, self._squares = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
+        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # views by first neuron: slicing costs time
 
-    def add(self, values: Tensor, start: int, stop: int) -> None:
-        """Add `values [tests, stop - start]` of the neurons from `start` to `stop`; `values` is overwritten."""
-        shift = self._shift[start:stop]
+    def add(self, values: Tensor, start: int, stop: int, scratch: Tensor | None = None) -> None:
+        """Add `values [tests, stop - start]` of the neurons from `start` to `stop`; `values` is overwritten.
+
+        `scratch`, of the same shape, takes the squares; without it they take the place of `values`.
+        """
+        part = self._parts.get(start)
+        if part is None:
+            whole = (self._shift, self._chunk_sums, self._chunk_squares)
+            part = self._parts[start] = (whole[0][start:stop], whole[1][start:stop], whole[2][start:stop])
+        shift, sums, squares = part
         if self.count == 0:
             shift.copy_(values[0])
         values.sub_(shift)
-        torch.sum(values, 0, out=self._chunk_sums[start:stop])
-        torch.sum(values.mul_(values), 0, out=self._chunk_squares[start:stop])
+        if scratch is None:
+            torch.sum(values, 0, out=sums)
+            torch.sum(values.mul_(values), 0, out=squares)
+        else:
+            torch.mul(values, values, out=scratch)
+            torch.sum(values, 0, out=sums)
+            torch.sum(scratch, 0, out=squares)
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""
