@@ -13,7 +13,7 @@ help:  ## print this list
 setup: $(READY)  ## create .venv and install Themis from the pinned files
 
 # torch comes first and alone: pinned, so that nothing pulls a build with gigabytes of CUDA.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt src/themis/measure/native.c
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Themis needs Python 3.11 to 3.13: make PYTHON=python3.12")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch

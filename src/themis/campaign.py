@@ -210,7 +210,7 @@ class Campaign:
     def _is_dead(self, moments: Moments) -> Tensor:
         return (self.clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
 
-    def _cover(self, moments: Moments, judge: Any) -> tuple[Coverage, Tensor]:
+    def _cover(self, moments: Moments, judge: Any) -> tuple[Coverage, Tensor | None]:
         return cover(
             rescale(moments, self.scale),
             self.calculator.layers,
@@ -220,16 +220,18 @@ class Campaign:
             k=self.settings.sample,
             judge=judge,
             random_seed=self.settings.random_seed + len(self.rounds),
+            names_neurons=self.policy.climbs,
         )
 
     def _judge(self) -> None:
         """Judge what was measured, and close the round."""
         with self._timed("judge"):
-            coverage, open_neurons = self._cover(self._total(), JUDGES[self.settings.judge])
+            total = self._total()
+            coverage, open_neurons = self._cover(total, JUDGES[self.settings.judge])
             if coverage.sampled >= self.settings.coverage and self.settings.judge == "exact":
-                # A stop is confirmed by real chains.
-                coverage, open_neurons = self._cover(self._total(), gibbs)
-        self.open_neurons = open_neurons if len(open_neurons) else self.open_neurons
+                coverage, open_neurons = self._cover(total, gibbs)  # a stop is confirmed by real chains
+        if open_neurons is not None and len(open_neurons):
+            self.open_neurons = open_neurons
         tally = self.tally
         done = Round(
             number=len(self.rounds) + 1,

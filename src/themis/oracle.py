@@ -96,8 +96,6 @@ def choose_oracle(oracle: str | Oracle, has_labels: bool) -> Oracle:
 
 def confidence(outputs: Tensor) -> Tensor:
     """The probability of each answer `[tests]`: softmax of scores; probabilities are taken as they are."""
-    if not len(outputs):
-        return outputs.new_empty(0)
     outputs = outputs.float()
     is_probability = bool(((outputs >= 0) & (outputs <= 1)).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-3).all())
     return (outputs if is_probability else outputs.softmax(1)).amax(1)

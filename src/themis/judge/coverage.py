@@ -83,46 +83,69 @@ def cover(
     k: int,
     judge: Judge = exact,
     random_seed: int = 0,
-) -> tuple[Coverage, Tensor]:
-    """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending)."""
-    judged = (~is_dead).nonzero().squeeze(1)
-    n_tests = int(moments.count)
-    converged = rule.converged(exact(moments, draws=rule.draws), moments) & ~is_dead
-    sample = judged[sample_neurons(moments.variance[judged], k)]
-    sampled = converged[sample]
-    if judge is not exact and len(sample) and n_tests:
+    names_neurons: bool = True,
+) -> tuple[Coverage, Tensor | None]:
+    """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending).
+
+    Without `names_neurons` the closed form counts the sample instead of sorting all neurons for it; then None.
+    """
+    is_judged = ~is_dead
+    n_tests, n_judged = int(moments.count), int(is_judged.sum())
+    converged = rule.converged(exact(moments, draws=rule.draws), moments) & is_judged
+    is_unseen = (moments.mean == 0) & is_judged & (n_tests < UNSEEN_TESTS)
+    open_neurons = None
+    if judge is exact and not names_neurons:
+        sampled = _count_sample(int(is_unseen.sum()), int(converged.sum()), n_judged, k)
+        needed = _tests_needed(moments, rule)[is_judged]
+    else:
+        judged = is_judged.nonzero().squeeze(1)
+        sample = judged[sample_neurons(moments.variance[judged], k)]
         chosen = moments[sample]
-        sampled = rule.converged(judge(chosen, draws=rule.draws, random_seed=random_seed), chosen)
-    open_neurons = sample[~sampled].sort().values
-    by_layer = _share(_count(converged, layers), _count(~is_dead, layers))
+        is_open = ~converged[sample]
+        if judge is not exact and len(sample) and n_tests:
+            is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=random_seed), chosen)
+        sampled = int((~is_open).sum()) / max(len(sample), 1)
+        open_neurons = sample[is_open].sort().values
+        needed = _tests_needed(chosen, rule)
+    by_layer = _share(_count(converged, layers), _count(is_judged, layers))
     coverage = Coverage(
-        sampled=_mean(sampled),
-        all=_mean(converged[judged]),
+        sampled=sampled,
+        all=int(converged.sum()) / max(n_judged, 1),
         by_layer=dict(zip((layer.name for layer in layers), by_layer, strict=True)),
         n_neurons=len(is_dead),
-        n_dead=len(is_dead) - len(judged),
-        n_unseen=int(((moments.mean == 0) & ~is_dead).sum()) if n_tests < UNSEEN_TESTS else 0,
+        n_dead=len(is_dead) - n_judged,
+        n_unseen=int(is_unseen.sum()),
         tests=n_tests,
-        forecast=forecast(moments[sample], rule, goal),
+        forecast=forecast(needed, n_tests, goal),
     )
     return coverage, open_neurons
 
 
-def forecast(moments: Moments, rule: Rule, goal: float) -> int | None:
-    """Tests still needed until the share `goal` of these neurons has converged: MCSE falls as 1/sqrt(n)."""
-    n = int(moments.count)
-    if n < 10 or not len(moments.mean):
+def _count_sample(n_unseen: int, n_converged: int, n: int, k: int) -> float:
+    """Coverage of the sampler's neurons without sorting: by variance the unseen come first, then the converged.
+
+    They are at `ceil(j*n/k) - 1`, j = 1..k, so those before `m` are `floor(m*k/n)`.
+    """
+    k = min(n, k)
+    return ((n_unseen + n_converged) * k // n - n_unseen * k // n) / k if n else 0.0
+
+
+def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
+    """Tests after which each neuron converges, if its spread stays as it is: MCSE falls as 1/sqrt(n)."""
+    one = torch.ones(1, dtype=torch.float64)
+    unit = Posterior(one, one, one * rule.draws, one, one)
+    factor = float(rule.mcse_bound(unit))  # of the upper bound over the point value
+    needed = moments.variance * (factor / rule.limit) ** 2 / rule.draws + 3
+    return torch.where(moments.mean > 0, needed, UNSEEN_TESTS)
+
+
+def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
+    """Tests still needed until the share `goal` of the neurons has converged; None while too little is known."""
+    if n_tests < 10 or not len(needed):
         return None
-    probe = exact(Moments(moments.count, moments.mean[:1], torch.ones_like(moments.m2[:1])), draws=rule.draws)
-    bound_factor = float(rule.mcse_bound(probe) / probe.mcse)
-    needed = moments.variance * (bound_factor / rule.limit) ** 2 / rule.draws + 3
-    needed = torch.where(moments.mean > 0, needed, UNSEEN_TESTS).sort().values
-    last = max(0, math.ceil(goal * len(needed)) - 1)
-    return max(0, math.ceil(float(needed[last])) - n)
-
-
-def _mean(mask: Tensor) -> float:
-    return float(mask.double().mean()) if len(mask) else 0.0
+    rank = max(1, math.ceil(goal * len(needed)))
+    last = needed.max() if rank == len(needed) else needed.kthvalue(rank).values
+    return max(0, math.ceil(float(last)) - n_tests)
 
 
 def _count(mask: Tensor, layers: Sequence[Layer]) -> Tensor:
@@ -133,4 +156,4 @@ def _count(mask: Tensor, layers: Sequence[Layer]) -> Tensor:
 
 def _share(part: Tensor, whole: Tensor) -> list[float]:
     """Shares; a layer without a judged neuron has nothing left to cover."""
-    return torch.where(whole > 0, part / whole.clamp(min=1), 1.0).tolist()
+    return torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0).tolist()

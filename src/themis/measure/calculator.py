@@ -12,7 +12,7 @@ from torch import Tensor
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError
-from themis.measure.clean import Activations, CleanActivations
+from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, ssim
 from themis.measure.fold import Fold, Objective, Picked
 from themis.measure.moments import Accumulator, Moments
@@ -169,7 +169,7 @@ class Calculator:
         n = len(tests)
         rows, theta, noise_seed = self._columns(tests)
         panel = None if self.panel is None else self.panel[0]
-        fold = Fold(self._buffers, self._clean(rows, n), n, into, panel, climbed, scale)
+        fold = Fold(self._clean(rows, n), self._buffers, n, into, panel, climbed, scale)
         theta.requires_grad_(climbed is not None)
         with torch.set_grad_enabled(climbed is not None):
             inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
@@ -194,6 +194,15 @@ class Calculator:
             return {**verdict._asdict(), **climb, **found}
 
     def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
+        if not len(inputs):
+            none = torch.empty(0, device=self.device)
+            return {
+                "confidence": none,
+                "distance": none,
+                "ssim": none,
+                "signature": signature,
+                "inputs": disturbed.cpu(),
+            }
         return {
             "confidence": confidence(outputs),
             "distance": l2(inputs, disturbed),
@@ -210,8 +219,8 @@ class Calculator:
         )
         return rows, theta, noise_seed
 
-    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[str, Tensor], Tensor]:
-        """What fetches each layer's clean activations of the seeds `rows`; runs those that were not kept."""
+    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[Layer], Located]:
+        """What locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
         missing = self.kept.missing(rows[:n_valid])
         recomputed: Activations = {}
         if len(missing):
@@ -220,7 +229,7 @@ class Calculator:
                 recomputed[layer.name] = activations[: len(missing)].clone()
 
             self._clean_pass(rows[missing], visit)
-        return self.kept.fetcher(rows, missing, recomputed)
+        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, self._buffers[layer.name][0])
 
     def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
         self.passes += len(rows)

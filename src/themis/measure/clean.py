@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from themis.probe import Layer
 
-Activations = dict[str, Tensor]  # by layer: [inputs, neurons]
+Activations = dict[str, Tensor]
+"""By layer: `[inputs, neurons]`."""
+Located = tuple[Tensor, Tensor]
+"""A matrix `[any, neurons]`, and which of its rows are meant."""
 
 
 class CleanActivations:
@@ -34,15 +35,11 @@ class CleanActivations:
         """Which of `rows` (seeds) must be recomputed, as positions in `rows`."""
         return (rows >= self.n_kept).nonzero().squeeze(1)
 
-    def fetcher(self, rows: Tensor, missing: Tensor, recomputed: Activations) -> Callable[[str, Tensor], Tensor]:
-        """What writes a layer's activations of the seeds `rows` to a buffer `[rows, neurons]`, by the layer's name."""
-        kept, has_missing = rows.clamp(max=max(0, self.n_kept - 1)), len(missing) > 0
-
-        def fetch(name: str, out: Tensor) -> Tensor:
-            if self.n_kept:
-                torch.index_select(self._kept[name], 0, kept, out=out)
-            if has_missing:
-                out[missing] = recomputed[name]
-            return out
-
-        return fetch
+    def locate(self, name: str, rows: Tensor, missing: Tensor, recomputed: Activations, out: Tensor) -> Located:
+        """Where a layer's activations of the seeds `rows` are: as they are kept, or put together in `out`."""
+        if not len(missing):
+            return self._kept[name], rows
+        if self.n_kept:
+            torch.index_select(self._kept[name], 0, rows.clamp(max=self.n_kept - 1), out=out)
+        out[missing] = recomputed[name]
+        return out, torch.arange(len(rows), device=rows.device)

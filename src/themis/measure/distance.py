@@ -20,7 +20,7 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
     a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough
     moments = torch.stack([a, b, a * a, b * b, a * b]).flatten(0, 1)
-    means = _window_means(moments).unflatten(0, (5, -1))
+    means = _window_means(moments).view(5, *a.shape[:2], a.shape[2] - 6, a.shape[3] - 6)
     mean_a, mean_b = means[0], means[1]
     unbiased = 49 / 48
     var_a, var_b = (means[2] - mean_a**2) * unbiased, (means[3] - mean_b**2) * unbiased
@@ -29,11 +29,17 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
     c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
     luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     structure = (2 * covariance + c2) / (var_a + var_b + c2)
-    return (luminance * structure).flatten(1).mean(1)
+    similarity: Tensor = (luminance * structure).flatten(1).mean(1)
+    return similarity
 
 
 def _window_means(pictures: Tensor) -> Tensor:
     """Means over all 7x7 windows: a sum of 7 shifted rows, then of 7 shifted columns."""
     height, width = pictures.shape[-2] - 6, pictures.shape[-1] - 6
-    rows = sum((pictures[..., k : k + height, :] for k in range(1, 7)), pictures[..., :height, :])
-    return sum((rows[..., k : k + width] for k in range(1, 7)), rows[..., :width]) / 49
+    rows = pictures[..., :height, :].clone()
+    for k in range(1, 7):
+        rows += pictures[..., k : k + height, :]
+    windows = rows[..., :width].clone()
+    for k in range(1, 7):
+        windows += rows[..., k : k + width]
+    return windows / 49

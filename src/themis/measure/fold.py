@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from themis.measure.clean import Located
 from themis.measure.moments import Accumulator
+from themis.measure.native import fold, kernel
 from themis.probe import Layer
 
 
@@ -39,22 +41,22 @@ class Picked:
 class Fold:
     """One chunk on its way through the layers.
 
-    `buffers` gives two scratch tensors `[chunk, neurons]` by layer, `fetch(name, out)` writes the seeds' activations;
-    the first `n_valid` rows of the chunk are tests, the rest padding. Sensitivities go to `into`, which the caller
-    commits.
+    `locate(layer)` says where the seeds' clean activations are; the first `n_valid` rows of the chunk are tests, the
+    rest padding. Sensitivities go to `into`, which the caller commits. `buffers` gives two scratch tensors
+    `[chunk, neurons]` by layer.
     """
 
     def __init__(
         self,
+        locate: Callable[[Layer], Located],
         buffers: dict[str, tuple[Tensor, Tensor]],
-        fetch: Callable[[str, Tensor], Tensor],
         n_valid: int,
         into: Accumulator,
         panel: Picked | None,
         climbed: Picked | None,
         scale: Tensor | None,
     ) -> None:
-        self.buffers, self.fetch, self.n_valid, self.into = buffers, fetch, n_valid, into
+        self.locate, self.buffers, self.n_valid, self.into = locate, buffers, n_valid, into
         self.panel, self.climbed, self.scale = panel, climbed, scale
         self.objective: Tensor | float = 0.0
         self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
@@ -62,29 +64,33 @@ class Fold:
 
     def visit(self, layer: Layer, activations: Tensor) -> None:
         """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
-        clean, difference = self.buffers[layer.name]
-        self.fetch(layer.name, clean)
-        if self.climbed is not None:
-            self._climb(layer, activations, clean)
-            activations = activations.detach()
-        torch.sub(activations, clean, out=difference)
-        if self.n_valid < len(difference):
-            difference, clean = difference[: self.n_valid], clean[: self.n_valid]
-        if self.panel is not None and len(at := self.panel.within[layer.name]):
-            self._panel_parts.append(difference.index_select(1, at))
-        sensitivity = difference.abs_()
-        self.by_layer.append(sensitivity.sum(1))
-        self.into.add(sensitivity, layer.start, layer.stop, scratch=clean)
-
-    def _climb(self, layer: Layer, activations: Tensor, clean: Tensor) -> None:
-        """Add the layer's share of the objective, with its graph."""
-        assert self.climbed is not None
-        at = self.climbed.within[layer.name]
-        if len(at):
-            climbed = (activations.index_select(1, at) - clean.index_select(1, at)).abs()
+        clean, rows = self.locate(layer)
+        if self.n_valid < len(activations):
+            activations, rows = activations[: self.n_valid], rows[: self.n_valid]
+        if self.climbed is not None and len(at := self.climbed.within[layer.name]):
+            climbed = (activations.index_select(1, at) - clean[rows[:, None], at]).abs()
             if self.scale is not None:
                 climbed = climbed / self.scale[layer.start + at].to(climbed.dtype)
-            self.objective = self.objective + climbed[: self.n_valid].sum()
+            self.objective = self.objective + climbed.sum()
+        activations = activations.detach()
+        if self.panel is not None and len(at := self.panel.within[layer.name]):
+            self._panel_parts.append(activations.index_select(1, at) - clean[rows[:, None], at])
+        native = kernel() if activations.device.type == "cpu" and activations.dtype == torch.float32 else None
+        if native is None:
+            self._fold_by_torch(layer, activations, clean, rows)
+        else:
+            shift, sums, squares = self.into.part(layer.start, layer.stop)
+            if self.into.count == 0:
+                torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
+            self.by_layer.append(fold(native, activations.contiguous(), clean, rows, shift, sums, squares))
+
+    def _fold_by_torch(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
+        first, second = (buffer[: self.n_valid] for buffer in self.buffers[layer.name])
+        if clean.data_ptr() != first.data_ptr():  # not put together there already
+            torch.index_select(clean, 0, rows, out=first)
+        sensitivity = torch.sub(activations, first, out=second).abs_()
+        self.by_layer.append(sensitivity.sum(1))
+        self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
     def signature(self, at: Tensor) -> Tensor:
         """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite."""

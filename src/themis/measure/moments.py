@@ -78,26 +78,25 @@ class Accumulator:
         self._sums, self._squares = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
         self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # views by first neuron: slicing costs time
 
+    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of the shift and of the chunk's sums and squares of the neurons from `start` to `stop`."""
+        part = self._parts.get(start)
+        if part is None:
+            shift, sums, squares = self._shift, self._chunk_sums, self._chunk_squares
+            part = self._parts[start] = (shift[start:stop], sums[start:stop], squares[start:stop])
+        return part
+
     def add(self, values: Tensor, start: int, stop: int, scratch: Tensor | None = None) -> None:
         """Add `values [tests, stop - start]` of the neurons from `start` to `stop`; `values` is overwritten.
 
         `scratch`, of the same shape, takes the squares; without it they take the place of `values`.
         """
-        part = self._parts.get(start)
-        if part is None:
-            whole = (self._shift, self._chunk_sums, self._chunk_squares)
-            part = self._parts[start] = (whole[0][start:stop], whole[1][start:stop], whole[2][start:stop])
-        shift, sums, squares = part
+        shift, sums, squares = self.part(start, stop)
         if self.count == 0:
             shift.copy_(values[0])
         values.sub_(shift)
-        if scratch is None:
-            torch.sum(values, 0, out=sums)
-            torch.sum(values.mul_(values), 0, out=squares)
-        else:
-            torch.mul(values, values, out=scratch)
-            torch.sum(values, 0, out=sums)
-            torch.sum(scratch, 0, out=squares)
+        torch.sum(values, 0, out=sums)
+        torch.sum(torch.mul(values, values, out=values if scratch is None else scratch), 0, out=squares)
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""

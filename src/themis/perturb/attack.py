@@ -10,4 +10,4 @@ from themis.rng import Rng
 
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Fast gradient sign: one step of size theta (a share of the input range) up the loss."""
-    return inputs + context.loss_gradient(inputs).sign_().mul_(context.span) * column(theta, 0, inputs)
+    return inputs + context.loss_gradient(inputs).sign_() * (column(theta, 0, inputs) * context.span)

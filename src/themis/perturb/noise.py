@@ -10,4 +10,4 @@ from themis.rng import Rng
 
 def gaussian(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Independent normal noise; theta is its standard deviation, as a share of the input range."""
-    return inputs + rng.normal(*inputs.shape[1:]).mul_(context.span) * column(theta, 0, inputs)
+    return inputs + rng.normal(*inputs.shape[1:]) * (column(theta, 0, inputs) * context.span)

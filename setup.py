@@ -1,0 +1,14 @@
+"""The one compiled part; everything else is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+# Makes folding two to five times as fast on a CPU. Optional: without a compiler torch does the same work.
+fold = Extension(
+    "themis.measure._native",
+    sources=["src/themis/measure/native.c"],
+    extra_compile_args=[
+        *("-O3", "-fopenmp", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+    ],
+    optional=True,
+)
+setup(ext_modules=[fold])

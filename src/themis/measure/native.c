@@ -1,0 +1,43 @@
+/* One pass over a layer: the sensitivities of a chunk of tests, their sums and their squares.
+ *
+ * Plain C, called through ctypes. Its threads are those of the OpenMP runtime that torch has loaded; it is not linked to
+ * one of its own, since two pools that spin against each other are slower than none.
+ */
+#include <math.h>
+#include <stdint.h>
+
+#define BLOCK 1024 /* neurons whose sums stay in the first-level cache */
+
+/* activations [n_tests, n]; clean [any, n], of which test t takes row rows[t]; shift, sums, squares [n];
+ * by_test [blocks, n_tests] gets the sensitivity of each test summed over a block of neurons. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_fold(const float *activations, const float *clean, const int64_t *rows, int64_t n_tests, int64_t n,
+                 const float *shift, float *sums, float *squares, float *by_test)
+{
+    int64_t n_blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) if (n_tests * n > 32768)
+    for (int64_t block = 0; block < n_blocks; block++) {
+        int64_t start = block * BLOCK, size = n - start < BLOCK ? n - start : BLOCK;
+        float first[BLOCK], second[BLOCK];
+        for (int64_t j = 0; j < size; j++)
+            first[j] = second[j] = 0.0f;
+        const float *from = shift + start;
+        for (int64_t t = 0; t < n_tests; t++) {
+            const float *a = activations + t * n + start, *c = clean + rows[t] * n + start;
+            float total = 0.0f;
+            for (int64_t j = 0; j < size; j++) {
+                float sensitivity = fabsf(a[j] - c[j]), deviation = sensitivity - from[j];
+                total += sensitivity;
+                first[j] += deviation;
+                second[j] += deviation * deviation;
+            }
+            by_test[block * n_tests + t] = total;
+        }
+        for (int64_t j = 0; j < size; j++) {
+            sums[start + j] = first[j];
+            squares[start + j] = second[j];
+        }
+    }
+}
