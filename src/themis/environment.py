@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from themis.measure.native import library
 from themis.version import __version__
 
 
@@ -22,5 +23,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "threads": torch.get_num_threads(),
+        "compiled_fold": library() is not None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }

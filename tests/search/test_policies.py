@@ -112,11 +112,47 @@ def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
     counts = np.bincount(tests.seed // 2, minlength=100)
     assert counts[:20].sum() > 2 * counts[-20:].sum()
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
-    margin = np.full(100, 1.0)
-    margin[:50] = -1.0
-    policy.observe(every, results(every, margin))
+    margin = np.full(100, 0.5)
+    margin[::2] = -0.5
+    for _ in range(5):
+        policy.observe(every, results(every, margin))
     counts = np.bincount(policy.propose(np.arange(2000, 4000)).seed // 2, minlength=100)
-    assert 0 < counts[:50].sum() < 0.5 * counts[50:].sum()
+    assert 0 < counts[::2].sum() < 0.5 * counts[1::2].sum()
+
+
+def test_scheduled_turns_from_seeds_that_hold_out_and_learns_how_far_margins_fall():
+    policy, where = choose_policy("scheduled"), space(n=100)
+    policy.init(where)
+    every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
+    before = policy.weights()
+    held = where.margin.copy()
+    held[50:] -= 3  # to 0..2, while the other half stays at 1..3
+    for _ in range(10):
+        policy.observe(every, results(every, held))
+    after = policy.weights()
+    assert (np.diff(before) < 0).all()
+    assert after[50] > 10 * after[49]
+    assert after[50] > after[0]
+
+
+def test_scheduled_tries_every_corner_once_before_it_draws_where_there_is_no_noise():
+    policy, where = choose_policy("scheduled"), space(n=3, theta=(*BOX, Theta("c", -2, 2)), is_random=False)
+    policy.init(where)
+    tests = policy.propose(np.arange(3000))
+    for seed in where.seeds:
+        corners = tests.theta[(tests.seed == seed) & (tests.kind == "corner")]
+        assert len(np.unique(corners, axis=0)) == len(corners) == 4
+        assert (corners[:, 1] == 10).all()  # its lower end is the identity
+    assert (tests.kind == "draw").any()
+
+
+def test_scheduled_prefers_the_kind_that_pays_off():
+    policy, where = choose_policy("scheduled"), space(n=1000)
+    policy.init(where)
+    for start in range(0, 2000, 200):
+        tests = policy.propose(np.arange(start, start + 200))
+        policy.observe(tests, results(tests, np.where(tests.kind == "flip", -1.0, 1.0)))
+    assert (tests.kind == "flip").mean() > 0.6
 
 
 def test_scheduled_keeps_each_seeds_smallest_margin_and_its_theta():

@@ -71,6 +71,7 @@ class Calculator:
         self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, Tally] | None = None
+        self._panel_clean: Activations | None = None
         self.passes = 5  # find_layers traced a batch of two and one of three
 
     def sweep(self) -> Moments:
@@ -107,7 +108,10 @@ class Calculator:
 
     def watch_panel(self, neurons: Tensor, tally: Tally) -> None:
         """From now on give `tally` the signed differences of these neurons (ascending)."""
-        self.panel = (Picked.of(neurons.to(self.device), self.layers), tally)
+        picked = Picked.of(neurons.to(self.device), self.layers)
+        self.panel = (picked, tally)
+        if self.kept.n_kept == len(self.inputs):
+            self._panel_clean = {name: self.kept.columns(name, at) for name, at in picked.within.items()}
 
     def measure(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Results:
         """Run `tests`, add their sensitivities to `into`, and say what came of each.
@@ -149,7 +153,7 @@ class Calculator:
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
-        self._buffers = {}
+        self._buffers, self._panel_clean = {}, None
 
     def checked(self, moments: Moments) -> Moments:
         """`moments`, unless an activation overflowed: then say where."""
@@ -169,7 +173,7 @@ class Calculator:
         n = len(tests)
         rows, theta, noise_seed = self._columns(tests)
         panel = None if self.panel is None else self.panel[0]
-        fold = Fold(self._clean(rows, n), self._buffers, n, into, panel, climbed, scale)
+        fold = Fold(self._clean(rows, n), self._buffers, n, into, panel, self._panel_clean, climbed, scale)
         theta.requires_grad_(climbed is not None)
         with torch.set_grad_enabled(climbed is not None):
             inputs, disturbed = self.disturb(rows, theta, noise_seed, n)

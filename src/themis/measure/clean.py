@@ -31,6 +31,10 @@ class CleanActivations:
         if room > 0:
             self._kept[name][first : first + room] = activations[:room]
 
+    def columns(self, name: str, neurons: Tensor) -> Tensor:
+        """A copy of some neurons' kept activations, `[kept seeds, neurons]`: each row is close together in memory."""
+        return self._kept[name][:, neurons]
+
     def missing(self, rows: Tensor) -> Tensor:
         """Which of `rows` (seeds) must be recomputed, as positions in `rows`."""
         return (rows >= self.n_kept).nonzero().squeeze(1)

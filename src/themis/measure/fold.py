@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from themis.measure.clean import Located
+from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
-from themis.measure.native import fold, kernel
+from themis.measure.native import fold, library_for
 from themis.probe import Layer
 
 
@@ -43,7 +43,7 @@ class Fold:
 
     `locate(layer)` says where the seeds' clean activations are; the first `n_valid` rows of the chunk are tests, the
     rest padding. Sensitivities go to `into`, which the caller commits. `buffers` gives two scratch tensors
-    `[chunk, neurons]` by layer.
+    `[chunk, neurons]` by layer; `panel_clean` the panel's clean activations by layer, where all were kept.
     """
 
     def __init__(
@@ -53,11 +53,12 @@ class Fold:
         n_valid: int,
         into: Accumulator,
         panel: Picked | None,
+        panel_clean: Activations | None,
         climbed: Picked | None,
         scale: Tensor | None,
     ) -> None:
         self.locate, self.buffers, self.n_valid, self.into = locate, buffers, n_valid, into
-        self.panel, self.climbed, self.scale = panel, climbed, scale
+        self.panel, self.panel_clean, self.climbed, self.scale = panel, panel_clean, climbed, scale
         self.objective: Tensor | float = 0.0
         self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
         self._panel_parts: list[Tensor] = []
@@ -74,8 +75,9 @@ class Fold:
             self.objective = self.objective + climbed.sum()
         activations = activations.detach()
         if self.panel is not None and len(at := self.panel.within[layer.name]):
-            self._panel_parts.append(activations.index_select(1, at) - clean[rows[:, None], at])
-        native = kernel() if activations.device.type == "cpu" and activations.dtype == torch.float32 else None
+            known = clean[rows[:, None], at] if self.panel_clean is None else self.panel_clean[layer.name][rows]
+            self._panel_parts.append(activations.index_select(1, at) - known)
+        native = library_for(activations)
         if native is None:
             self._fold_by_torch(layer, activations, clean, rows)
         else:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from themis.measure.native import accumulate, library_for
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -100,8 +102,12 @@ class Accumulator:
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""
-        self._sums += self._chunk_sums
-        self._squares += self._chunk_squares
+        native = library_for(self._chunk_sums)
+        for total, part in ((self._sums, self._chunk_sums), (self._squares, self._chunk_squares)):
+            if native is None:
+                total += part
+            else:
+                accumulate(native, total, part)
         self.count += n_tests
 
     def moments(self) -> Moments:

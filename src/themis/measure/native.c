@@ -41,3 +41,11 @@ void themis_fold(const float *activations, const float *clean, const int64_t *ro
         }
     }
 }
+
+/* total += part, both [n]. */
+void themis_accumulate(double *total, const float *part, int64_t n)
+{
+#pragma omp parallel for schedule(static) if (n > 32768)
+    for (int64_t j = 0; j < n; j++)
+        total[j] += part[j];
+}

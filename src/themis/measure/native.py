@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -13,25 +12,35 @@ from torch import Tensor
 BLOCK = 1024
 """Neurons of a block; the same as in native.c."""
 
-Kernel = Callable[..., None]
-
 
 @cache
-def kernel() -> Kernel | None:
-    """The compiled function, or None: no compiler when Themis was installed, or a torch without GNU OpenMP."""
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None: no compiler when Themis was installed, or a torch without GNU OpenMP."""
     built = sorted(Path(__file__).parent.glob("_native.*.so"))
     has_openmp = hasattr(ctypes.CDLL(None), "GOMP_parallel")  # torch's own; see native.c
     if not built or not has_openmp:
         return None
-    function = ctypes.CDLL(str(built[-1])).themis_fold
+    found = ctypes.CDLL(str(built[-1]))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
-    function.restype = None
-    return function
+    found.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
+    found.themis_accumulate.argtypes = [pointer, pointer, integer]
+    found.themis_fold.restype = found.themis_accumulate.restype = None
+    return found
+
+
+def library_for(tensor: Tensor) -> ctypes.CDLL | None:
+    """The compiled functions, if they can work on `tensor`: float32, on the CPU."""
+    return library() if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else None
 
 
 def fold(
-    run: Kernel, activations: Tensor, clean: Tensor, rows: Tensor, shift: Tensor, sums: Tensor, squares: Tensor
+    native: ctypes.CDLL,
+    activations: Tensor,
+    clean: Tensor,
+    rows: Tensor,
+    shift: Tensor,
+    sums: Tensor,
+    squares: Tensor,
 ) -> Tensor:
     """Sums over tests of `D - shift` and its square, where `D = |activations - clean[rows]|`; both are overwritten.
 
@@ -40,8 +49,13 @@ def fold(
     """
     n_tests, n = activations.shape
     by_test = torch.empty(-(-n // BLOCK), n_tests)
-    run(
+    native.themis_fold(
         activations.data_ptr(), clean.data_ptr(), rows.data_ptr(), n_tests, n,
         shift.data_ptr(), sums.data_ptr(), squares.data_ptr(), by_test.data_ptr(),
     )  # fmt: skip
     return by_test.sum(0)
+
+
+def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
+    """`total += part`, float64 and float32 `[n]`, without a copy of `part`."""
+    native.themis_accumulate(total.data_ptr(), part.data_ptr(), len(part))

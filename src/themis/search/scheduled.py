@@ -1,24 +1,31 @@
-"""The default search: seeds near their breaking point first, theta from what has broken the model before."""
+"""The default search: seeds by their chance to show a new fault, theta by the kind of proposal that has paid off."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from themis.measure.tests import Floats, Ints, Results, Tests
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Space, State
 
-FAILED_WEIGHT = 0.05
-"""A seed that has failed can only show a further wrong outcome: it is tried a twentieth as often."""
-SHARPNESS = 4.0
-"""How much a small margin counts: a seed at half the median margin is chosen exp(2) times as often as one at it."""
+KINDS = ("corner", "borrowed", "flip")
+WORTH = 5
+"""Tests that the chance read off the margins is worth; from then on a seed's own count of faults outweighs it."""
+NOVELTY = 0.3
+"""After j faults of a seed, the next has a new wrong outcome with chance NOVELTY / (NOVELTY + j): most break one way."""
+MEMORY = 0.9
+"""What a round's tallies of the kinds keep to the next: ten rounds count, since what pays off changes."""
+DOUBT = 20
+"""Tests at the average rate that every kind is credited with, so that none is given up for good."""
 REMEMBERED = 1000
 """Thetas of faults that are offered to other seeds, the latest ones."""
 
 
 class Scheduled:
-    """Seeds weighted by the smallest margin seen; theta by thirds: a corner, another seed's fault, its own best.
+    """Seeds in proportion to their chance of a new fault; theta a corner, another seed's fault, or its own best.
 
-    "Its own best" is the theta of the seed's smallest margin with one coordinate flipped to a bound.
+    Margins of a seed scatter like a normal variable around a mean, of which its clean margin, less the usual fall, is
+    the first reading. "Its own best" is the theta of its smallest margin with one coordinate flipped to a bound.
     """
 
     climbs = False
@@ -27,38 +34,89 @@ class Scheduled:
         self.space = space
         n, dimensions = len(space.seeds), len(space.low)
         self.state: State = {
-            "margin": space.margin.astype(np.float32).copy(),
-            "theta": np.tile(space.high, (n, 1)).astype(np.float32),
-            "has_failed": np.zeros(n, dtype=bool),
+            "tests": np.zeros(n, dtype=np.int64),
+            "faults": np.zeros(n, dtype=np.int64),
+            "total_margin": np.zeros(n),
+            "scatter": np.zeros(3),  # tests, their margins' summed fall below the clean ones, summed squared surprise
+            "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
+            "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # where it was seen
+            "corners": np.zeros(n, dtype=np.int64),  # tried so far
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
+            "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number
+            "tried": np.zeros(len(KINDS)),
+            "paid": np.zeros(len(KINDS)),
         }
 
-    def weights(self) -> Floats:
-        """How often each seed is chosen, relative to the others."""
-        margin, has_failed = self.state["margin"].clip(min=0), self.state["has_failed"]
-        if has_failed.all():
-            return np.ones_like(margin)
-        typical = max(float(np.median(margin[~has_failed])), 1e-12)
-        weight = np.exp(-SHARPNESS * margin / typical) + 1e-4  # no seed is given up for good
-        return np.where(has_failed, FAILED_WEIGHT * weight[~has_failed].mean(), weight)
+    def weights(self) -> NDArray[np.float64]:
+        """Each seed's chance to show a new wrong outcome in its next test."""
+        from scipy.special import ndtr
+
+        state = self.state
+        n_tests, n_faults = state["tests"], state["faults"]
+        breaks = ndtr(-self._expected() / (self._spread() * np.sqrt(1 + 1 / (1 + n_tests))))
+        chance = (WORTH * breaks + n_faults) / (WORTH + n_tests)
+        weights: NDArray[np.float64] = chance * NOVELTY / (NOVELTY + n_faults) + 1e-6
+        return weights
+
+    def _expected(self) -> NDArray[np.float64]:
+        """Each seed's margin in its next test."""
+        state = self.state
+        n, fall, _ = state["scatter"]
+        first = self.space.margin - fall / max(n, 1)
+        expected: NDArray[np.float64] = (first + state["total_margin"]) / (1 + state["tests"])
+        return expected
+
+    def _spread(self) -> float:
+        n, _, surprise = self.state["scatter"]
+        if n:
+            return max(float(np.sqrt(surprise / n)), 1e-12)
+        return max(float(np.median(self.space.margin)) / 2, 1e-12)  # a first guess: the typical seed rarely breaks
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
-        cumulative = np.cumsum(self.weights(), dtype=np.float64)
+        cumulative = np.cumsum(self.weights())
         # One uniform number shifts an even comb over the weights: fewer accidents than drawing each seed by itself.
         comb = (np.arange(len(number)) + space.uniform(FOR_SEED, SEARCH_STREAM, int(number[0]))) / len(number)
         position = np.searchsorted(cumulative, comb * cumulative[-1], side="right").clip(max=len(space.seeds) - 1)
-        choice = space.uniform(FOR_KIND, number)
-        theta, kind = space.corners(number), np.full(len(number), "corner", dtype="<U8")
-        own = choice >= 2 / 3
-        theta[own] = self._flipped(state["theta"][position], number)[own]
-        kind[own] = "flip"
-        borrowed = (choice >= 1 / 3) & ~own
-        if len(state["fault_theta"]) and borrowed.any():
-            pick = (space.uniform(FOR_PICK, -1, number) * len(state["fault_theta"])).astype(np.int64)
-            theta[borrowed] = state["fault_theta"][pick][borrowed]
-            kind[borrowed] = "borrowed"
+        share = np.cumsum(self._rates() ** 2)
+        chosen = np.searchsorted(share, space.uniform(FOR_KIND, number) * share[-1], side="right").clip(max=2)
+        if not len(state["fault_theta"]):
+            chosen[chosen == 1] = 0
+        state["tried"] = MEMORY * state["tried"] + np.bincount(chosen, minlength=len(KINDS))
+        state["paid"] = MEMORY * state["paid"]
+        theta, kind = np.empty((len(number), len(space.low)), dtype=np.float32), np.array(KINDS, "<U8")[chosen]
+        corner, borrowed, flip = (chosen == k for k in range(len(KINDS)))
+        theta[corner], is_new = self._corners(position[corner], number[corner])
+        kind[np.flatnonzero(corner)[~is_new]] = "draw"
+        pick = (space.uniform(FOR_PICK, -1, number[borrowed]) * len(state["fault_theta"])).astype(np.int64)
+        theta[borrowed] = state["fault_theta"][pick]
+        theta[flip] = self._flipped(state["theta"][position[flip]], number[flip])
         return space.tests(number, position, theta, kind)
+
+    def _rates(self) -> NDArray[np.float64]:
+        """New faults a test, by kind."""
+        tried, paid = self.state["tried"], self.state["paid"]
+        average = (paid.sum() + 1) / (tried.sum() + DOUBT)
+        rates: NDArray[np.float64] = (paid + DOUBT * average) / (tried + DOUBT)
+        return rates
+
+    def _corners(self, position: Ints, number: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+        """The next corner of each seed (`position` ascends), in an order of its own; which of them are new tests.
+
+        Where there is no noise and every corner has been tried, theta is drawn uniformly instead.
+        """
+        space, tried = self.space, self.state["corners"]
+        turn = tried[position] + np.arange(len(position)) - np.searchsorted(position, position)
+        np.add.at(tried, position, 1)
+        free = np.flatnonzero((space.low != space.identity) & (space.high != space.identity))[:62]
+        n_corners = 1 << len(free)
+        seed_id = space.seed_id[position]
+        first, stride = ((space.uniform(FOR_PICK, k, seed_id) * n_corners).astype(np.int64) for k in (-3, -4))
+        index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all before it repeats one
+        theta = space.corners(number)
+        theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
+        is_new = (turn < n_corners) | space.is_random
+        return np.where(is_new[:, None], theta, space.uniform_theta(SEARCH_STREAM, number)), is_new
 
     def _flipped(self, theta: Floats, number: Ints) -> Floats:
         """Each theta with one coordinate sent to a bound."""
@@ -69,12 +127,30 @@ class Scheduled:
         return flipped
 
     def observe(self, tests: Tests, results: Results) -> None:
-        state = self.state
-        position = self.space.position(tests.seed)
+        state, space = self.state, self.space
+        position = space.position(tests.seed)
         # In order of falling margin, so that a seed tested twice keeps the smaller one.
         order = np.argsort(-results.margin, kind="stable")
         order = order[results.margin[order] < state["margin"][position[order]]]
         state["margin"][position[order]] = results.margin[order]
         state["theta"][position[order]] = tests.theta[order]
-        state["has_failed"][position[results.is_fault]] = True
-        state["fault_theta"] = np.concatenate([state["fault_theta"], tests.theta[results.is_fault]])[-REMEMBERED:]
+        self._learn_margins(position, results.margin)
+        self._learn_faults(tests[results.is_fault], position[results.is_fault], results.outcome[results.is_fault])
+
+    def _learn_margins(self, position: Ints, margin: Floats) -> None:
+        state, limit = self.state, float(np.abs(self.space.margin).max())
+        margin = margin.clip(-limit, limit)  # an output that is not finite, or wild, is one fault and not more
+        state["scatter"][:2] += len(margin), (self.space.margin[position] - margin).sum()
+        surprise = (margin - self._expected()[position]) ** 2 / (1 + 1 / (1 + state["tests"][position]))
+        state["scatter"][2] += surprise.sum()
+        np.add.at(state["total_margin"], position, margin)
+        np.add.at(state["tests"], position, 1)
+
+    def _learn_faults(self, faults: Tests, position: Ints, outcome: Ints) -> None:
+        state = self.state
+        np.add.at(state["faults"], position, 1)
+        state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta])[-REMEMBERED:]
+        keys, first = np.unique(position << 32 | outcome & 0xFFFFFFFF, return_index=True)
+        new = ~np.isin(keys, state["known"])
+        state["known"] = np.concatenate([state["known"], keys[new]])
+        state["paid"] += [(faults.kind[first[new]] == kind).sum() for kind in KINDS]
