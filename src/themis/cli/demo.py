@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "train LeNet-5 on real digits and test it: a campaign in a minute"
 RECIPE = "lenet5-digits-1"
 """Name of the cached weights; changes with the training recipe."""
-EPOCHS = 8
+EPOCHS = 15
 
 
 def make_parser() -> ArgumentParser:

@@ -1,0 +1,35 @@
+"""Every Python block in the documents runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = [
+    pytest.param(block, id=f"{path.name}-{k}")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for k, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_runs(block, capsys):
+    space = {}
+    exec(compile(block, "document", "exec"), space)
+    if "run" in space:
+        assert space["run"].rounds[-1].tests > 0
+        assert "True" in capsys.readouterr().out
+    elif "BRIGHTNESS" in space:
+        import torch
+
+        import themis
+
+        result = themis.run(torch.nn.Linear(4, 3), torch.rand(9, 4), space["BRIGHTNESS"], max_tests=50)
+        assert result.start.perturbation == "brightness"
+    else:
+        pytest.fail("a block that nothing is checked of")
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) >= 2
