@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from themis import DataError, ModelError, UsageError
-from themis.oracle import NOT_FINITE, Changed, Wrong, choose_oracle, confidence
+from themis.oracle import NOT_FINITE, Changed, Wrong, are_probabilities, choose_oracle, confidence
 
 CLEAN = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 5.0]])
 TESTS = torch.tensor([[2.0, 2.5, 0.0], [0.0, 3.0, 1.0], [float("nan"), 1.0, 0.0]])
@@ -52,4 +52,6 @@ def test_auto_follows_the_labels():
 def test_confidence_takes_scores_and_probabilities():
     probabilities = CLEAN.softmax(1)
     torch.testing.assert_close(confidence(CLEAN), probabilities.amax(1))
-    torch.testing.assert_close(confidence(probabilities), probabilities.amax(1))
+    torch.testing.assert_close(confidence(probabilities, is_probability=True), probabilities.amax(1))
+    assert are_probabilities(probabilities)
+    assert not are_probabilities(CLEAN)

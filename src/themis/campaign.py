@@ -385,7 +385,7 @@ class Campaign:
         at = slice(fault.position, fault.position + 1)
         labels = None if calculator.labels is None else calculator.labels[row : row + 1]
         verdict = calculator.oracle.compare(calculator.clean_outputs[row : row + 1], outputs[at], labels)
-        answer, sure = int(verdict.outcome[0]), float(confidence(outputs[at])[0])
+        answer, sure = int(verdict.outcome[0]), float(confidence(outputs[at], calculator.gives_probabilities)[0])
         is_same = answer == fault.answer and bool(np.isclose(sure, fault.confidence, atol=1e-5, equal_nan=True))
         return Replay(
             clean_inputs=self.seeds.inputs[row],

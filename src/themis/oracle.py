@@ -94,10 +94,15 @@ def choose_oracle(oracle: str | Oracle, has_labels: bool) -> Oracle:
     return ORACLES[name]()
 
 
-def confidence(outputs: Tensor) -> Tensor:
+def are_probabilities(outputs: Tensor) -> bool:
+    """Whether outputs `[inputs, classes]` are probabilities already, not scores; asked of many inputs at once."""
+    is_inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+    return is_inside and bool(((outputs.float().sum(1) - 1).abs() < 1e-3).all())
+
+
+def confidence(outputs: Tensor, is_probability: bool = False) -> Tensor:
     """The probability of each answer `[tests]`: softmax of scores; probabilities are taken as they are."""
     outputs = outputs.float()
-    is_probability = bool(((outputs >= 0) & (outputs <= 1)).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-3).all())
     return (outputs if is_probability else outputs.softmax(1)).amax(1)
 
 

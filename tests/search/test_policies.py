@@ -112,9 +112,10 @@ def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
     counts = np.bincount(tests.seed // 2, minlength=100)
     assert counts[:20].sum() > 2 * counts[-20:].sum()
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
-    margin = np.full(100, 0.5)
-    margin[::2] = -0.5
-    for _ in range(5):
+    noise = np.random.default_rng(0)
+    for _ in range(20):
+        margin = 0.1 + np.abs(noise.normal(size=100))
+        margin[::2] *= -1  # the same wrong outcome each time, while the others just hold
         policy.observe(every, results(every, margin))
     counts = np.bincount(policy.propose(np.arange(2000, 4000)).seed // 2, minlength=100)
     assert 0 < counts[::2].sum() < 0.5 * counts[1::2].sum()

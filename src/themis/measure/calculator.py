@@ -17,7 +17,7 @@ from themis.measure.distance import l2, ssim
 from themis.measure.fold import Fold, Objective, Picked
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.tests import Details, Results, Tests
-from themis.oracle import Oracle, confidence
+from themis.oracle import Oracle, are_probabilities, confidence
 from themis.perturb.perturbation import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
 from themis.target import Target
@@ -100,6 +100,7 @@ class Calculator:
             )
         self.usable = self.oracle.check(self.clean_outputs, self.labels).nonzero().squeeze(1)
         self.reference = self.oracle.reference(self.clean_outputs, self.labels)
+        self.gives_probabilities = are_probabilities(self.clean_outputs)
         return self.checked(moments.moments())
 
     def accumulator(self) -> Accumulator:
@@ -208,7 +209,7 @@ class Calculator:
                 "inputs": disturbed.cpu(),
             }
         return {
-            "confidence": confidence(outputs),
+            "confidence": confidence(outputs, self.gives_probabilities),
             "distance": l2(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
             "signature": signature,

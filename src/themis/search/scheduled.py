@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from themis import rng
 from themis.measure.tests import Floats, Ints, Results, Tests
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Space, State
 
 KINDS = ("corner", "borrowed", "flip")
 WORTH = 5
 """Tests that the chance read off the margins is worth; from then on a seed's own count of faults outweighs it."""
-NOVELTY = 0.3
-"""After j faults of a seed, the next has a new wrong outcome with chance NOVELTY / (NOVELTY + j): most break one way."""
+CLEAN_WORTH = 0.25
+"""Tests that a clean margin is worth: noise moves seeds apart about twice as far as it moves a seed's own tests."""
 MEMORY = 0.9
 """What a round's tallies of the kinds keep to the next: ten rounds count, since what pays off changes."""
 DOUBT = 20
-"""Tests at the average rate that every kind is credited with, so that none is given up for good."""
+"""What is learnt from a round starts from so many tests that went as expected: no kind is given up for good."""
 REMEMBERED = 1000
 """Thetas of faults that are offered to other seeds, the latest ones."""
 
@@ -25,7 +26,8 @@ class Scheduled:
     """Seeds in proportion to their chance of a new fault; theta a corner, another seed's fault, or its own best.
 
     Margins of a seed scatter like a normal variable around a mean, of which its clean margin, less the usual fall, is
-    the first reading. "Its own best" is the theta of its smallest margin with one coordinate flipped to a bound.
+    the first reading. After j faults of a seed the next has a new outcome with chance `a / (a + j)`, and a is learnt.
+    "Its own best" is the theta of its smallest margin with one coordinate flipped to a bound.
     """
 
     climbs = False
@@ -38,11 +40,13 @@ class Scheduled:
             "faults": np.zeros(n, dtype=np.int64),
             "total_margin": np.zeros(n),
             "scatter": np.zeros(3),  # tests, their margins' summed fall below the clean ones, summed squared surprise
+            "novelty": np.ones(()),  # the a of a / (a + j)
             "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
             "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # where it was seen
             "corners": np.zeros(n, dtype=np.int64),  # tried so far
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
             "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number
+            "seen": np.zeros(0, dtype=np.int64),  # tests as seed and theta in one number, where there is no noise
             "tried": np.zeros(len(KINDS)),
             "paid": np.zeros(len(KINDS)),
         }
@@ -53,24 +57,30 @@ class Scheduled:
 
         state = self.state
         n_tests, n_faults = state["tests"], state["faults"]
-        breaks = ndtr(-self._expected() / (self._spread() * np.sqrt(1 + 1 / (1 + n_tests))))
+        breaks = ndtr(-self._expected() / (self._spread() * np.sqrt(1 + 1 / (CLEAN_WORTH + n_tests))))
         chance = (WORTH * breaks + n_faults) / (WORTH + n_tests)
-        weights: NDArray[np.float64] = chance * NOVELTY / (NOVELTY + n_faults) + 1e-6
+        weights: NDArray[np.float64] = chance * self._is_new(n_faults) + 1e-6
         return weights
+
+    def _is_new(self, n_faults: Ints) -> NDArray[np.float64]:
+        """The chance that the next fault of a seed with so many has a new outcome."""
+        novelty = self.state["novelty"]
+        chance: NDArray[np.float64] = novelty / (novelty + n_faults)
+        return chance
 
     def _expected(self) -> NDArray[np.float64]:
         """Each seed's margin in its next test."""
         state = self.state
         n, fall, _ = state["scatter"]
-        first = self.space.margin - fall / max(n, 1)
-        expected: NDArray[np.float64] = (first + state["total_margin"]) / (1 + state["tests"])
+        first = CLEAN_WORTH * (self.space.margin - fall / max(n, 1))
+        expected: NDArray[np.float64] = (first + state["total_margin"]) / (CLEAN_WORTH + state["tests"])
         return expected
 
     def _spread(self) -> float:
         n, _, surprise = self.state["scatter"]
         if n:
             return max(float(np.sqrt(surprise / n)), 1e-12)
-        return max(float(np.median(self.space.margin)) / 2, 1e-12)  # a first guess: the typical seed rarely breaks
+        return max(float(np.median(self.space.margin)) / 4, 1e-12)  # a first guess: the typical seed rarely breaks
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
@@ -82,15 +92,20 @@ class Scheduled:
         chosen = np.searchsorted(share, space.uniform(FOR_KIND, number) * share[-1], side="right").clip(max=2)
         if not len(state["fault_theta"]):
             chosen[chosen == 1] = 0
-        state["tried"] = MEMORY * state["tried"] + np.bincount(chosen, minlength=len(KINDS))
-        state["paid"] = MEMORY * state["paid"]
-        theta, kind = np.empty((len(number), len(space.low)), dtype=np.float32), np.array(KINDS, "<U8")[chosen]
-        corner, borrowed, flip = (chosen == k for k in range(len(KINDS)))
-        theta[corner], is_new = self._corners(position[corner], number[corner])
-        kind[np.flatnonzero(corner)[~is_new]] = "draw"
+        theta = np.empty((len(number), len(space.low)), dtype=np.float32)
+        borrowed, flip = chosen == 1, chosen == 2
         pick = (space.uniform(FOR_PICK, -1, number[borrowed]) * len(state["fault_theta"])).astype(np.int64)
         theta[borrowed] = state["fault_theta"][pick]
         theta[flip] = self._flipped(state["theta"][position[flip]], number[flip])
+        repeated = (borrowed | flip) & np.isin(_keys(space.seeds[position], theta), state["seen"])
+        state["tried"] = MEMORY * state["tried"] + np.bincount(chosen, minlength=len(KINDS))
+        state["tried"][0] += repeated.sum()
+        state["paid"] = MEMORY * state["paid"]
+        chosen[repeated] = 0
+        corner = chosen == 0
+        theta[corner], is_new = self._corners(position[corner], number[corner])
+        kind = np.array(KINDS, "<U8")[chosen]
+        kind[np.flatnonzero(corner)[~is_new]] = "draw"
         return space.tests(number, position, theta, kind)
 
     def _rates(self) -> NDArray[np.float64]:
@@ -134,6 +149,8 @@ class Scheduled:
         order = order[results.margin[order] < state["margin"][position[order]]]
         state["margin"][position[order]] = results.margin[order]
         state["theta"][position[order]] = tests.theta[order]
+        if not space.is_random:
+            state["seen"] = np.concatenate([state["seen"], _keys(tests.seed, tests.theta)])
         self._learn_margins(position, results.margin)
         self._learn_faults(tests[results.is_fault], position[results.is_fault], results.outcome[results.is_fault])
 
@@ -141,16 +158,24 @@ class Scheduled:
         state, limit = self.state, float(np.abs(self.space.margin).max())
         margin = margin.clip(-limit, limit)  # an output that is not finite, or wild, is one fault and not more
         state["scatter"][:2] += len(margin), (self.space.margin[position] - margin).sum()
-        surprise = (margin - self._expected()[position]) ** 2 / (1 + 1 / (1 + state["tests"][position]))
+        surprise = (margin - self._expected()[position]) ** 2 / (1 + 1 / (CLEAN_WORTH + state["tests"][position]))
         state["scatter"][2] += surprise.sum()
         np.add.at(state["total_margin"], position, margin)
         np.add.at(state["tests"], position, 1)
 
     def _learn_faults(self, faults: Tests, position: Ints, outcome: Ints) -> None:
         state = self.state
-        np.add.at(state["faults"], position, 1)
         state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta])[-REMEMBERED:]
         keys, first = np.unique(position << 32 | outcome & 0xFFFFFFFF, return_index=True)
-        new = ~np.isin(keys, state["known"])
-        state["known"] = np.concatenate([state["known"], keys[new]])
-        state["paid"] += [(faults.kind[first[new]] == kind).sum() for kind in KINDS]
+        first = first[~np.isin(keys, state["known"])]
+        state["known"] = np.concatenate([state["known"], (position << 32 | outcome & 0xFFFFFFFF)[first]])
+        state["paid"] += [(faults.kind[first] == kind).sum() for kind in KINDS]
+        before = state["faults"][position]
+        expected, found = self._is_new(before[before > 0]).sum(), (before[first] > 0).sum()
+        state["novelty"] = (state["novelty"] * (found + DOUBT) / (expected + DOUBT)).clip(0.01, 100)
+        np.add.at(state["faults"], position, 1)
+
+
+def _keys(seed: Ints, theta: Floats) -> Ints:
+    """Seed and theta in one number."""
+    return rng.mix(seed, *np.ascontiguousarray(theta).view(np.int32).astype(np.int64).T)
