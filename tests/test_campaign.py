@@ -57,7 +57,7 @@ def test_counts_agree_with_the_faults(result):
     assert sum(kind["faults"] for kind in result.kinds.values()) == last.faults
     assert result.kinds["uniform"]["tests"] == 512
     uniform = [f for f in faults if f.stream == "uniform"]
-    assert result.fault_rate.value == pytest.approx(len(uniform) / 512)
+    assert sum(result.faults.columns["stream"] == "uniform") == len(uniform) > 0
     assert result.fault_rate.low < result.fault_rate.value < result.fault_rate.high
 
 
@@ -264,7 +264,7 @@ def test_preset_paper_is_the_paper_to_the_letter(trained):
     settings = result.start.settings
     assert (settings.policy, settings.judge, settings.alpha, settings.uniform_share) == ("paper", "gibbs", None, 0.0)
     assert result.fault_rate is result.residual_risk is result.coverage_uniform is None
-    assert set(result.kinds) == {"draw", "ascent"}
+    assert set(result.kinds) == {"draw", "ascent", "bound"}
     assert result.rounds[0].tests == result.start.n_usable  # one test a seed and round
     assert result.stop_reason == "coverage"
     assert campaign(trained, preset="paper", judge="exact", max_tests=300).start.settings.judge == "exact"

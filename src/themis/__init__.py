@@ -56,7 +56,12 @@ __all__ = [
 ]
 
 
+_FOLDERS = ("perturb", "zoo")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"themis.{name}")
     if name in _HOMES:
         value = globals()[name] = getattr(importlib.import_module(f"themis.{_HOMES[name]}"), name)
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from themis.callback import Callback, Callbacks
 from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment
-from themis.errors import UsageError, nearest
+from themis.errors import ThemisError, UsageError, nearest
 from themis.faults import Fault, Faults, Replay
 from themis.judge import JUDGES
 from themis.judge.coverage import Coverage, Rule, cover
@@ -97,6 +97,11 @@ class Campaign:
         with self._timed("measure"):
             self._sweep()
         self.space = self._space()
+        if settings.max_passes is not None and settings.max_passes < self.calculator.passes + self._cost:
+            raise UsageError(
+                f"max_passes must leave room for a test after the clean sweep's {self.calculator.passes:,}, got "
+                f"{settings.max_passes:,}: raise it, or take fewer seeds with max_seeds"
+            )
         self.policy.init(self.space)
         self.novelty = Novelty(self.space)
         self.tally = Tally(len(seeds))
@@ -123,11 +128,21 @@ class Campaign:
             stop = ("user", "the user stopped it")
             if not self.rounds or self.rounds[-1].tests < self.tally.tests:
                 self._judge()
+        except ThemisError as error:
+            self._fail(start, environment, error)
+            raise
         result = self._finish(start, environment, *stop)
         if self.store:
             self.store.end(result)
         self.callbacks.call("on_end", result)
         return result
+
+    def _fail(self, start: Start, environment: dict[str, Any], error: ThemisError) -> None:
+        """The model or the disk failed in mid-campaign: what was found until then is kept."""
+        self.callbacks.call("on_error", error)
+        if self.store and self.rounds:
+            with suppress(ThemisError):
+                self.store.end(self._finish(start, environment, "error", f"it failed: {error}"))
 
     # Phase 1, measure
 
@@ -163,9 +178,9 @@ class Campaign:
             results = self.calculator.measure(tests, self.moments[stream], objective)
         is_whole = len(results) == len(tests)
         tests = tests[: len(results)]
-        self.tally.add(tests, results, stream == "uniform")
-        self._keep_faults(tests, results, stream)
         with self._timed("search"):
+            self.tally.add(tests, results, stream == "uniform")
+            self._keep_faults(tests, results, stream)
             self.policy.observe(tests, results)
         return is_whole
 
@@ -173,7 +188,7 @@ class Campaign:
         at = np.flatnonzero(results.is_fault)
         if not len(at):
             return
-        n_before, n = len(self.faults), len(at)
+        n = len(at)
         calculator, rows = self.calculator, tests.seed[at]
         labels = np.full(n, -1) if self.seeds.labels is None else self.seeds.labels.numpy()[rows]
         self.faults.add(
@@ -195,7 +210,7 @@ class Campaign:
             position=at % calculator.chunk,
         )
         if self.store or self.callbacks.wants("on_fault"):
-            found = self.faults[n_before:]
+            found = self.faults.latest()
             if self.store:
                 self.store.add_faults(found, results.faults.inputs)
             for fault in found:
@@ -279,12 +294,16 @@ class Campaign:
         if settings.max_tests is not None:
             size = min(size, settings.max_tests - tests)
         if settings.max_passes is not None:
-            cost = (3 if self.policy.climbs else 1) + self.perturbation.passes
-            size = min(size, (settings.max_passes - self.calculator.passes) // cost)
+            size = min(size, (settings.max_passes - self.calculator.passes) // self._cost)
         if settings.max_seconds is not None and tests:
             rate = tests / (perf_counter() - self.began)
             size = min(size, int(rate * (settings.max_seconds - perf_counter() + self.began)))
         return max(1, size)
+
+    @property
+    def _cost(self) -> int:
+        """Passes of one test of the policy."""
+        return (3 if self.policy.climbs else 1) + self.perturbation.passes
 
     def _whole_chunks(self) -> int:
         """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
@@ -311,8 +330,7 @@ class Campaign:
             )
         if settings.max_tests is not None and last.tests >= settings.max_tests:
             return "tests", f"the budget of {settings.max_tests:,} tests is spent"
-        cost = (3 if self.policy.climbs else 1) + self.perturbation.passes
-        if settings.max_passes is not None and last.passes + cost > settings.max_passes:
+        if settings.max_passes is not None and last.passes + self._cost > settings.max_passes:
             return "passes", f"the budget of {settings.max_passes:,} passes is spent"
         if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
             return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"

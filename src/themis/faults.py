@@ -112,7 +112,14 @@ class Faults(Sequence[Fault]):
             return [self[each] for each in range(*k.indices(self._n))]
         if not -self._n <= k < self._n:
             raise IndexError(f"fault {k} of {self._n}")
-        values = {name: column[k] for name, column in self.columns.items()}
+        return self._fault({name: column[k] for name, column in self.columns.items()})
+
+    def latest(self) -> list[Fault]:
+        """The faults added last."""
+        batch = self._batches[-1] if self._batches else {"id": ()}
+        return [self._fault({name: column[k] for name, column in batch.items()}) for k in range(len(batch["id"]))]
+
+    def _fault(self, values: dict[str, Any]) -> Fault:
         theta, signature = values.pop("theta"), values.pop("signature")
         plain = {name: value.item() for name, value in values.items()}
         plain["label"] = None if plain["label"] < 0 else plain["label"]
@@ -142,12 +149,18 @@ class Faults(Sequence[Fault]):
         """
         groups: dict[int, list[Fault]] = {}
         seen: set[int] = set()
-        for fault in sorted(self.distinct(), key=lambda each: each.distance / max(each.confidence, 1e-6)):
+        for fault in sorted(self.distinct(), key=_telling):
             if fault.seed_id not in seen:
                 seen.add(fault.seed_id)
                 groups.setdefault(fault.clean_answer, []).append(fault)
         turns = sorted(
             ((turn, fault) for group in groups.values() for turn, fault in enumerate(group)),
-            key=lambda each: (each[0], each[1].distance / max(each[1].confidence, 1e-6)),
+            key=lambda each: (each[0], _telling(each[1])),
         )
         return [fault for _, fault in turns[:n]]
+
+
+def _telling(fault: Fault) -> float:
+    """Small where a small change made the model sure of a wrong answer."""
+    sure = fault.confidence if np.isfinite(fault.confidence) else 1.0
+    return fault.distance / max(sure, 1e-6)

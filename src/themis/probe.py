@@ -79,7 +79,7 @@ class Watch(TorchFunctionMode):
         # Those of torch return what the function returns: they are seen at the call, without waiting for the end.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
         self.callers = set(self.paths)  # modules that call activation functions; all, until a pass has shown which
-        self._begin(lambda name, activation: None, None)
+        self._begin(_ignore, None)
 
     def _begin(self, visit: Visit, wanted: Container[str] | None) -> None:
         self.visit, self.wanted = visit, wanted
@@ -120,6 +120,7 @@ class Watch(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
+            self.visit = _ignore  # a visit may hold gigabytes of activations
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -279,6 +280,10 @@ def _has_batch_dimension(of_two: tuple[int, ...], of_three: tuple[int, ...]) -> 
     if not of_two or not of_three or of_two[1:] != of_three[1:]:
         return False
     return of_two[0] % 2 == 0 and of_three[0] % 3 == 0 and of_two[0] // 2 == of_three[0] // 3 > 0
+
+
+def _ignore(name: str, activation: Tensor) -> None:
+    pass
 
 
 def _has(*iterables: Any) -> bool:

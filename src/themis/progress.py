@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from themis.callback import Callback
+from themis.errors import ThemisError
 from themis.judge.estimate import Estimate
 from themis.result import Round, Run, Start, percent
 
@@ -26,12 +26,12 @@ class ShowProgress(Callback):
         self._printed = 0.0
 
     def on_start(self, start: Start) -> None:
-        self.console.print(_opening(start), highlight=False)
+        self.console.print(_opening(start), highlight=False, soft_wrap=True)
         self._goal = start.settings.coverage
         if self.console.is_terminal:
             self._live = Progress(
                 TextColumn("coverage"),
-                BarColumn(bar_width=28),
+                BarColumn(bar_width=28 if self.console.width >= 110 else 10),
                 TextColumn("{task.fields[line]}"),
                 TimeElapsedColumn(),
                 console=self.console,
@@ -49,25 +49,29 @@ class ShowProgress(Callback):
             self.console.print(f"round {round.number}: coverage {line}", highlight=False, soft_wrap=True)
 
     def on_end(self, run: Run) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self.console.print(summary_table(run))
+        self._stop()
+        for name, text in summary_rows(run):
+            self.console.print(f"[dim]{name:<13}[/dim]  {text}", highlight=False, soft_wrap=True)
         self.console.print(run.stop, style="bold", highlight=False, soft_wrap=True)
 
+    def on_error(self, error: ThemisError) -> None:
+        self._stop()
 
-def summary_table(run: Run) -> Table:
-    """What a campaign found, for a person."""
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def summary_rows(run: Run) -> list[tuple[str, str]]:
+    """What a campaign found, for a person: names and texts."""
     last, start = run.rounds[-1], run.start
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title="Result", title_justify="left")
-    table.add_column(style="dim")
-    table.add_column()
     rows: list[tuple[str, str]] = [
         (
             "faults",
             f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
             f"{start.n_usable:,} seeds",
         ),
-        ("fault rate", _estimate(run.fault_rate, "of uniform tests")),
+        ("fault rate", _estimate(run.fault_rate, "mean over seeds")),
         ("residual risk", _estimate(run.residual_risk, "that the next uniform test shows a new distinct fault")),
         (
             "coverage",
@@ -84,10 +88,8 @@ def summary_table(run: Run) -> Table:
     if run.stop_reason != "coverage" and last.coverage.forecast:
         rows.append(("forecast", f"about {last.coverage.forecast:,} more tests to the coverage goal"))
     if run.normality is not None:
-        rows.append(("normality", run.normality.sentence))
-    for name, text in rows:
-        table.add_row(name, text)
-    return table
+        rows.append(("normality", run.normality.verdict))
+    return rows
 
 
 def _opening(start: Start) -> str:
@@ -103,10 +105,10 @@ def _opening(start: Start) -> str:
 
 def _line(round: Round) -> str:
     forecast = round.coverage.forecast
-    more = "" if not forecast else f", about {forecast:,} more tests to the goal"
+    more = "" if not forecast else f", ~{forecast:,} to go"
     return (
         f"{percent(round.coverage.sampled)}, {round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
-        f"{_rate(round):,.0f} a second{more}"
+        f"{_rate(round):,.0f}/s{more}"
     )
 
 

@@ -65,7 +65,7 @@ class Run:
     stop: str
     """Why it stopped, as a sentence."""
     stop_reason: str
-    """coverage, tests, passes, seconds, plateau or user."""
+    """coverage, tests, passes, seconds, plateau or user; error in the summary of a campaign that failed."""
     faults: Faults
     rounds: list[Round]
     start: Start

@@ -42,7 +42,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset != "paper":
             raise UsageError(f"preset must be 'paper' or None, got {self.preset!r}")
+        self._check_types()
         rules: dict[str, tuple[bool, str]] = {
+            "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
             "coverage": (0 < self.coverage <= 1, "lie in (0, 1]"),
             "tolerance": (self.tolerance > 0 and math.isfinite(self.tolerance), "be a positive number"),
             "alpha": (self.alpha is None or 0.5 <= self.alpha < 1, "lie in [0.5, 1), or be None for the point value"),
@@ -58,6 +60,19 @@ class Settings:
         for name, (is_kept, rule) in rules.items():
             if not is_kept:
                 raise UsageError(f"{name} must {rule}, got {getattr(self, name)!r}")
+
+    def _check_types(self) -> None:
+        """Whole numbers for counts (1e4 is one), numbers for the rest."""
+        for each in fields(self):
+            value, kind = getattr(self, each.name), str(each.type)
+            if value is None or each.name == "policy" or not kind.startswith(("int", "float")):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"{each.name} must be a number, got {value!r}")
+            if kind.startswith("int"):
+                if value != int(value):
+                    raise UsageError(f"{each.name} must be a whole number, got {value!r}")
+                object.__setattr__(self, each.name, int(value))
 
     @staticmethod
     def of(**options: Any) -> Settings:

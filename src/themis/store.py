@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -37,16 +38,16 @@ class Folder:
             raise UsageError(f"out must be a new folder, {self.path} holds a run already: choose another or remove it")
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"out must be a folder, {self.path} is a file")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"out must be a folder that can be written, {self.path}: {error.strerror}") from error
 
     def begin(self, start: Start, environment: dict[str, Any]) -> None:
         import yaml
 
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"out must be a folder that can be written, {self.path}: {error.strerror}") from error
         settings = {name: _named(value) for name, value in asdict(start.settings).items()}
-        config = {"perturbation": start.perturbation, **settings}
+        config = {"perturb": start.perturbation, **settings}
         self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
         self._write("environment.json", json.dumps(environment, indent=2))
 
@@ -57,7 +58,7 @@ class Folder:
         self._append("rounds.jsonl", [asdict(round)])
 
     def end(self, run: Run) -> None:
-        self._write("summary.json", json.dumps(run.summary(), indent=2))
+        self._write("summary.json", json.dumps(_finite(run.summary()), indent=2, allow_nan=False))
 
     def _write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text + "\n", encoding="utf-8")
@@ -65,9 +66,18 @@ class Folder:
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
         if rows:
             with (self.path / name).open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.writelines(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def _finite(value: Any) -> Any:
+    """Plain data with None for every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _named(value: Any) -> Any:

@@ -112,17 +112,19 @@ class Target:
     def opened(self) -> Iterator[None]:
         """The model in evaluation mode; afterwards flags, parameters and buffers are as they were, to the bit."""
         modules = list(self.module.modules())
-        flags = [each.training for each in modules]
-        kept = [(tensor, tensor.detach().clone(), tensor._version) for tensor in _tensors(self.module)]
+        held = [(each, each.training, dict(each._parameters), dict(each._buffers)) for each in modules]
+        copies = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in _tensors(self.module)]
         self.module.eval()
         try:
             yield
         finally:
-            for each, flag in zip(modules, flags, strict=True):
-                each.training = flag
+            for each, training, parameters, buffers in held:
+                each.training = training
+                each._parameters.update(parameters)  # a forward may have put new tensors in their place
+                each._buffers.update(buffers)
             with torch.no_grad():
-                for tensor, copy, version in kept:
-                    if tensor._version != version:
+                for tensor, copy, version in copies:
+                    if version is not None and tensor._version != version:
                         tensor.copy_(copy)
 
     def _prepare(self, inputs: Tensor) -> Tensor:
@@ -154,6 +156,11 @@ class Target:
                 f"the model raised {type(error).__name__} on inputs {list(inputs.shape)} in {self.bounds}: {error}; "
                 "check that it takes this shape, and the preprocess given to Target"
             ) from error
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; tensors made in inference mode do not count, nor can they be written to."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from themis import Theta, UsageError
 from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import POLICIES, choose_policy
+from themis.search.paper import STEP
 from themis.search.policy import Novelty, Space
 
 BOX = (Theta("a", -1, 1), Theta("b", 0, 10, unit="px"))
@@ -78,8 +79,9 @@ def test_corners_visits_every_seed_equally_and_never_stands_still():
     assert set(tests.theta[:, 1]) == {10.0}  # its lower end is the identity
 
 
-def test_paper_climbs_its_gradient_and_redraws_what_is_stuck():
-    policy, where = choose_policy("paper"), space(n=5)
+@pytest.mark.parametrize("is_random", [True, False])
+def test_paper_climbs_its_gradient_and_redraws_what_is_stuck(is_random):
+    policy, where = choose_policy("paper"), space(n=5, is_random=is_random)
     policy.init(where)
     first = policy.propose(np.arange(5))
     assert set(first.kind) == {"draw"}
@@ -88,13 +90,16 @@ def test_paper_climbs_its_gradient_and_redraws_what_is_stuck():
     second = policy.propose(np.arange(5, 10))
     assert set(second.kind) == {"ascent"}
     assert (second.noise_seed == first.noise_seed).all()
-    expected = (first.theta + np.float32([0.1 * 2, 0.1 * 10 / 4])).clip(where.low, where.high)
+    expected = (first.theta + np.float32([STEP * 2, STEP * 10 / 4])).clip(where.low, where.high)
     np.testing.assert_allclose(second.theta, expected, rtol=1e-6)
-    for start in range(10, 100, 5):
+    for start in range(10, 110, 5):
         policy.observe(second, results(second, gradient=gradient))
         last, second = second, policy.propose(np.arange(start, start + 5))
-    at_the_top = (last.theta == where.high).all(1)
-    assert (second.kind[at_the_top] == "draw").all()
+        at_the_top = (last.theta == where.high).all(1)
+        assert set(second.kind[at_the_top]) <= {"bound" if is_random else "draw"}
+        if is_random:  # goes on at the bound, with new noise
+            assert (second.theta[at_the_top] == where.high).all()
+            assert (second.noise_seed[at_the_top] != last.noise_seed[at_the_top]).all()
 
 
 def test_paper_redraws_a_test_without_a_gradient():

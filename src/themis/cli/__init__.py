@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 2, 3, 130
 """Exit codes."""
 
 
@@ -27,17 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     modules: dict[str, Any] = {"demo": demo, "run": run}
     for name, module in modules.items():
         commands.add_subcommand(name, module.make_parser(), help=module.HELP)
-    arguments = parser.parse_args(None if argv is None else list(argv))
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser.parse_args(words)
     name = arguments.subcommand
+    said = set(parser.parse_args(words, defaults=False)[name].keys())  # what a preset must not change
     try:
-        return int(modules[name].execute(arguments[name]))
+        return int(modules[name].execute(arguments[name], said))
     except ThemisError as error:
         print(f"themis {name}: {error}", file=sys.stderr)
         return BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED
     except KeyboardInterrupt:
-        print(f"themis {name}: interrupted before the first test", file=sys.stderr)
+        print(f"themis {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def execute(arguments: Namespace) -> int:
+def execute(arguments: Namespace, said: set[str]) -> int:
     from themis.campaign import run
     from themis.data.readers import read_digits
     from themis.report.figure import draw_faults
@@ -52,7 +53,8 @@ def execute(arguments: Namespace) -> int:
     train, held_out = split(digits)
     model = trained_lenet5(train, held_out, say)
     arguments.out = str(_free(Path(arguments.out)))
-    magnitude = arguments.magnitude or {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
+    usual = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
+    magnitude = usual if arguments.magnitude is None else arguments.magnitude
     result = run(
         Target(model),
         held_out,
@@ -91,7 +93,7 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
         say(f"LeNet-5 from {path}: {_accuracy(model, held_out):.1%} of {len(held_out):,} held-out digits right")
-    except (OSError, RuntimeError, EOFError):
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
         began = perf_counter()
         _train(model, train)
         path.parent.mkdir(parents=True, exist_ok=True)

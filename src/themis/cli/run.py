@@ -32,9 +32,9 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--perturb", type=str, required=True, help="name of the perturbation: gaussian, fgsm")
     parser.add_argument("--out", type=str | None, default=None, help="new folder for the results")
     parser.add_argument("--bounds", type=tuple[float, float], default=(0.0, 1.0), help="range of a raw input, [0,255]")
-    parser.add_argument("--mean", type=list[float] | None, default=None, help="normalisation mean by channel")
-    parser.add_argument("--std", type=list[float] | None, default=None, help="normalisation spread by channel")
-    parser.add_argument("--layers", type=list[str], default=["auto"], help="auto, or globs over layer names")
+    parser.add_argument("--mean", type=float | list[float] | None, default=None, help="normalisation mean by channel")
+    parser.add_argument("--std", type=float | list[float] | None, default=None, help="normalisation spread by channel")
+    parser.add_argument("--layers", type=str | list[str], default="auto", help="auto, or globs over layer names")
     parser.add_argument("--neurons", type=str, default="element", help="element or channel")
     parser.add_argument("--oracle", type=str, default="auto", help="wrong, changed, or auto: wrong if there are labels")
     parser.add_argument("--device", type=str | None, default=None, help="cpu or cuda; by default where the model is")
@@ -44,27 +44,23 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def add_settings(parser: ArgumentParser, **defaults: Any) -> None:
+def add_settings(parser: ArgumentParser) -> None:
     """A flag for every option of a campaign."""
     hints = get_type_hints(Settings)
     for each in fields(Settings):
         kind = str if each.name == "policy" else hints[each.name]
-        default = defaults.get(each.name, each.default)
-        parser.add_argument(f"--{each.name.replace('_', '-')}", type=kind, default=default, help=each.metadata["help"])
+        flag = f"--{each.name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, default=each.default, help=each.metadata["help"])
 
 
-def options_of(arguments: Namespace) -> dict[str, Any]:
-    """The campaign options that differ from their defaults: a preset may change the others."""
-    return {f.name: arguments[f.name] for f in fields(Settings) if arguments[f.name] != f.default}
-
-
-def execute(arguments: Namespace) -> int:
+def execute(arguments: Namespace, said: set[str]) -> int:
     from themis.campaign import run
 
     target = load_target(arguments)
     data = load_data(arguments.data)
     callbacks = [] if arguments.quiet or arguments.json else [show_progress()]
-    result = run(target, data, arguments.perturb, out=arguments.out, callbacks=callbacks, **options_of(arguments))
+    options = {each.name: arguments[each.name] for each in fields(Settings) if each.name in said}
+    result = run(target, data, arguments.perturb, out=arguments.out, callbacks=callbacks, **options)
     return report(result, arguments)
 
 
@@ -99,9 +95,13 @@ def load_target(arguments: Namespace) -> Target:
         if (arguments.mean is None) != (arguments.std is None):
             raise UsageError("--mean and --std must be given together, got one of them")
         preprocess = None if arguments.mean is None else Normalize(arguments.mean, arguments.std)
-        layers = arguments.layers[0] if arguments.layers == ["auto"] else arguments.layers
         target = Target(
-            made, tuple(arguments.bounds), preprocess, layers, neurons=arguments.neurons, oracle=arguments.oracle
+            made,
+            tuple(arguments.bounds),
+            preprocess,
+            arguments.layers,
+            neurons=arguments.neurons,
+            oracle=arguments.oracle,
         )
     if arguments.weights is not None:
         _load_weights(target.module, arguments.weights)

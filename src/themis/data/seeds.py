@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from themis.errors import DataError
 from themis.rng import mix
@@ -40,8 +41,8 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
         return data if rows is None else data[rows]
     if isinstance(data, Tensor | np.ndarray):
         inputs, labels = torch.as_tensor(data), None
-    elif isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(each, "shape") for each in data):
-        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+    elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
+        inputs, labels = torch.as_tensor(data[0]), None if data[1] is None else torch.as_tensor(data[1])
     else:
         return _checked(*_stack(data, max_seeds))
     seeds = _checked(inputs, labels, torch.arange(len(inputs)))
@@ -58,8 +59,7 @@ def _sample(n: int, max_seeds: int | None) -> Tensor | None:
 
 def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """Inputs, labels and indices of a data set."""
-    # A loader may shuffle; its data set gives each seed a lasting index.
-    dataset = getattr(data, "dataset", data)
+    dataset = _dataset_of(data)
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "
@@ -70,13 +70,37 @@ def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Ten
     rows = _sample(len(dataset), max_seeds)
     rows = torch.arange(len(dataset)) if rows is None else rows
     items = [dataset[k] for k in rows.tolist()]
-    has_labels = isinstance(items[0], tuple | list)
-    pictures = [torch.as_tensor(each[0] if has_labels else each) for each in items]
+    has_labels = isinstance(items[0], tuple | list) and len(items[0]) > 1
+    try:
+        pictures = [torch.as_tensor(each[0] if isinstance(each, tuple | list) else each) for each in items]
+        labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels else None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"a Dataset must give (input tensor, class number), got {_describe(items[0])} ({error}): convert them in "
+            "the data set, with ToTensor() or argmax()"
+        ) from error
     shapes = {tuple(each.shape) for each in pictures}
     if len(shapes) > 1:
         raise DataError(f"all inputs must have one shape, got {sorted(shapes)[:3]}: resize them in the data set")
-    labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels and len(items[0]) > 1 else None
     return torch.stack(pictures), labels, rows
+
+
+def _dataset_of(data: Any) -> Any:
+    """The data set of a loader: a loader may shuffle, its data set gives each seed a lasting index."""
+    if not isinstance(data, DataLoader):
+        return data
+    if data.batch_sampler is not None and not isinstance(data.sampler, SequentialSampler | RandomSampler):
+        raise DataError(
+            f"a DataLoader must go over its whole data set, got the sampler {type(data.sampler).__name__}: pass "
+            "Subset(dataset, indices) instead"
+        )
+    return data.dataset
+
+
+def _describe(item: Any) -> str:
+    if isinstance(item, tuple | list):
+        return f"({', '.join(type(each).__name__ for each in item)})"
+    return type(item).__name__
 
 
 def _checked(inputs: Tensor, labels: Tensor | None, seed_id: Tensor) -> Seeds:

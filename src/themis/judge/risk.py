@@ -22,7 +22,7 @@ _HALF_Z2 = 1.959963984540054**2 / 2
 
 
 def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None:
-    """The share of uniform tests that are faults, over inputs like these seeds; None without a test.
+    """The fault rate over inputs like these seeds: the mean of the tested seeds' own rates; None without a test.
 
     `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so what is known grows with
     the seeds, not with the tests. Each limit is Gaffke's for the mean of a variable in 0..1, here a seed's own fault
@@ -36,9 +36,8 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     if not is_tested.any():
         return None
     tests, faults = tests[is_tested], faults[is_tested]
-    value = float(faults.sum() / tests.sum())
-    low = 1 - _mean_limit((tests - faults) / tests)
-    return Estimate(value, min(low, value), max(_mean_limit(faults / tests), value))
+    value = float((faults / tests).mean())
+    return Estimate(value, 1 - _mean_limit((tests - faults) / tests), _mean_limit(faults / tests))
 
 
 def residual_risk(times_seen: Counts, n_tests: int) -> Estimate | None:

@@ -27,7 +27,7 @@ CHUNK_ACTIVATIONS = 1 << 24
 CHUNK_LEAST, CHUNK_MOST = 8, 256
 ACCELERATOR_BATCH = 256
 
-Tally = Callable[[Tensor, Tensor], None]
+OnPanel = Callable[[Tensor, Tensor], None]
 """Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
 
 
@@ -70,7 +70,7 @@ class Calculator:
         scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
         self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
         self.clean_outputs = self.reference = torch.empty(0)
-        self.panel: tuple[Picked, Tally] | None = None
+        self.panel: tuple[Picked, OnPanel] | None = None
         self._panel_clean: Activations | None = None
         self.passes = 5  # find_layers traced a batch of two and one of three
 
@@ -91,7 +91,7 @@ class Calculator:
             outputs.append(self._clean_pass(rows, visit)[: len(rows)])
             moments.commit(len(rows))
         self.clean_outputs = torch.cat(outputs).float()
-        is_finite = self.clean_outputs.flatten(1).isfinite().all(1)
+        is_finite = self.clean_outputs.reshape(len(self.inputs), -1).isfinite().all(1)
         if not bool(is_finite.all()):
             raise ModelError(
                 f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
@@ -107,10 +107,10 @@ class Calculator:
         """An empty accumulator of the right size and place."""
         return Accumulator(self.n_neurons, self.device, self.dtype)
 
-    def watch_panel(self, neurons: Tensor, tally: Tally) -> None:
-        """From now on give `tally` the signed differences of these neurons (ascending)."""
+    def watch_panel(self, neurons: Tensor, take: OnPanel) -> None:
+        """From now on give `take` the signed differences of these neurons (ascending)."""
         picked = Picked.of(neurons.to(self.device), self.layers)
-        self.panel = (picked, tally)
+        self.panel = (picked, take)
         if self.kept.n_kept == len(self.inputs):
             self._panel_clean = {name: self.kept.columns(name, at) for name, at in picked.within.items()}
 
@@ -199,15 +199,6 @@ class Calculator:
             return {**verdict._asdict(), **climb, **found}
 
     def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
-        if not len(inputs):
-            none = torch.empty(0, device=self.device)
-            return {
-                "confidence": none,
-                "distance": none,
-                "ssim": none,
-                "signature": signature,
-                "inputs": disturbed.cpu(),
-            }
         return {
             "confidence": confidence(outputs, self.gives_probabilities),
             "distance": l2(inputs, disturbed),

@@ -16,7 +16,7 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
 
     Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; NaN for what is no such picture.
     """
-    if inputs.ndim != 4 or min(inputs.shape[2:]) < 7:
+    if inputs.ndim != 4 or min(inputs.shape[2:]) < 7 or not len(inputs):
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
     a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough
     moments = torch.stack([a, b, a * a, b * b, a * b]).flatten(0, 1)

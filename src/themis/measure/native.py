@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sysconfig
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +17,10 @@ BLOCK = 1024
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None: no compiler when Themis was installed, or a torch without GNU OpenMP."""
-    built = sorted(Path(__file__).parent.glob("_native.*.so"))
-    has_openmp = hasattr(ctypes.CDLL(None), "GOMP_parallel")  # torch's own; see native.c
-    if not built or not has_openmp:
+    built = Path(__file__).with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    if not built.exists() or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):  # torch's own; see native.c
         return None
-    found = ctypes.CDLL(str(built[-1]))
+    found = ctypes.CDLL(str(built))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     found.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
     found.themis_accumulate.argtypes = [pointer, pointer, integer]
