@@ -349,6 +349,9 @@ WRONG = {
     "policy": ({"policy": "corner"}, UsageError, "did you mean 'corners'"),
     "judge": ({"judge": "gibs"}, UsageError, "did you mean 'gibbs'"),
     "magnitude": ({"magnitude": -0.1}, UsageError, "magnitude must be a positive number"),
+    "text for a number": ({"max_tests": "100"}, UsageError, "max_tests must be a number, got '100'"),
+    "half a test": ({"round_size": 2.5}, UsageError, "round_size must be a whole number, got 2.5"),
+    "random seed": ({"random_seed": 2**70}, UsageError, "random_seed must lie in"),
     "max seeds": ({"max_seeds": 0}, UsageError, "max_seeds must be positive"),
 }
 
@@ -393,3 +396,99 @@ def test_something_else_than_a_model_is_refused():
         Target(Conv(), bounds=(1, 0))
     with pytest.raises(UsageError, match="neurons must be"):
         Target(Conv(), neurons="pixel")
+
+
+class Rebinds(nn.Module):
+    """Puts a new tensor in the place of a buffer in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.fc(x)
+
+
+def test_a_buffer_rebound_in_a_forward_is_put_back():
+    net = Rebinds()
+    calls = net.calls
+    themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100)
+    assert net.calls is calls
+    assert calls == 0
+
+
+def test_a_model_made_in_inference_mode_can_be_tested():
+    with torch.inference_mode():
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100).rounds[-1].tests == 100
+
+
+def test_an_output_with_one_dimension_is_explained():
+    net = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    with pytest.raises(ModelError, match=r"scores \[inputs, classes\] with 2 classes or more, got \[20\]"):
+        themis.run(net, torch.rand(20, 4), "gaussian")
+
+
+class FailsLater(nn.Module):
+    def __init__(self, net, after):
+        super().__init__()
+        self.net, self.after = net, after
+
+    def forward(self, x):
+        self.after -= 1
+        if self.after < 0:
+            raise ZeroDivisionError("worn out")
+        return self.net(x)
+
+
+def test_a_model_that_fails_in_mid_campaign_loses_no_fault(trained, tmp_path):
+    heard = []
+
+    class Listen(Callback):
+        def on_error(self, error):
+            heard.append(error)
+
+    model, digits = trained
+    options = {"magnitude": 0.9, "max_seeds": 200, "out": tmp_path / "run", "callbacks": [Listen()]}
+    with pytest.raises(ModelError, match="worn out") as raised:
+        themis.run(FailsLater(model, 12), digits, "gaussian", **options)
+    assert heard == [raised.value]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    faults = (tmp_path / "run/faults.jsonl").read_text().splitlines()
+    assert summary["stop_reason"] == "error"
+    assert "worn out" in summary["stop"]
+    assert len(faults) >= summary["faults"] > 0
+
+
+def test_a_breakdown_is_stored_as_valid_json(trained, tmp_path):
+    class BreaksDown(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return torch.where(x[:, :, 0, 0] > 0.5, float("nan"), self.net(x).softmax(1))
+
+    model, digits = trained
+    result = themis.run(BreaksDown(model), digits, "gaussian", magnitude=0.4, max_tests=1280, out=tmp_path / "run")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    lines = (tmp_path / "run/faults.jsonl").read_text().splitlines()
+    faults = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert {fault["answer"] for fault in faults} > {-1}
+    assert all(fault.replay().is_same for fault in result.faults)
+    assert all(0.1 <= fault.confidence <= 1 for fault in result.faults if fault.answer >= 0)
+    assert result.faults.most_telling(5)
+
+
+def test_counts_may_be_written_as_powers_of_ten():
+    assert themis.run(nn.Linear(4, 3), torch.rand(20, 4), "gaussian", max_tests=1e2).start.settings.max_tests == 100
+
+
+def test_a_pass_budget_must_leave_room_for_a_test():
+    with pytest.raises(UsageError, match="max_passes must leave room for a test after the clean sweep's 25"):
+        themis.run(nn.Linear(4, 3), torch.rand(20, 4), "gaussian", max_passes=25)

@@ -88,6 +88,29 @@ def test_a_target_and_weights_can_be_given(here, capsys):
     assert "must fit the model, missing ['1.weight'" in capsys.readouterr().err
 
 
+def test_a_preset_never_changes_what_is_said(here, capsys):
+    arguments = ["run", *BASE[1:-2], "--preset", "paper", "--json", "--out"]
+    assert main([*arguments, "a", "--max-tests", "20000", "--judge", "exact", "--coverage", "0.1"]) == 0
+    config = (here / "a/config.yaml").read_text()
+    assert "max_tests: 20000" in config
+    assert "judge: exact" in config
+    assert "policy: paper" in config
+    assert main([*arguments, "b", "--coverage", "0.1"]) == 0
+    assert "judge: gibbs" in (here / "b/config.yaml").read_text()
+
+
+def test_a_stored_configuration_can_be_run_again(here, capsys):
+    assert main([*BASE, "--quiet", "--out", "a"]) == 0
+    again = ["run", "--config", "a/config.yaml", "--model", "mine:net", "--data", "mine:data", "--json"]
+    assert main(again) == 0
+    first = json.loads((here / "a/summary.json").read_text())
+    assert json.loads(capsys.readouterr().out)["faults"] == first["faults"]
+
+
+def test_one_layer_or_one_mean_needs_no_brackets(here):
+    assert main([*BASE, "--quiet", "--layers", "1", "--mean", "0.5", "--std", "0.5"]) == 0
+
+
 WRONG = {
     "no such module": (["--model", "nowhere:net"], 2, "No module named 'nowhere'"),
     "no factory": (["--model", "mine"], 2, "--model must be module:factory, got 'mine'"),

@@ -16,6 +16,11 @@ def test_every_public_name_is_there():
         themis.nothing  # noqa: B018
 
 
+def test_folders_are_public_too():
+    assert "gaussian" in themis.perturb.PERTURBATIONS
+    assert themis.zoo.lenet5() is not None
+
+
 def test_importing_it_imports_no_torch():
     code = "import sys, themis; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
