@@ -31,5 +31,13 @@ def test_a_block_runs(block, capsys):
         pytest.fail("a block that nothing is checked of")
 
 
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert link.startswith("http") or (path.parent / link).exists(), link
+
+
 def test_there_are_blocks():
     assert len(BLOCKS) >= 2

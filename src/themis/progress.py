@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.callback import Callback
 from themis.errors import ThemisError
@@ -29,14 +29,15 @@ class ShowProgress(Callback):
         self.console.print(_opening(start), highlight=False, soft_wrap=True)
         self._goal = start.settings.coverage
         if self.console.is_terminal:
-            self._live = Progress(
+            is_wide = self.console.width >= 110
+            columns: list[ProgressColumn] = [
                 TextColumn("coverage"),
-                BarColumn(bar_width=28 if self.console.width >= 110 else 10),
+                BarColumn(28 if is_wide else 10),
                 TextColumn("{task.fields[line]}"),
-                TimeElapsedColumn(),
-                console=self.console,
-                transient=True,
-            )
+            ]
+            if is_wide:
+                columns.append(TimeElapsedColumn())
+            self._live = Progress(*columns, console=self.console, transient=True)
             self._task = self._live.add_task("", total=self._goal, line="first round")
             self._live.start()
 
