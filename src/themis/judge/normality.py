@@ -50,7 +50,7 @@ def describe_normality(shape: Shape) -> Normality | None:
         compatible_absolute=absolute[2],
         n_neurons=n_neurons,
         n_unmoved=len(has_spread) - n_neurons,
-        verdict=_verdict(absolute),
+        verdict=f"{_fit(absolute)}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons",
         sentence=_sentence(signed, absolute),
     )
 
@@ -67,9 +67,8 @@ def _sentence(signed: tuple[float, float, float], absolute: tuple[float, float, 
     def figures(of: tuple[float, float, float]) -> str:
         return f"median skewness {of[0]:.1f}, excess kurtosis {of[1]:.1f}, close to normal for {of[2]:.0%} of neurons"
 
-    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {_verdict(absolute)}."
+    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {_fit(absolute)}."
 
 
-def _verdict(absolute: tuple[float, float, float]) -> str:
-    fits = "fits most neurons" if absolute[2] > 0.5 else "is an approximation here"
-    return f"the normal model {fits}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons"
+def _fit(absolute: tuple[float, float, float]) -> str:
+    return "the normal model fits most neurons" if absolute[2] > 0.5 else "the normal model is an approximation here"
