@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from themis.callback import Callback, Callbacks
 from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment
 from themis.errors import ThemisError, UsageError, nearest
-from themis.faults import Fault, Faults, Replay
+from themis.faults import Faults
 from themis.judge import JUDGES
 from themis.judge.coverage import Coverage, Rule, cover
 from themis.judge.exact import exact
@@ -33,8 +34,9 @@ from themis.measure.moments import Moments
 from themis.measure.panel import Panel, Shape, choose_panel
 from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
-from themis.oracle import choose_oracle, confidence
+from themis.oracle import choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
+from themis.replay import replay_fault
 from themis.result import Round, Run, Seconds, Start, percent
 from themis.search import Policy, Space, choose_policy
 from themis.search.policy import UNIFORM_STREAM, Novelty
@@ -108,7 +110,8 @@ class Campaign:
         self.moments = {stream: self.calculator.accumulator() for stream in STREAMS}
         theta = tuple(each.name for each in perturbation.theta)
         layers = tuple(layer.name for layer in self.calculator.layers)
-        self.faults = Faults(perturbation.name, theta, layers, self._replay)
+        replay = partial(replay_fault, calculator=self.calculator, seeds=seeds)
+        self.faults = Faults(perturbation.name, theta, layers, replay)
         blank = torch.zeros(self.calculator.n_neurons, dtype=torch.float64, device=target.device)
         self.open_neurons = sample_neurons(blank, settings.sample).sort().values
 
@@ -391,29 +394,6 @@ class Campaign:
             )
         self.calculator.release()
         return replace(result, seconds=Seconds(**self.seconds, total=perf_counter() - self.began))
-
-    def _replay(self, fault: Fault) -> Replay:
-        """Run a fault again at its row of a chunk of the recorded shape: the same kernels, so the same bits."""
-        calculator = self.calculator
-        row = int((self.seeds.seed_id == fault.seed_id).nonzero()[0])
-        theta = np.array([list(fault.theta.values())], dtype=np.float32)
-        one = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
-        with self.target.opened():
-            inputs, outputs = calculator.run_chunk(one[np.zeros(calculator.chunk, dtype=np.int64)])
-        at = slice(fault.position, fault.position + 1)
-        labels = None if calculator.labels is None else calculator.labels[row : row + 1]
-        verdict = calculator.oracle.compare(calculator.clean_outputs[row : row + 1], outputs[at], labels)
-        answer, sure = int(verdict.outcome[0]), float(confidence(outputs[at], calculator.gives_probabilities)[0])
-        is_same = answer == fault.answer and bool(np.isclose(sure, fault.confidence, atol=1e-5, equal_nan=True))
-        return Replay(
-            clean_inputs=self.seeds.inputs[row],
-            inputs=inputs[fault.position].cpu(),
-            outputs=outputs[fault.position].cpu(),
-            answer=answer,
-            confidence=sure,
-            is_fault=bool(verdict.is_fault[0]),
-            is_same=is_same,
-        )
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
