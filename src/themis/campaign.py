@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from themis.callback import Callback, Callbacks
 from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment
-from themis.errors import ThemisError, UsageError, nearest
+from themis.errors import ThemisError, UsageError
 from themis.faults import Faults
-from themis.judge import JUDGES
+from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, Rule, cover
 from themis.judge.exact import exact
 from themis.judge.gibbs import gibbs
@@ -63,8 +63,7 @@ def run(
     data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results.
     """
     settings = Settings.of(**options)
-    if settings.judge not in JUDGES:
-        raise UsageError(f"judge must be a known name, got {settings.judge!r}: {nearest(settings.judge, JUDGES)}")
+    choose_judge(settings.judge)  # refuses an unknown name before anything runs
     policy = choose_policy(settings.policy)
     chosen = choose_perturbation(perturbation, settings.magnitude)
     if isinstance(target, nn.Module):
@@ -245,7 +244,7 @@ class Campaign:
         """Judge what was measured, and close the round."""
         with self._timed("judge"):
             total = self._total()
-            coverage, open_neurons = self._cover(total, JUDGES[self.settings.judge])
+            coverage, open_neurons = self._cover(total, choose_judge(self.settings.judge))
             if coverage.sampled >= self.settings.coverage and self.settings.judge == "exact":
                 coverage, open_neurons = self._cover(total, gibbs)  # a stop is confirmed by real chains
         if open_neurons is not None and len(open_neurons):

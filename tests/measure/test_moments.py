@@ -11,7 +11,7 @@ from themis.measure.moments import Accumulator, Moments
 values = arrays(np.float64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.floats(-1e6, 1e6, width=32))
 
 
-def same(a: Moments, b: Moments, values: torch.Tensor) -> None:
+def assert_same(a: Moments, b: Moments, values: torch.Tensor) -> None:
     scale = values.abs().max().clamp(min=1e-30)
     assert torch.equal(a.count, b.count)
     torch.testing.assert_close(a.mean, b.mean, rtol=1e-12, atol=float(scale) * 1e-12)
@@ -24,7 +24,7 @@ def test_moments_are_those_of_two_passes_in_numpy(chunk):
     expected = Moments(
         torch.tensor(len(chunk)), torch.from_numpy(chunk.mean(0)), torch.from_numpy(chunk.var(0) * len(chunk))
     )
-    same(moments, expected, torch.from_numpy(chunk))
+    assert_same(moments, expected, torch.from_numpy(chunk))
 
 
 @given(values, values, values)
@@ -32,16 +32,16 @@ def test_merging_is_associative_commutative_and_equal_to_seeing_all_at_once(a, b
     a, b, c = (torch.from_numpy(each) for each in (a, b, c))
     A, B, C = (Moments.of(each) for each in (a, b, c))
     every = torch.cat([a, b, c])
-    same(A.merge(B).merge(C), Moments.of(every), every)
-    same(A.merge(B.merge(C)), Moments.of(every), every)
-    same(B.merge(A), A.merge(B), every)
+    assert_same(A.merge(B).merge(C), Moments.of(every), every)
+    assert_same(A.merge(B.merge(C)), Moments.of(every), every)
+    assert_same(B.merge(A), A.merge(B), every)
 
 
 @given(values)
 def test_merging_nothing_changes_nothing(chunk):
     moments, nothing = Moments.of(torch.from_numpy(chunk)), Moments.empty(3)
-    same(moments.merge(nothing), moments, torch.from_numpy(chunk))
-    same(nothing.merge(moments), moments, torch.from_numpy(chunk))
+    assert_same(moments.merge(nothing), moments, torch.from_numpy(chunk))
+    assert_same(nothing.merge(moments), moments, torch.from_numpy(chunk))
 
 
 @given(values, st.integers(1, 7))
@@ -53,7 +53,7 @@ def test_accumulating_chunks_is_merging_them(chunk, size):
         into.add(part[:, 2:].clone(), 2, 3)
         into.commit(len(part))
         merged = merged.merge(Moments.of(part))
-    same(into.moments(), merged, tensor)
+    assert_same(into.moments(), merged, tensor)
 
 
 def test_a_chunk_that_is_not_committed_leaves_no_trace():
