@@ -1,6 +1,7 @@
 """A campaign gives the model back, keeps what it found when something fails, and explains what is wrong."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import themis
 from themis import Callback, DataError, ModelError, Target, UsageError
+from themis.store import Reader
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -197,13 +199,12 @@ def test_a_model_that_fails_in_mid_campaign_loses_no_fault(trained, tmp_path):
         themis.run(FailsLater(model, 12), digits, "gaussian", **options)
     assert heard == [raised.value]
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    faults = (tmp_path / "run/faults.jsonl").read_text().splitlines()
     assert summary["stop_reason"] == "error"
     assert "worn out" in summary["stop"]
-    assert len(faults) >= summary["faults"] > 0
+    assert Reader(tmp_path / "run").count() >= summary["faults"] > 0
 
 
-def test_a_breakdown_is_stored_as_valid_json(trained, tmp_path):
+def test_a_breakdown_is_stored_and_read_back(trained, tmp_path):
     class BreaksDown(nn.Module):
         def __init__(self, net):
             super().__init__()
@@ -214,13 +215,9 @@ def test_a_breakdown_is_stored_as_valid_json(trained, tmp_path):
 
     model, digits = trained
     result = themis.run(BreaksDown(model), digits, "gaussian", magnitude=0.4, max_tests=1280, out=tmp_path / "run")
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    lines = (tmp_path / "run/faults.jsonl").read_text().splitlines()
-    faults = [json.loads(line, parse_constant=refuse) for line in lines]
-    assert {fault["answer"] for fault in faults} > {-1}
+    faults = Reader(tmp_path / "run").faults()
+    assert {fault.answer for fault in faults} > {-1}
+    assert all(math.isnan(fault.confidence) and fault.margin == -math.inf for fault in faults if fault.answer == -1)
     assert all(fault.replay().is_same for fault in result.faults)
     assert all(0.1 <= fault.confidence <= 1 for fault in result.faults if fault.answer >= 0)
     assert result.faults.most_telling(5)

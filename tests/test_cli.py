@@ -1,15 +1,20 @@
 """The command line, as a user types it."""
 
 import json
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
 
-from themis.cli import main
+from themis import cli
+from themis.cli import COMMANDS, main
+from themis.cli import run as run_command
 
 MODULE = """
+import warnings
 import torch
 from torch import nn
 from themis import Target
@@ -26,6 +31,23 @@ def data():
 
 def broken():
     raise ZeroDivisionError("no model today")
+
+class Interrupted(nn.Module):
+    left, error = 12, KeyboardInterrupt
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        warnings.warn("an old habit")
+        type(self).left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.net(x)
+
+class WornOut(Interrupted):
+    error = ZeroDivisionError("worn out")
 """
 
 
@@ -41,22 +63,29 @@ def here(tmp_path, monkeypatch):
 BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--max-tests", "300"]
 
 
-def test_run_prints_progress_a_summary_and_the_stop_reason(here, capsys):
+def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here, capsys):
     assert main([*BASE, "--magnitude", "0.3", "--out", "runs/first"]) == 0
     said = capsys.readouterr().out
     assert "19 neurons in 2 layers, 30 of 30 seeds to test" in said
     assert "round 1: coverage" in said
     assert "residual risk" in said
     assert "Stopped because" in said
-    assert "Results in runs/first" in said
+    assert said.endswith("Results in runs/first\nList the faults: themis faults runs/first\n")
     summary = json.loads((here / "runs/first/summary.json").read_text())
     assert summary["tests"] == 300
-    faults = [json.loads(line) for line in (here / "runs/first/faults.jsonl").read_text().splitlines()]
-    assert len(faults) == summary["faults"] > 0
-    rounds = [json.loads(line) for line in (here / "runs/first/rounds.jsonl").read_text().splitlines()]
-    assert len(rounds) == summary["rounds"]
+    assert summary["faults"] > 0
     assert "magnitude: 0.3" in (here / "runs/first/config.yaml").read_text()
     assert json.loads((here / "runs/first/environment.json").read_text())["threads"] == torch.get_num_threads()
+
+
+def test_results_go_to_a_folder_of_their_own_unless_none_is_wanted(here, capsys, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    assert main([*BASE, "--quiet", "--out", "none"]) == 0
+    assert not (here / "runs").exists()
+    for name in ("now", "now-2"):
+        assert main([*BASE, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["out"] == f"runs/{name}"
+        assert (here / "runs" / name / "summary.json").exists()
 
 
 def test_run_can_print_json_alone_or_nothing(here, capsys):
@@ -76,19 +105,14 @@ def test_options_come_from_a_file_and_flags_override_it(here, capsys):
     assert set(summary["kinds"]) == {"uniform"}
 
 
-def test_a_target_and_weights_can_be_given(here, capsys):
+def test_a_target_and_weights_can_be_given(here):
     import mine
 
     torch.save(mine.net().state_dict(), "weights.pt")
-    arguments = ["run", "--model", "mine:target", "--weights", "weights.pt", *BASE[3:], "--json"]
-    assert main(arguments) == 0
-    torch.save({"other": torch.zeros(1)}, "other.pt")
-    arguments[4] = "other.pt"
-    assert main(arguments) == 3
-    assert "must fit the model, missing ['1.weight'" in capsys.readouterr().err
+    assert main(["run", "--model", "mine:target", "--weights", "weights.pt", *BASE[3:], "--json"]) == 0
 
 
-def test_a_preset_never_changes_what_is_said(here, capsys):
+def test_a_preset_never_changes_what_is_said(here):
     arguments = ["run", *BASE[1:-2], "--preset", "paper", "--json", "--out"]
     assert main([*arguments, "a", "--max-tests", "20000", "--judge", "exact", "--coverage", "0.1"]) == 0
     config = (here / "a/config.yaml").read_text()
@@ -99,11 +123,11 @@ def test_a_preset_never_changes_what_is_said(here, capsys):
     assert "judge: gibbs" in (here / "b/config.yaml").read_text()
 
 
-def test_a_stored_configuration_can_be_run_again(here, capsys):
+def test_a_stored_configuration_can_be_run_again(here, capsys, tmp_path_factory, monkeypatch):
     assert main([*BASE, "--quiet", "--out", "a"]) == 0
-    again = ["run", "--config", "a/config.yaml", "--model", "mine:net", "--data", "mine:data", "--json"]
-    assert main(again) == 0
     first = json.loads((here / "a/summary.json").read_text())
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # the configuration says where the modules are
+    assert main(["run", "--config", str(here / "a/config.yaml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"] == first["faults"]
 
 
@@ -111,42 +135,49 @@ def test_one_layer_or_one_mean_needs_no_brackets(here):
     assert main([*BASE, "--quiet", "--layers", "1", "--mean", "0.5", "--std", "0.5"]) == 0
 
 
-WRONG = {
-    "no such module": (["--model", "nowhere:net"], 2, "No module named 'nowhere'"),
-    "no factory": (["--model", "mine"], 2, "--model must be module:factory, got 'mine'"),
-    "no such factory": (["--model", "mine:nett"], 2, "no attribute 'nett'"),
-    "factory raises": (["--model", "mine:broken"], 3, "raised ZeroDivisionError: no model today"),
-    "no such perturbation": (["--perturb", "gausian"], 2, "did you mean 'gaussian'"),
-    "no such reader": (["--data", "digit"], 2, "did you mean 'digits'"),
-    "no such file": (["--data", "npz:nothing.npz"], 3, "nothing.npz does not"),
-    "weights missing": (["--weights", "nothing.pt"], 3, "nothing.pt does not"),
-    "mean without std": (["--mean", "[0.5]"], 2, "--mean and --std must be given together"),
-    "bounds": (["--bounds", "[0.2,0.3]"], 3, "inputs must lie in bounds (0.2, 0.3)"),
-    "layers": (["--layers", "[conv9]"], 2, "'conv9' matches none"),
-    "device": (["--device", "cuda:77"], 2, "--device must be usable here"),
-    "coverage": (["--coverage", "2"], 2, "coverage must lie in (0, 1], got 2.0"),
-}
+def test_a_run_that_is_refused_leaves_no_folder(here, capsys):
+    assert main([*BASE, "--quiet", "--out", "runs/a", "--bounds", "0.2,0.3"]) == 3
+    assert "inputs must lie in bounds (0.2, 0.3)" in capsys.readouterr().err
+    assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_gets_one_line_and_its_exit_code(here, capsys, name):
-    arguments, code, message = WRONG[name]
-    assert main([*BASE, *arguments]) == code
+def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
+    words = [*BASE[:1], "--model", "mine:Interrupted", *BASE[3:-2], "--tolerance", "1e-7", "--plateau", "5"]
+    assert main([*words, "--out", "runs/a b"]) == 130
+    said = capsys.readouterr()
+    assert "the user stopped it" in said.out
+    assert said.out.endswith("Go on: themis resume 'runs/a b'\n")
+    assert said.err == ""
+    before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
+    assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
+    assert main(["resume", "runs/a b"]) == 0
+    assert "The run had ended already" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    words = [*BASE[:1], "--model", "mine:WornOut", *BASE[3:-2], "--tolerance", "1e-7"]
+    assert main([*words, "--quiet"]) == 3
     said = capsys.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
+    assert said.endswith("; what was found is kept in runs/now; THEMIS_DEBUG=1 shows where\n")
+    assert said.count("\n") == 1
+    assert main(["resume", "runs/now", "--max-tests", "3000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 3000
 
 
-def test_a_folder_with_a_run_is_never_overwritten(here, capsys):
-    assert main([*BASE, "--quiet", "--out", "runs/a"]) == 0
-    assert main([*BASE, "--quiet", "--out", "runs/a"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+def test_a_run_goes_on_when_its_model_has_moved(here, capsys, tmp_path_factory, monkeypatch):
+    import mine
 
-
-def test_a_value_of_the_wrong_type_is_bad_usage(here):
-    with pytest.raises(SystemExit) as stopped:
-        main([*BASE, "--max-tests", "many"])
-    assert stopped.value.code == 2
+    torch.save(mine.net().state_dict(), "weights.pt")
+    assert main([*BASE, "--weights", "weights.pt", "--tolerance", "1e-7", "--quiet", "--out", "a"]) == 0
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    (here / "weights.pt").rename(elsewhere / "moved.pt")
+    (here / "mine.py").rename(elsewhere / "yours.py")
+    words = ["--weights", "moved.pt", "--model", "yours:net", "--data", "yours:data", "--max-tests", "400", "--json"]
+    assert main(["resume", str(here / "a"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 400
 
 
 def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys):
@@ -165,13 +196,107 @@ def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "runs/demo-2/summary.json").exists()
 
 
+def test_themis_alone_lists_the_commands(capsys):
+    assert main([]) == 2
+    alone = capsys.readouterr()
+    assert alone.err == ""
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone.out
+    assert all(f"  {name} " in alone.out for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("themis 0.")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns_and_ends_with_examples(name, monkeypatch, capsys):
+    if name and not find_spec(f"themis.cli.{name}"):
+        pytest.skip("not written yet")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*name.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("examples:") if name else len(lines)
+    assert max(map(len, lines[:at])) < 80
+    assert lines[0].startswith("usage: themis")
+    if name:
+        examples = lines[at + 1 :]
+        assert len(examples) >= 2
+        assert all(f"themis {name}" in each for each in examples)
+
+
 def test_help_imports_nothing_heavy():
+    names = [name for name in COMMANDS if find_spec(f"themis.cli.{name}")]
     code = (
         "import sys; from themis.cli import main\n"
-        "try: main(['run', '--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'matplotlib'} & set(sys.modules)))"
+        f"for name in {names}: main([name, '--help'])\n"
+        "main(['--help'])\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'yaml', 'matplotlib', 'shtab'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert "--max-tests" in done.stdout
+
+
+def raise_from(monkeypatch, error):
+    def execute(arguments, said):
+        raise error
+
+    monkeypatch.setattr(run_command, "execute", execute)
+
+
+def test_a_bug_is_one_line_and_a_traceback_on_request(monkeypatch, capsys):
+    monkeypatch.delenv("THEMIS_DEBUG", raising=False)
+    raise_from(monkeypatch, KeyError("a\nb"))
+    assert main(BASE) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("themis run: unexpected KeyError: ")
+    assert said.endswith("; set THEMIS_DEBUG=1 for the traceback, and please report it\n")
+    assert said.count("\n") == 1
+    monkeypatch.setenv("THEMIS_DEBUG", "1")
+    assert main(BASE) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_broken_pipe_is_no_error(here):
+    code = "import sys; from themis.cli import main; sys.exit(main())"
+    pipe, end = os.pipe()
+    os.close(pipe)
+    done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], stdout=end, stderr=subprocess.PIPE)
+    os.close(end)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((here / "a/summary.json").read_text())["tests"] == 300
+
+
+def test_interrupted_before_it_began(monkeypatch, capsys):
+    raise_from(monkeypatch, KeyboardInterrupt())
+    assert main(BASE) == 130
+    assert capsys.readouterr().err == "themis run: interrupted\n"
+
+
+def test_a_warning_of_themis_is_one_line(monkeypatch, capsys):
+    def execute(arguments, said):
+        cli.warnings.warn_explicit("something\nodd", RuntimeWarning, "campaign.py", 1, "themis.campaign")
+        cli.warnings.warn_explicit("old habits", DeprecationWarning, "other.py", 1, "other")
+        return 0
+
+    monkeypatch.delenv("THEMIS_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "warnoptions", [])
+    monkeypatch.setattr(run_command, "execute", execute)
+    assert main(BASE) == 0
+    assert capsys.readouterr().err == "themis run: something odd\n"
+
+
+def test_a_run_goes_well_without_rich_or_yaml(here):
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in "rich yaml matplotlib".split():
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+from themis.cli import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Stopped because")
+    assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0

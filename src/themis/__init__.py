@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from themis.version import __version__
 
 if TYPE_CHECKING:
+    from themis.begin import resume, run
     from themis.callback import Callback
-    from themis.campaign import run
-    from themis.errors import DataError, MissingExtraError, ModelError, ThemisError, UsageError
+    from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.faults import Fault
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
@@ -30,11 +30,13 @@ _HOMES = {
     "Normalize": "target",
     "Perturbation": "perturb",
     "Run": "result",
+    "StoreError": "errors",
     "Target": "target",
     "ThemisError": "errors",
     "Theta": "perturb",
     "UsageError": "errors",
-    "run": "campaign",
+    "resume": "begin",
+    "run": "begin",
 }
 __all__ = [
     "Callback",
@@ -47,11 +49,13 @@ __all__ = [
     "Normalize",
     "Perturbation",
     "Run",
+    "StoreError",
     "Target",
     "ThemisError",
     "Theta",
     "UsageError",
     "__version__",
+    "resume",
     "run",
 ]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from themis.errors import ThemisError
     from themis.faults import Fault
     from themis.result import Round, Run, Start
 
@@ -27,7 +26,7 @@ class Callback:
     def on_end(self, run: Run) -> None:
         """The campaign has stopped."""
 
-    def on_error(self, error: ThemisError) -> None:
+    def on_error(self, error: Exception) -> None:
         """The campaign has failed and raises this error; `on_end` is not called."""
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from themis.callback import Callback, Callbacks
-from themis.data.seeds import Seeds, read_seeds
-from themis.environment import describe_environment
-from themis.errors import ThemisError, UsageError
+from themis.callback import Callbacks
+from themis.checkpoint import UnderWay, load, save
+from themis.data.seeds import Seeds
+from themis.errors import StoreError, ThemisError, UsageError
 from themis.faults import Faults
+from themis.interrupt import held_back
 from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, Rule, cover
 from themis.judge.exact import exact
@@ -35,45 +35,20 @@ from themis.measure.panel import Panel, Shape, choose_panel
 from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
 from themis.oracle import choose_oracle
-from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb import Perturbation
 from themis.replay import replay_fault
-from themis.result import Round, Run, Seconds, Start, percent
-from themis.search import Policy, Space, choose_policy
+from themis.result import Round, Run, Seconds, Start
+from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM, Novelty
 from themis.settings import Settings
-from themis.store import Folder, Store
+from themis.stop import stop_reason
+from themis.store.tensors import Tensors
+from themis.store.writer import Checkpoint, Writer
 from themis.target import Target
 
 ROUND_SIZE = 640
 """Tests a round, unless five chunks are more."""
 STREAMS = ("uniform", "search")
-
-
-def run(
-    target: Target | nn.Module,
-    data: Any,
-    perturbation: str | Perturbation,
-    *,
-    out: str | Path | None = None,
-    callbacks: Iterable[Callback] = (),
-    **options: Any,
-) -> Run:
-    """Test `target` on `data` under `perturbation`; options are the fields of `Settings`.
-
-    data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results.
-    """
-    settings = Settings.of(**options)
-    choose_judge(settings.judge)  # refuses an unknown name before anything runs
-    policy = choose_policy(settings.policy)
-    chosen = choose_perturbation(perturbation, settings.magnitude)
-    if isinstance(target, nn.Module):
-        target = Target(target)
-    if not isinstance(target, Target):
-        raise UsageError(f"target must be a themis.Target or an nn.Module, got {type(target).__name__}")
-    seeds = read_seeds(data, settings.max_seeds)
-    store = None if out is None else Folder(out)
-    with target.opened():
-        return Campaign(target, seeds, chosen, policy, settings, Callbacks(callbacks), store).run()
 
 
 class Campaign:
@@ -87,16 +62,21 @@ class Campaign:
         policy: Policy,
         settings: Settings,
         callbacks: Callbacks,
-        store: Store | None,
+        store: Writer | None,
+        environment: dict[str, Any],
+        chunk: int | None = None,
     ) -> None:
         self.began = perf_counter()
         self.seconds = dict.fromkeys(("measure", "judge", "search"), 0.0)
         self.settings, self.policy, self.callbacks, self.store = settings, policy, callbacks, store
-        self.target, self.seeds, self.perturbation = target, seeds, perturbation
+        self.target, self.seeds, self.perturbation, self.environment = target, seeds, perturbation, environment
         self.rule = Rule(settings.tolerance, settings.draws, settings.alpha)
         self.rounds: list[Round] = []
+        self.under_way: UnderWay | None = None
+        self._untold: list[tuple[str, Any]] = []
+        self._is_torn = False
         with self._timed("measure"):
-            self._sweep()
+            self._sweep(chunk)
         self.space = self._space()
         if settings.max_passes is not None and settings.max_passes < self.calculator.passes + self._cost:
             raise UsageError(
@@ -114,41 +94,65 @@ class Campaign:
         blank = torch.zeros(self.calculator.n_neurons, dtype=torch.float64, device=target.device)
         self.open_neurons = sample_neurons(blank, settings.sample).sort().values
 
+    def restore(self, checkpoint: Checkpoint, rounds: list[Round], faults: Faults) -> None:
+        """Go on where an earlier campaign was at its last checkpoint."""
+        load(self, checkpoint)
+        self.rounds = rounds
+        if len(faults):
+            self.faults.add(**faults.columns)
+
     def run(self) -> Run:
         """Rounds until a stop reason."""
-        environment = describe_environment(self.target.device)
-        start = self._start()
+        self.start = self._start()
         if self.store:
-            self.store.begin(start, environment)
-        self.callbacks.call("on_start", start)
-        stop: tuple[str, str] | None = None
+            self.store.note("start", self.start.as_dict())
+        self.callbacks.call("on_start", self.start)
         try:
-            while stop is None:
-                is_whole = self._round()
-                stop = self._stop() if is_whole else ("user", "the user stopped it")
-        except KeyboardInterrupt:
-            stop = ("user", "the user stopped it")
-            if not self.rounds or self.rounds[-1].tests < self.tally.tests:
-                self._judge()
-        except ThemisError as error:
-            self._fail(start, environment, error)
+            stop = self._loop()
+        except Exception as error:
+            self._fail(error)
             raise
-        result = self._finish(start, environment, *stop)
+        result = self._finish(*stop)
         if self.store:
-            self.store.end(result)
+            self.store.end(result.summary())
         self.callbacks.call("on_end", result)
         return result
 
-    def _fail(self, start: Start, environment: dict[str, Any], error: ThemisError) -> None:
-        """The model or the disk failed in mid-campaign: what was found until then is kept."""
-        self.callbacks.call("on_error", error)
-        if self.store and self.rounds:
+    def _loop(self) -> tuple[str, str]:
+        try:
+            while self.under_way or (stop := stop_reason(self.settings, self.rounds, self._cost)) is None:
+                self._round()
+            self._save(now=True)
+        except KeyboardInterrupt:
+            stop = ("user", "the user stopped it")
+            if not self._is_torn:
+                self._save(now=True)
+            if not self.rounds or self.rounds[-1].tests < self.tally.tests:
+                self._judge()  # for the summary: a resumed campaign measures the rest of the round first
+                self._save(now=True, is_checkpoint=False)
+        return stop
+
+    def _fail(self, error: Exception) -> None:
+        """The model, the disk or Themis failed in mid-campaign: what was found until then is kept."""
+        if self.store and not isinstance(error, StoreError):
             with suppress(ThemisError):
-                self.store.end(self._finish(start, environment, "error", f"it failed: {error}"))
+                self._save(now=True, is_checkpoint=False)
+                if self.rounds:
+                    self.store.end(self._finish("error", f"it failed: {error}").summary())
+        self.callbacks.call("on_error", error)
+
+    # Keeping what was found
+
+    def _save(self, *, now: bool = False, is_checkpoint: bool = True) -> None:
+        """Bring faults, rounds and the state to the disk when it is time to, then tell the callbacks of them."""
+        if self.store is None or self.store.flush(partial(save, self) if is_checkpoint else None, now=now):
+            untold, self._untold = self._untold, []
+            for event, value in untold:
+                self.callbacks.call(event, value)
 
     # Phase 1, measure
 
-    def _sweep(self) -> None:
+    def _sweep(self, chunk: int | None) -> None:
         settings = self.settings
         self.calculator = Calculator(
             self.target,
@@ -156,6 +160,7 @@ class Campaign:
             self.perturbation,
             choose_oracle(self.target.oracle, self.seeds.labels is not None),
             batch_size=settings.batch_size,
+            chunk=chunk,
             clean_bytes=int(settings.clean_memory_gib * 2**30),
         )
         self.clean = self.calculator.sweep()
@@ -170,53 +175,54 @@ class Campaign:
         if self.stream == "uniform" or self.settings.uniform_share == 0:
             self.shape.add(differences)
 
-    def _measure(self, tests: Tests, stream: str) -> bool:
-        """Run tests, count and keep their faults; False when the user interrupted them."""
+    def _measure(self, under_way: UnderWay, stream: str) -> None:
+        """Run the next chunk of a stream, count and keep its faults."""
         objective = None
         if self.policy.climbs and stream == "search":
             objective = Objective(self.open_neurons, self.scale)
         self.stream = stream
+        tests = under_way.left(stream)
         with self._timed("measure"):
             results = self.calculator.measure(tests, self.moments[stream], objective)
-        is_whole = len(results) == len(tests)
         tests = tests[: len(results)]
         with self._timed("search"):
             self.tally.add(tests, results, stream == "uniform")
             self._keep_faults(tests, results, stream)
-            self.policy.observe(tests, results)
-        return is_whole
+            under_way.results.setdefault(stream, []).append(replace(results, faults=None))
+            if under_way.n_done(stream) == len(under_way.tests[stream]):
+                self.policy.observe(under_way.tests[stream], Results.join(under_way.results[stream]))
 
     def _keep_faults(self, tests: Tests, results: Results, stream: str) -> None:
-        at = np.flatnonzero(results.is_fault)
-        if not len(at):
-            return
-        n = len(at)
-        calculator, rows = self.calculator, tests.seed[at]
-        labels = np.full(n, -1) if self.seeds.labels is None else self.seeds.labels.numpy()[rows]
-        self.faults.add(
-            id=tests.number[at],
-            seed_id=self.seeds.seed_id.numpy()[rows],
-            theta=tests.theta[at],
-            noise_seed=tests.noise_seed[at],
-            round=np.full(n, len(self.rounds) + 1),
-            stream=np.full(n, stream),
-            kind=tests.kind[at],
-            label=labels,
-            clean_answer=self.clean_answers[rows],
-            answer=results.outcome[at],
-            confidence=results.faults.confidence,
-            margin=results.margin[at],
-            distance=results.faults.distance,
-            ssim=results.faults.ssim,
-            signature=results.faults.signature,
-            position=at % calculator.chunk,
-        )
-        if self.store or self.callbacks.wants("on_fault"):
-            found = self.faults.latest()
-            if self.store:
-                self.store.add_faults(found, results.faults.inputs)
-            for fault in found:
-                self.callbacks.call("on_fault", fault)
+        at, details = np.flatnonzero(results.is_fault), results.faults
+        assert details is not None
+        n, rows, columns, tensors = len(at), tests.seed[at], None, None
+        if n:
+            columns = {
+                "id": tests.number[at],
+                "seed_id": self.seeds.seed_id.numpy()[rows],
+                "theta": tests.theta[at],
+                "noise_seed": tests.noise_seed[at],
+                "round": np.full(n, len(self.rounds) + 1),
+                "stream": np.full(n, stream),
+                "kind": tests.kind[at],
+                "label": np.full(n, -1) if self.seeds.labels is None else self.seeds.labels.numpy()[rows],
+                "clean_answer": self.clean_answers[rows],
+                "answer": results.outcome[at],
+                "confidence": details.confidence,
+                "margin": results.margin[at],
+                "distance": details.distance,
+                "ssim": details.ssim,
+                "signature": details.signature,
+                "position": at,
+                "chunk": np.full(n, self.calculator.chunk),
+            }
+            self.faults.add(**columns)
+            if self.callbacks.wants("on_fault"):
+                self._untold += [("on_fault", fault) for fault in self.faults.latest()]
+            id = torch.from_numpy(columns["id"])
+            tensors = Tensors(id, self.seeds.inputs[torch.from_numpy(rows)], details.inputs, details.outputs)
+        if self.store:
+            self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
 
     # Phase 2, judge
 
@@ -258,12 +264,13 @@ class Campaign:
             distinct_faults=len(tally.distinct),
             failing_seeds=len(tally.failing_seeds),
             coverage=coverage,
-            seconds=perf_counter() - self.began,
+            seconds=self.elapsed(),
         )
         self.rounds.append(done)
+        self.under_way = None
         if self.store:
             self.store.add_round(done)
-        self.callbacks.call("on_round", done)
+        self._untold.append(("on_round", done))
 
     # Phase 3, search
 
@@ -298,8 +305,8 @@ class Campaign:
         if settings.max_passes is not None:
             size = min(size, (settings.max_passes - self.calculator.passes) // self._cost)
         if settings.max_seconds is not None and tests:
-            rate = tests / (perf_counter() - self.began)
-            size = min(size, int(rate * (settings.max_seconds - perf_counter() + self.began)))
+            rate = tests / self.elapsed()
+            size = min(size, int(rate * (settings.max_seconds - self.elapsed())))
         return max(1, size)
 
     @property
@@ -315,36 +322,17 @@ class Campaign:
 
     # The loop
 
-    def _round(self) -> bool:
-        """Measure, judge and search once; False when the user interrupted it."""
-        with self._timed("search"):
-            proposed = self._propose()
-        is_whole = all(self._measure(tests, stream) for stream, tests in proposed.items())
+    def _round(self) -> None:
+        """Measure, judge and search once."""
+        if self.under_way is None:
+            with held_back(), self._timed("search"), self._tearing():
+                self.under_way = UnderWay(self._propose())
+        while (stream := self.under_way.stream()) is not None:
+            with held_back(), self._tearing():
+                self._measure(self.under_way, stream)
+            self._save()
         self._judge()
-        return is_whole
-
-    def _stop(self) -> tuple[str, str] | None:
-        settings, last = self.settings, self.rounds[-1]
-        if last.coverage.sampled >= settings.coverage:
-            return "coverage", (
-                f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
-                f"{percent(settings.coverage)}, confirmed by Markov chains"
-            )
-        if settings.max_tests is not None and last.tests >= settings.max_tests:
-            return "tests", f"the budget of {settings.max_tests:,} tests is spent"
-        if settings.max_passes is not None and last.passes + self._cost > settings.max_passes:
-            return "passes", f"the budget of {settings.max_passes:,} passes is spent"
-        if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
-            return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
-        if settings.plateau is not None and len(self.rounds) > settings.plateau:
-            before = self.rounds[-1 - settings.plateau]
-            if (
-                before.distinct_faults == last.distinct_faults
-                and before.coverage.all >= last.coverage.all
-                and before.coverage.sampled >= last.coverage.sampled
-            ):
-                return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
-        return None
+        self._save()
 
     def _start(self) -> Start:
         calculator, labels = self.calculator, self.seeds.labels
@@ -362,9 +350,10 @@ class Campaign:
             chunk=calculator.chunk,
             n_kept=calculator.kept.n_kept,
             device=str(calculator.device),
+            gives_probabilities=calculator.gives_probabilities,
         )
 
-    def _finish(self, start: Start, environment: dict[str, Any], reason: str, why: str) -> Run:
+    def _finish(self, reason: str, why: str) -> Run:
         tally, coverage = self.tally, self.rounds[-1].coverage
         with self._timed("judge"):
             uniform = self.moments["uniform"].moments()
@@ -375,7 +364,7 @@ class Campaign:
                 stop_reason=reason,
                 faults=self.faults,
                 rounds=self.rounds,
-                start=start,
+                start=self.start,
                 fault_rate=fault_rate(
                     tally.uniform_tests_by_seed[self.space.seeds], tally.uniform_faults_by_seed[self.space.seeds]
                 ),
@@ -389,10 +378,21 @@ class Campaign:
                 near_ties=tally.near_ties,
                 kinds=tally.kinds,
                 seconds=Seconds(**self.seconds, total=0.0),
-                environment=environment,
+                environment=self.environment,
             )
         self.calculator.release()
-        return replace(result, seconds=Seconds(**self.seconds, total=perf_counter() - self.began))
+        return replace(result, seconds=Seconds(**self.seconds, total=self.elapsed()))
+
+    def elapsed(self) -> float:
+        """Seconds since the campaign began, those of an interrupted one included."""
+        return perf_counter() - self.began
+
+    @contextmanager
+    def _tearing(self) -> Iterator[None]:
+        """A block that changes several things which belong together: no checkpoint is taken after an error in it."""
+        self._is_torn = True
+        yield
+        self._is_torn = False
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

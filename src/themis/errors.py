@@ -21,6 +21,10 @@ class ModelError(ThemisError, RuntimeError):
     """The model failed: it raised, gave values that are not finite, or an output Themis cannot read."""
 
 
+class StoreError(ThemisError, OSError):
+    """A run folder cannot be written or read."""
+
+
 class MissingExtraError(ThemisError, ImportError):
     """An optional package is needed for what was asked."""
 

@@ -24,6 +24,13 @@ class Replay:
     confidence: float
     is_fault: bool
     is_same: bool
+    """Whether the answer is the recorded one, with outputs (or, where they were not kept, confidence) within 1e-5."""
+    input_gap: float | None = None
+    """Largest difference of the input from the kept one; 0 is equal to the bit, None not kept."""
+    output_gap: float | None = None
+    """The same of the output."""
+    changes: list[str] = field(default_factory=list)
+    """What is no longer as it was: weights, data, versions, device, threads."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Fault:
     """Share of the test's sensitivity by layer."""
     position: int = field(repr=False)
     """Row of the test in its forward pass: with the chunk's shape it makes outputs the same to the bit."""
+    chunk: int = field(repr=False)
+    """Rows of that forward pass."""
     _replay: Callable[[Fault], Replay] | None = field(default=None, repr=False, compare=False)
 
     def replay(self) -> Replay:
@@ -160,7 +169,12 @@ class Faults(Sequence[Fault]):
         return [fault for _, fault in turns[:n]]
 
 
+def telling(distance: Column, confidence: Column) -> NDArray[np.float64]:
+    """Small where a small change made the model sure of a wrong answer; an output that is not finite is a sure one."""
+    sure = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
+    score: NDArray[np.float64] = distance / np.maximum(sure, 1e-6)
+    return score
+
+
 def _telling(fault: Fault) -> float:
-    """Small where a small change made the model sure of a wrong answer."""
-    sure = fault.confidence if np.isfinite(fault.confidence) else 1.0
-    return fault.distance / max(sure, 1e-6)
+    return float(telling(np.array(fault.distance), np.array(fault.confidence)))

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.callback import Callback
-from themis.errors import ThemisError
 from themis.judge.estimate import Estimate
 from themis.result import Round, Run, Start, percent
 
@@ -55,7 +54,7 @@ class ShowProgress(Callback):
             self.console.print(f"[dim]{name:<13}[/dim]  {text}", highlight=False, soft_wrap=True)
         self.console.print(run.stop, style="bold", highlight=False, soft_wrap=True)
 
-    def on_error(self, error: ThemisError) -> None:
+    def on_error(self, error: Exception) -> None:
         self._stop()
 
     def _stop(self) -> None:

@@ -32,6 +32,11 @@ class Start:
     n_kept: int
     """Seeds whose clean activations are kept; the others are run again with each test."""
     device: str
+    gives_probabilities: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; the settings are kept elsewhere."""
+        return {name: value for name, value in asdict(self).items() if name not in ("settings", "theta")}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Settings:
     max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")
     plateau: int | None = option(20, "stop after this many rounds without a new distinct fault or more coverage")
+    max_stored: int = option(1000, "faults whose inputs are kept, the most telling; their rows are all kept")
     clean_memory_gib: float = option(4.0, "memory for the seeds' clean activations; others are run with each test")
     random_seed: int = option(0, "same seed, same campaign")
 
@@ -52,6 +53,7 @@ class Settings:
             "sample": (self.sample >= 1, "be at least 1"),
             "scale": (self.scale in ("absolute", "relative"), "be 'absolute' or 'relative'"),
             "uniform_share": (0 <= self.uniform_share <= 1, "lie in [0, 1]"),
+            "max_stored": (self.max_stored >= 0, "be 0 or more"),
             "clean_memory_gib": (self.clean_memory_gib >= 0, "be 0 or more"),
         }
         for name in ("round_size", "batch_size", "max_seeds", "max_tests", "max_passes", "max_seconds", "plateau"):

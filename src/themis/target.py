@@ -106,7 +106,13 @@ class Target:
         with self._explained(inputs):
             prepared = self._prepare(inputs)
             result = self.module(prepared) if visit is None else self._watch.forward(prepared, visit, wanted or ())
-            return self._scores(result)
+            scores = self._scores(result)
+            if scores.ndim == 0 or len(scores) != len(inputs):
+                raise ModelError(
+                    f"the model must give one output an input, got shape {list(scores.shape)} for {len(inputs)} "
+                    "inputs: pass output=... to Target to pick the scores"
+                )
+            return scores
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -146,10 +152,10 @@ class Target:
             yield
         except ThemisError:
             raise
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelError(
-                f"out of memory on {self.device} with {len(inputs)} inputs at once: pass a smaller batch_size or "
-                f"clean_memory_gib, or use neurons='channel' ({str(error).splitlines()[0]})"
+                f"out of memory on {self.device} with {len(inputs)} inputs at once: pass a smaller clean_memory_gib, "
+                f"use neurons='channel', or a smaller model ({(str(error).splitlines() or ['no more is known'])[0]})"
             ) from error
         except Exception as error:
             raise ModelError(

@@ -1,5 +1,7 @@
 """The calculator folds exactly the sensitivities that a plain loop would compute."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from themis.data import read_seeds
 from themis.measure.calculator import Calculator, chunk_size
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
-from themis.measure.tests import Tests
+from themis.measure.tests import Details, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
 from themis.rng import mix, uniform
@@ -39,6 +41,21 @@ def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="el
     )
 
 
+def measure_all(calculator, tests, into, objective=None):
+    """Results of all tests, chunk by chunk; their details too."""
+    parts, done = [], 0
+    while done < len(tests):
+        parts.append(calculator.measure(tests[done:], into, objective))
+        done += len(parts[-1])
+    faults = {
+        name: (torch.cat if name in ("inputs", "outputs") else np.concatenate)(
+            [getattr(each.faults, name) for each in parts]
+        )
+        for name in vars(parts[0].faults)
+    }
+    return replace(Results.join(parts), faults=Details(**faults))
+
+
 def disturb(calculator, tests, theta=None):
     rows, noise_seed = torch.from_numpy(tests.seed), torch.from_numpy(tests.noise_seed)
     return calculator.disturb(rows, torch.from_numpy(tests.theta) if theta is None else theta, noise_seed, len(tests))
@@ -58,7 +75,7 @@ def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
     calculator.sweep()
     tests = make_tests(150, 40)
     into = calculator.accumulator()
-    results = calculator.measure(tests, into)
+    results = measure_all(calculator, tests, into)
     clean = activations(calculator, calculator.inputs)
     rows = torch.from_numpy(tests.seed)
     _, disturbed = calculator.disturb(
@@ -93,7 +110,7 @@ def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
     for calculator in (kept, fresh):
         calculator.sweep()
         into = calculator.accumulator()
-        outcomes.append((calculator.measure(make_tests(150, 40), into), into.moments()))
+        outcomes.append((measure_all(calculator, make_tests(150, 40), into), into.moments()))
     assert kept.kept.n_kept == 40
     assert fresh.kept.n_kept == 40 * share
     assert fresh.passes > kept.passes  # recomputing is paid for, and counted
@@ -110,7 +127,7 @@ def test_results_are_the_same_to_the_bit_for_any_batch_size(batch_size):
     for calculator in (plain, other):
         calculator.sweep()
         into = calculator.accumulator()
-        outcomes.append((calculator.measure(make_tests(300, 40), into), into.moments()))
+        outcomes.append((measure_all(calculator, make_tests(300, 40), into), into.moments()))
     (a, first), (b, second) = outcomes
     assert a.margin.tobytes() == b.margin.tobytes()
     assert torch.equal(first.m2, second.m2)
@@ -130,11 +147,11 @@ def test_passes_count_every_forward_and_backward():
     calculator.sweep()
     assert calculator.passes - before == 40
     before = calculator.passes
-    calculator.measure(make_tests(30, 40), calculator.accumulator())
+    measure_all(calculator, make_tests(30, 40), calculator.accumulator())
     assert calculator.passes - before == 30
     before = calculator.passes
     objective = Objective(torch.arange(100))
-    calculator.measure(make_tests(30, 40), calculator.accumulator(), objective)
+    measure_all(calculator, make_tests(30, 40), calculator.accumulator(), objective)
     assert calculator.passes - before == 90
 
 
@@ -143,7 +160,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     calculator.sweep()
     neurons = torch.tensor([0, 50, 5000, 7900, 8000, 8050])
     tests = make_tests(20, 40)
-    results = calculator.measure(tests, calculator.accumulator(), Objective(neurons))
+    results = measure_all(calculator, tests, calculator.accumulator(), Objective(neurons))
     clean = activations(calculator, calculator.inputs)
 
     def climbed(theta):
@@ -165,7 +182,7 @@ def test_the_panel_gets_the_signed_differences_of_its_neurons():
     got = []
     calculator.watch_panel(neurons, lambda differences, seed: got.append((differences.clone(), seed.clone())))
     tests = make_tests(150, 40)
-    calculator.measure(tests, calculator.accumulator())
+    measure_all(calculator, tests, calculator.accumulator())
     assert torch.cat([seed for _, seed in got]).tolist() == tests.seed.tolist()
     rows = torch.from_numpy(tests.seed)
     _, disturbed = calculator.disturb(
@@ -193,7 +210,7 @@ def test_an_output_that_is_not_finite_is_a_fault_and_spoils_no_moment():
     calculator.inputs[:, :, 0, 0] = 0.5
     calculator.sweep()
     into = calculator.accumulator()
-    results = calculator.measure(make_tests(200, 40), into)
+    results = measure_all(calculator, make_tests(200, 40), into)
     broken = results.outcome == NOT_FINITE
     assert 0 < broken.sum() < 200
     assert results.is_fault[broken].all()

@@ -1,41 +1,152 @@
-"""The command line. Nothing heavy is imported until a command needs it."""
+"""The command line. A command's module is imported when the command is used, and nothing heavy before it must be.
+
+Each module `themis.cli.COMMAND` has `HELP` (what the command does), `EXAMPLES` (lines to copy), `add_arguments(parser)`
+and `execute(arguments, said) -> exit code`; `said` names the options that were given, by a flag or in a file.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-DONE, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 2, 3, 130
+if TYPE_CHECKING:
+    from themis.cli.options import Parser
+
+DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
+
+COMMANDS = {
+    "demo": "train LeNet-5 on real digits and test it: a campaign in a minute",
+    "run": "test a model: find faults until coverage or a budget stops it",
+    "resume": "go on with a run that was interrupted, or give it more budget",
+    "replay": "run faults again and compare them with what was recorded",
+    "faults": "list, sort and export the faults of a run",
+    "doctor": "check the installation and say what this machine has",
+    "completion": "print a script that completes options in a shell",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    from jsonargparse import ArgumentParser
+    """Run one command; returns its exit code. Whatever goes wrong is one line on stderr."""
+    from themis.errors import ModelError, ThemisError, UsageError
 
-    from themis.cli import demo, run
-    from themis.errors import ThemisError, UsageError
-    from themis.version import __version__
-
-    parser = ArgumentParser(
-        prog="themis",
-        description="Tests deep-learning models: finds the inputs that break them, and says how much was covered.",
-        version=f"themis {__version__}",
-    )
-    commands = parser.add_subcommands(required=True, metavar="COMMAND")
-    modules: dict[str, Any] = {"demo": demo, "run": run}
-    for name, module in modules.items():
-        commands.add_subcommand(name, module.make_parser(), help=module.HELP)
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = parser.parse_args(words)
-    name = arguments.subcommand
-    said = set(parser.parse_args(words, defaults=False)[name].keys())  # what a preset must not change
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = f"themis {words[0]}" if words and words[0] in COMMANDS else "themis"
     try:
-        return int(modules[name].execute(arguments[name], said))
-    except ThemisError as error:
-        print(f"themis {name}: {error}", file=sys.stderr)
-        return BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED
+        with _calm_warnings(name):
+            code = _dispatch(words)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # `themis faults RUN | head`: the reader has all it wants
+        _silence_stdout()
+        return DONE
     except KeyboardInterrupt:
-        print(f"themis {name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _complain(name, "interrupted", INTERRUPTED)
+    except ThemisError as error:
+        where = "; THEMIS_DEBUG=1 shows where" if isinstance(error, ModelError) and error.__cause__ else ""
+        return _complain(name, f"{error}{where}", BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED)
+    except SystemExit as error:
+        text = f"sys.exit({error.code!r}) was called: take it out of the code that makes the model or the data"
+        return _complain(name, text, RUN_FAILED)
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error}; set THEMIS_DEBUG=1 for the traceback, and please report it"
+        return _complain(name, text, RUN_FAILED)
+
+
+def _dispatch(words: list[str]) -> int:
+    first = words[0] if words else ""
+    if first in ("", "-h", "--help", "help"):
+        print(_overview())
+        return DONE if first else BAD_USAGE
+    if first == "--version":
+        from themis.version import __version__
+
+        print(f"themis {__version__}")
+        return DONE
+    if first not in COMMANDS:
+        from themis.errors import UsageError, nearest
+
+        raise UsageError(f"unknown command {first!r}: {nearest(first, [*COMMANDS, '--help', '--version'])}")
+    return _execute(first, words[1:])
+
+
+def _execute(name: str, words: list[str]) -> int:
+    from themis.cli.options import Parser, parse
+
+    parser = Parser(prog=f"themis {name}")
+    module = fill(parser, name)
+    try:
+        arguments, said = parse(parser, words)
+    except SystemExit:  # --help has printed
+        return DONE
+    return int(module.execute(arguments, said))
+
+
+def _overview() -> str:
+    lines = [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: themis COMMAND [options]",
+            "",
+            "Tests deep-learning models: finds the inputs that break them, and says how much",
+            "of their behaviour was covered.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "themis COMMAND --help lists its options, themis --version prints the version.",
+            "The first one to try is themis demo.",
+        ]
+    )
+
+
+def fill(parser: Parser, name: str) -> Any:
+    """Give the parser of a command its options; returns the command's module."""
+    from textwrap import fill as wrap
+    from textwrap import indent
+
+    module: Any = import_module(f"themis.cli.{name}")
+    module.add_arguments(parser)
+    parser.description = wrap(module.HELP, 79)
+    if examples := getattr(module, "EXAMPLES", ""):
+        parser.epilog = f"examples:\n{indent(examples.strip(), '  ')}"
+    parser.describe_usage()
+    return module
+
+
+def _complain(name: str, text: str, code: int) -> int:
+    """One line on stderr, after the traceback if THEMIS_DEBUG asks for it; returns the exit code."""
+    if os.environ.get("THEMIS_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def _calm_warnings(name: str) -> Iterator[None]:
+    """Themis's own warnings as one line; none of other packages, unless Python was asked to show them."""
+
+    def show(message: Warning | str, *place: Any, **rest: Any) -> None:
+        print(f"{name}: {' '.join(str(message).split())}", file=sys.stderr)
+
+    if sys.warnoptions or os.environ.get("THEMIS_DEBUG"):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", module=r"themis\b")
+        warnings.showwarning = show
+        yield
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout once more at exit: let that go nowhere."""
+    with suppress(OSError, ValueError):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

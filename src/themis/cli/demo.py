@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from themis.cli.run import report, show_progress
+from themis.cli.options import Parser, add_option
+from themis.cli.run import add_verbosity, callbacks, check_names, free, report
+from themis.settings import Settings
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from themis.data import Seeds
     from themis.zoo import LeNet
 
-HELP = "train LeNet-5 on real digits and test it: a campaign in a minute"
+HELP = "Train LeNet-5 on 5,000 real MNIST digits (once, then cached), test it under noise, and draw its faults."
+EXAMPLES = """
+themis demo
+themis demo --perturb fgsm --policy paper --out runs/attack
+"""
 RECIPE = "lenet5-digits-1"
 """Name of the cached weights; changes with the training recipe."""
 EPOCHS = 15
 
 
-def make_parser() -> ArgumentParser:
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(description="Train LeNet-5 on 5,000 real MNIST digits (cached), then test it under noise.")
-    parser.add_argument("--out", type=str, default="runs/demo", help="folder for the results; numbered if it is taken")
-    parser.add_argument("--perturb", type=str, default="gaussian", help="name of the perturbation: gaussian, fgsm")
-    parser.add_argument(
-        "--magnitude", type=float | None, default=None, help="its reach: 0.25 for gaussian, 0.1 for fgsm"
-    )
-    parser.add_argument("--policy", type=str, default="scheduled", help="random, corners, paper or scheduled")
-    parser.add_argument("--max-tests", type=int, default=20_000, help="stop after this many tests")
-    parser.add_argument("--random-seed", type=int, default=0, help="same seed, same campaign")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else")
-    return parser
+def add_arguments(parser: Parser) -> None:
+    campaign = parser.add_argument_group("campaign")
+    add_option(campaign, "perturb", str, "gaussian", "name of the perturbation: gaussian, fgsm")
+    add_option(campaign, "magnitude", float | None, None, "its reach: by default 0.25 for gaussian, 0.1 for fgsm")
+    add_option(campaign, "policy", str, "scheduled", "random, corners, paper or scheduled")
+    add_option(campaign, "max_tests", int, 20_000, "stop after this many tests")
+    add_option(campaign, "random_seed", int, 0, "same seed, same campaign")
+    output = parser.add_argument_group("output")
+    add_option(output, "out", str, "runs/demo", "folder for the results; numbered if it is taken")
+    add_verbosity(output)
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.campaign import run
+    from themis.begin import run
     from themis.data.readers import read_digits
     from themis.report.figure import draw_faults
     from themis.target import Target
@@ -49,23 +51,25 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         if not (arguments.quiet or arguments.json):
             print(text, flush=True)
 
-    digits = read_digits()
-    train, held_out = split(digits)
-    model = trained_lenet5(train, held_out, say)
-    arguments.out = str(_free(Path(arguments.out)))
     usual = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
-    magnitude = usual if arguments.magnitude is None else arguments.magnitude
-    result = run(
-        Target(model),
-        held_out,
-        arguments.perturb,
-        magnitude=magnitude,
+    settings = Settings(
+        magnitude=usual if arguments.magnitude is None else arguments.magnitude,
         policy=arguments.policy,
         max_tests=arguments.max_tests,
         max_seconds=50,
         random_seed=arguments.random_seed,
+    )
+    check_names(arguments.perturb, settings)
+    train, held_out = split(read_digits())
+    model = trained_lenet5(train, held_out, say)
+    arguments.out = str(free(Path(arguments.out)))
+    result = run(
+        Target(model),
+        held_out,
+        arguments.perturb,
         out=arguments.out,
-        callbacks=[] if arguments.quiet or arguments.json else [show_progress()],
+        callbacks=callbacks(arguments),
+        **asdict(settings),
     )
     if len(result.faults):
         picture = Path(arguments.out) / "faults.png"
@@ -141,12 +145,3 @@ def _accuracy(model: LeNet, seeds: Seeds) -> float:
 
 def _cache() -> Path:
     return Path(os.environ.get("THEMIS_CACHE") or Path.home() / ".cache" / "themis")
-
-
-def _free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that does not exist."""
-    tried, number = path, 1
-    while tried.exists():
-        number += 1
-        tried = path.with_name(f"{path.name}-{number}")
-    return tried

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -12,6 +14,9 @@ from torch import Tensor
 
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, MissingExtraError, UsageError, nearest
+
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile, zlib.error)
+"""What damaged files of arrays and pictures raise."""
 
 
 def data_folder() -> Path:
@@ -42,13 +47,19 @@ def read_cifar10(path: Path | None = None, batches: tuple[str, ...] = ("test_bat
     pictures, labels = [], []
     for batch in batches:
         mosaic = _existing(folder / f"{batch}.webp")
-        with Image.open(mosaic) as image:
-            pixels = np.asarray(image.convert("RGB"))
+        try:
+            with Image.open(mosaic) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            numbers = np.load(_existing(folder / f"{batch}_labels.npy"))
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            raise DataError(f"{folder} must hold a mosaic and its labels, one cannot be read: {error}") from error
         if pixels.shape != (3200, 3200, 3):
             raise DataError(f"{mosaic} must be a 3200x3200 mosaic, got {pixels.shape}")
         tiles = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
         pictures.append(torch.from_numpy(tiles).float() / 255)
-        labels.append(torch.from_numpy(np.load(_existing(folder / f"{batch}_labels.npy"))).long())
+        labels.append(torch.from_numpy(numbers).long())
     return read_seeds((torch.cat(pictures), torch.cat(labels)))
 
 
@@ -57,15 +68,20 @@ def read_npz(path: Path | None = None) -> Seeds:
     if path is None:
         raise UsageError("the npz reader needs a file: write npz:PATH")
     try:
-        with np.load(_existing(path), allow_pickle=False) as archive:
-            if "inputs" not in archive:
-                raise DataError(f"{path} must hold an array named 'inputs', got {sorted(archive)}")
+        with _existing(path).open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            names = [] if isinstance(archive, np.ndarray) else sorted(archive)
+            if "inputs" not in names:
+                raise DataError(
+                    f"{path} must hold an array named 'inputs', got {names or 'one array'}: write it with "
+                    "np.savez(path, inputs=..., labels=...)"
+                )
             inputs: Tensor = torch.from_numpy(archive["inputs"])
-            labels = torch.from_numpy(archive["labels"]) if "labels" in archive else None
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} must be a NumPy archive: {error}") from error
+            labels = torch.from_numpy(archive["labels"]) if "labels" in names else None
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        raise DataError(f"{path} must be a NumPy archive of numbers, it cannot be read: {error}") from error
     return read_seeds(inputs if labels is None else (inputs, labels))
 
 

@@ -40,13 +40,20 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
         rows = _sample(len(data), max_seeds)
         return data if rows is None else data[rows]
     if isinstance(data, Tensor | np.ndarray):
-        inputs, labels = torch.as_tensor(data), None
+        inputs, labels = _tensor(data, "inputs"), None
     elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
-        inputs, labels = torch.as_tensor(data[0]), None if data[1] is None else torch.as_tensor(data[1])
+        inputs, labels = _tensor(data[0], "inputs"), None if data[1] is None else _tensor(data[1], "labels")
     else:
         return _checked(*_stack(data, max_seeds))
     seeds = _checked(inputs, labels, torch.arange(len(inputs)))
     return read_seeds(seeds, max_seeds)
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} must be numbers, got {type(values).__name__}: {error}") from error
 
 
 def _sample(n: int, max_seeds: int | None) -> Tensor | None:
@@ -69,7 +76,7 @@ def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Ten
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
     rows = _sample(len(dataset), max_seeds)
     rows = torch.arange(len(dataset)) if rows is None else rows
-    items = [dataset[k] for k in rows.tolist()]
+    items = [_item(dataset, k) for k in rows.tolist()]
     has_labels = isinstance(items[0], tuple | list) and len(items[0]) > 1
     try:
         pictures = [torch.as_tensor(each[0] if isinstance(each, tuple | list) else each) for each in items]
@@ -83,6 +90,15 @@ def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Ten
     if len(shapes) > 1:
         raise DataError(f"all inputs must have one shape, got {sorted(shapes)[:3]}: resize them in the data set")
     return torch.stack(pictures), labels, rows
+
+
+def _item(dataset: Any, k: int) -> Any:
+    try:
+        return dataset[k]
+    except Exception as error:  # whatever the user's data set does
+        raise DataError(
+            f"the data set must give each of its {len(dataset)} items, item {k} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _dataset_of(data: Any) -> Any:

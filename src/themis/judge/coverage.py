@@ -19,6 +19,9 @@ from themis.probe import Layer
 UNSEEN_TESTS = 3000
 """Tests before an all-zero sensitivity counts as zero (rule of three: then under 0.1% of tests move the neuron)."""
 
+MANY_TESTS = 1e15
+"""A forecast beyond this says no more than that the goal is out of reach."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -145,7 +148,7 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
         return None
     rank = max(1, math.ceil(goal * len(needed)))
     last = needed.max() if rank == len(needed) else needed.kthvalue(rank).values
-    return max(0, math.ceil(float(last)) - n_tests)
+    return max(0, math.ceil(min(float(last), MANY_TESTS)) - n_tests)
 
 
 def _count(mask: Tensor, layers: Sequence[Layer]) -> Tensor:

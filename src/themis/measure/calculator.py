@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,8 +55,10 @@ class Calculator:
         oracle: Oracle,
         *,
         batch_size: int | None = None,
+        chunk: int | None = None,
         clean_bytes: int,
     ) -> None:
+        """`chunk` is the number of tests a forward pass when it is known, from an earlier campaign."""
         check_bounds(seeds, target.bounds)
         self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
         self.inputs = seeds.inputs.to(self.device)
@@ -63,12 +66,10 @@ class Calculator:
         self.layers = target.find_layers(self.inputs[0])
         self.by_name = {layer.name: layer for layer in self.layers}
         self.n_neurons = self.layers[-1].stop
-        self.chunk = chunk_size(self.n_neurons, self.device, batch_size)
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        self.kept = CleanActivations(self.layers, len(seeds), clean_bytes, self.dtype, self.device)
-        widest = max(layer.n_neurons for layer in self.layers)
-        scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
-        self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
+        self._clean_bytes = clean_bytes
+        self.chunk = chunk or chunk_size(self.n_neurons, self.device, batch_size)
+        self._with_room(lambda: self.set_chunk(self.chunk))
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, OnPanel] | None = None
         self._panel_clean: Activations | None = None
@@ -79,6 +80,29 @@ class Calculator:
 
         Returns the moments of the clean activations themselves.
         """
+        before = self.passes
+        moments, outputs = self._with_room(self._sweep)
+        self.passes = before + len(self.inputs)
+        clean_outputs = torch.cat(outputs).float()
+        is_finite = clean_outputs.reshape(len(self.inputs), -1).isfinite().all(1)
+        if not bool(is_finite.all()):
+            raise ModelError(
+                f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
+                f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
+                "preprocessing"
+            )
+        self.usable = self.oracle.check(clean_outputs, self.labels).nonzero().squeeze(1)
+        self.take_clean(clean_outputs)
+        self.gives_probabilities = are_probabilities(self.clean_outputs)
+        return self.checked(moments.moments())
+
+    def take_clean(self, outputs: Tensor) -> None:
+        """Set the clean outputs, and with them the answers that the seeds should keep."""
+        self.clean_outputs = outputs.float()
+        self.reference = self.oracle.reference(self.clean_outputs, self.labels)
+
+    def _sweep(self) -> tuple[Accumulator, list[Tensor]]:
+        self.kept = CleanActivations(self.layers, len(self.inputs), self._clean_bytes, self.dtype, self.device)
         moments = self.accumulator()
         outputs = []
         for first in range(0, len(self.inputs), self.chunk):
@@ -90,18 +114,7 @@ class Calculator:
 
             outputs.append(self._clean_pass(rows, visit)[: len(rows)])
             moments.commit(len(rows))
-        self.clean_outputs = torch.cat(outputs).float()
-        is_finite = self.clean_outputs.reshape(len(self.inputs), -1).isfinite().all(1)
-        if not bool(is_finite.all()):
-            raise ModelError(
-                f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
-                f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
-                "preprocessing"
-            )
-        self.usable = self.oracle.check(self.clean_outputs, self.labels).nonzero().squeeze(1)
-        self.reference = self.oracle.reference(self.clean_outputs, self.labels)
-        self.gives_probabilities = are_probabilities(self.clean_outputs)
-        return self.checked(moments.moments())
+        return moments, outputs
 
     def accumulator(self) -> Accumulator:
         """An empty accumulator of the right size and place."""
@@ -115,25 +128,48 @@ class Calculator:
             self._panel_clean = {name: self.kept.columns(name, at) for name, at in picked.within.items()}
 
     def measure(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Results:
-        """Run `tests`, add their sensitivities to `into`, and say what came of each.
+        """Run the first chunk of `tests`, add its sensitivities to `into`, and say what came of each.
 
-        With an `objective` each test also gets its gradient in theta, by one backward pass. Interrupted by the user it
-        returns the results of the chunks that were done.
+        With an `objective` each test also gets its gradient in theta, by one backward pass. What raises leaves no
+        trace. Where memory runs out the chunk is halved, for good.
         """
         climbed = None if objective is None else Picked.of(objective.neurons, self.layers)
         scale = None if objective is None else objective.scale
-        parts = []
-        try:
-            for chunk in tests.chunks(self.chunk):
-                parts.append(self._measure_chunk(chunk, into, climbed, scale))
-        except KeyboardInterrupt:
-            if not parts:
-                raise
-        columns = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        inputs = columns.pop("inputs")
+
+        def attempt() -> dict[str, Tensor]:
+            return self._measure_chunk(tests[: self.chunk], into, climbed, scale)
+
+        columns = {name: column.cpu() for name, column in self._with_room(attempt).items()}
+        tensors = {name: columns.pop(name) for name in ("inputs", "outputs")}
         arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
         details = {name: arrays.pop(name) for name in ("confidence", "distance", "ssim", "signature")}
-        return Results(**{"gradient": None, **arrays}, faults=Details(**details, inputs=inputs))
+        return Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
+
+    def _with_room(self, attempt: Callable[[], Any]) -> Any:
+        """What `attempt` gives; it is made again with a smaller chunk while memory runs out."""
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if not is_out_of_memory(error) or self.chunk == 1:
+                    raise
+            self.set_chunk(self.chunk // 2)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            warnings.warn(
+                f"out of memory on {self.device} with {2 * self.chunk} tests at once: going on with {self.chunk}; "
+                f"pass batch_size={self.chunk} to begin with it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def set_chunk(self, chunk: int) -> None:
+        """Run so many tests in one forward pass from now on."""
+        self.chunk = chunk
+        self._buffers = {}
+        widest = max(layer.n_neurons for layer in self.layers)
+        scratch = torch.empty(2, chunk * widest, dtype=self.dtype, device=self.device)
+        self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
@@ -143,9 +179,9 @@ class Calculator:
         self.passes += context.passes * n_valid // len(rows)
         return inputs, disturbed
 
-    def run_chunk(self, tests: Tests) -> tuple[Tensor, Tensor]:
-        """Inputs and outputs of at most a chunk of tests, computed at the chunk's shape; nothing is folded."""
-        rows, theta, noise_seed = self._columns(tests)
+    def run_chunk(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor]:
+        """Inputs and outputs of at most `chunk` tests, computed at that shape; nothing is folded."""
+        rows, theta, noise_seed = self._columns(tests, chunk)
         with torch.no_grad():
             _, disturbed = self.disturb(rows, theta, noise_seed, len(tests))
             self.passes += len(tests)
@@ -172,7 +208,7 @@ class Calculator:
         self, tests: Tests, into: Accumulator, climbed: Picked | None, scale: Tensor | None
     ) -> dict[str, Tensor]:
         n = len(tests)
-        rows, theta, noise_seed = self._columns(tests)
+        rows, theta, noise_seed = self._columns(tests, self.chunk)
         panel = None if self.panel is None else self.panel[0]
         fold = Fold(self._clean(rows, n), self._buffers, n, into, panel, self._panel_clean, climbed, scale)
         theta.requires_grad_(climbed is not None)
@@ -183,6 +219,11 @@ class Calculator:
         self.passes += n * (1 if climbed is None else 3)
         with torch.no_grad():
             outputs, rows = outputs.detach()[:n].float(), rows[:n]
+            labels = None if self.labels is None else self.labels[rows]
+            verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+            at = verdict.is_fault.nonzero().squeeze(1)
+            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at))
+            climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
             is_finite = outputs.flatten(1).isfinite().all(1)
             if bool(is_finite.all()):
                 into.commit(n)
@@ -191,11 +232,6 @@ class Calculator:
             elif bool(is_finite.any()):
                 # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
                 self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
-            labels = None if self.labels is None else self.labels[rows]
-            verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
-            at = verdict.is_fault.nonzero().squeeze(1)
-            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at))
-            climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
             return {**verdict._asdict(), **climb, **found}
 
     def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
@@ -204,13 +240,14 @@ class Calculator:
             "distance": l2(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
             "signature": signature,
-            "inputs": disturbed.cpu(),
+            "inputs": disturbed,
+            "outputs": outputs,
         }
 
-    def _columns(self, tests: Tests) -> tuple[Tensor, Tensor, Tensor]:
+    def _columns(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Seeds, theta and noise seeds, padded to the chunk's shape by repeating the last test."""
         rows, theta, noise_seed = (
-            _padded(torch.from_numpy(np.ascontiguousarray(each)), self.chunk).to(self.device)
+            _padded(torch.from_numpy(np.ascontiguousarray(each)), chunk).to(self.device)
             for each in (tests.seed, tests.theta, tests.noise_seed)
         )
         return rows, theta, noise_seed
@@ -255,6 +292,15 @@ class Calculator:
     def _cut(self, scratch: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         first, second = scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
         return first, second
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that memory ran out."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def check_bounds(seeds: Seeds, bounds: tuple[float, float]) -> None:

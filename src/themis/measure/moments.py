@@ -115,3 +115,14 @@ class Accumulator:
         if self.count == 0:
             return Moments.empty(len(self._sums), self._sums.device)
         return Moments.from_sums(self.count, self._shift, self._sums, self._squares)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was committed, as tensors."""
+        count = torch.tensor(self.count)
+        return {"count": count, "shift": self._shift, "sums": self._sums, "squares": self._squares}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state."""
+        self.count = int(state["count"])
+        for mine, saved in ((self._shift, "shift"), (self._sums, "sums"), (self._squares, "squares")):
+            mine.copy_(state[saved])

@@ -75,6 +75,25 @@ class Panel:
         if self.n_recent >= _FOLD_TESTS:
             self._fold()
 
+    def state(self) -> dict[str, Tensor]:
+        """All that was added, as tensors."""
+        n_recent = torch.tensor(self.n_recent)
+        return {
+            "count": self.count,
+            "shift": self.shift,
+            "sums": self.sums,
+            "recent": self.recent,
+            "n_recent": n_recent,
+        }
+
+    def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
+        """Go on from a state."""
+        if len(state["shift"]):
+            self._start(state["shift"][None].to(device))
+        for name in ("count", "sums", "recent"):
+            getattr(self, name).copy_(state[name])
+        self.n_recent = int(state["n_recent"])
+
     def _add_by_product(self, block: Tensor, values: Tensor) -> None:
         """The same for accelerators: index_add_ adds in any order there and bincount waits for the device."""
         is_in = torch.arange(len(self.count), device=block.device)[:, None] == block
@@ -141,6 +160,14 @@ class Shape:
         parts += [first.abs().sum(0), third.abs_().sum(0)]
         self.sums = self.sums.to(first.device).add_(torch.stack(parts))
         self.n_tests += len(first)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was added, as tensors."""
+        return {"sums": self.sums, "n_tests": torch.tensor(self.n_tests)}
+
+    def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
+        """Go on from a state."""
+        self.sums, self.n_tests = state["sums"].to(device), int(state["n_tests"])
 
     def signed(self) -> tuple[Tensor, Tensor]:
         """Skewness and excess kurtosis of the signed differences, each `[panel]`; NaN where nothing varies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,31 @@ class Tally:
         self.uniform_times_seen: Counter[tuple[int, int]] = Counter()
         self.kinds: dict[str, dict[str, int]] = {}
         self.near_ties: list[int] = []
+
+    def state(self) -> dict[str, Any]:
+        """All counts, as arrays and plain data."""
+        pairs = list(self.uniform_times_seen)
+        return {
+            "uniform_tests_by_seed": self.uniform_tests_by_seed,
+            "uniform_faults_by_seed": self.uniform_faults_by_seed,
+            "distinct": np.array(sorted(self.distinct), dtype=np.int64).reshape(-1, 2),
+            "uniform_distinct": np.array(pairs, dtype=np.int64).reshape(-1, 2),
+            "uniform_times_seen": self.times_seen(),
+            "near_ties": np.array(self.near_ties, dtype=np.int64),
+            "counts": {"tests": self.tests, "faults": self.faults, "uniform_tests": self.uniform_tests},
+            "kinds": self.kinds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        vars(self).update(state["counts"])
+        self.kinds, self.near_ties = state["kinds"], state["near_ties"].tolist()
+        self.uniform_tests_by_seed[:] = state["uniform_tests_by_seed"]
+        self.uniform_faults_by_seed[:] = state["uniform_faults_by_seed"]
+        self.distinct = {(seed, outcome) for seed, outcome in state["distinct"].tolist()}
+        self.failing_seeds = {seed for seed, _ in self.distinct}
+        seen = zip(state["uniform_distinct"].tolist(), state["uniform_times_seen"].tolist(), strict=True)
+        self.uniform_times_seen = Counter({(seed, outcome): n for (seed, outcome), n in seen})
 
     def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
         """Count some tests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -32,11 +32,6 @@ class Tests:
     def __getitem__(self, rows: slice | Ints | Bools) -> Tests:
         return Tests(*(getattr(self, each.name)[rows] for each in fields(self)))
 
-    def chunks(self, size: int) -> Iterator[Tests]:
-        """Chunks of fixed size and composition, in order; the last may be smaller."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
-
 
 @dataclass(frozen=True)
 class Details:
@@ -47,6 +42,7 @@ class Details:
     ssim: Floats
     signature: Floats  # [faults, layers]: share of the fault's sensitivity by layer
     inputs: Tensor  # [faults, ...], on the CPU
+    outputs: Tensor  # to these, on the CPU
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,18 @@ class Results:
     outcome: Ints
     margin: Floats
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]
-    faults: Details
+    faults: Details | None = None  # not kept longer than it takes to store them
 
     def __len__(self) -> int:
         return len(self.is_fault)
+
+    @staticmethod
+    def join(parts: Sequence[Results]) -> Results:
+        """All results in order, without details."""
+        gradients = [each.gradient for each in parts if each.gradient is not None]
+        return Results(
+            np.concatenate([each.is_fault for each in parts]),
+            np.concatenate([each.outcome for each in parts]),
+            np.concatenate([each.margin for each in parts]),
+            np.concatenate(gradients) if gradients else None,
+        )

@@ -1,51 +1,67 @@
-"""A picture of the most telling faults."""
+"""A picture of faults: clean inputs and disturbed ones, with what the model said to each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from themis.errors import MissingExtraError, UsageError
 
-from themis.errors import UsageError
-from themis.faults import Fault
-from themis.result import Run
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from themis.faults import Fault
+    from themis.result import Run
 
 INK, RIGHT, WRONG, QUIET = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b"
 
 
 def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[str] | None = None) -> list[Fault]:
-    """Draw up to n faults as pairs, clean and disturbed, with what the model said to each; returns those drawn."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Draw up to n of a campaign's most telling faults, each run again; returns those drawn."""
     faults = run.faults.most_telling(n)
-    if not faults:
-        raise UsageError("there is no fault to draw: raise the magnitude or the budget")
-    columns = min(4, len(faults))
-    rows = -(-len(faults) // columns)
-    width, height = 3.1 * columns, 1.95 * rows + 0.6  # inches
-    figure = Figure(figsize=(width, height), facecolor="white")
-    FigureCanvasAgg(figure)
+    replays = [fault.replay() for fault in faults]
+    pictures = [(fault, each.clean_inputs, each.inputs) for fault, each in zip(faults, replays, strict=True)]
     title = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation}): the most telling"
+    draw_pairs(pictures, path, title=title, bounds=run.start.bounds, classes=classes)
+    return faults
+
+
+def draw_pairs(
+    pictures: Sequence[tuple[Fault, Tensor, Tensor]],
+    file: str | Path | BinaryIO,
+    *,
+    title: str,
+    bounds: tuple[float, float],
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Draw faults, each with its clean and its disturbed input, pictures `[channels, height, width]`."""
+    if not pictures:
+        raise UsageError("there is no fault to draw: raise the magnitude or the budget")
+    shape = pictures[0][1].shape
+    if len(shape) != 3:
+        raise UsageError(f"only pictures [channels, height, width] can be drawn, got {list(shape)}")
+    columns = min(4, len(pictures))
+    rows = -(-len(pictures) // columns)
+    width, height = 3.1 * columns, 1.95 * rows + 0.6  # inches
+    figure = _figure(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
         rows, columns, left=0.01, right=0.99, top=1 - 0.72 / height, bottom=0.25 / height, wspace=0.1, hspace=0.32
     )
-    for k, fault in enumerate(faults):
-        replay = fault.replay()
-        if replay.inputs.ndim != 3:
-            raise UsageError(f"only pictures [channels, height, width] can be drawn, got {list(replay.inputs.shape)}")
+    for k, (fault, clean, disturbed) in enumerate(pictures):
         pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
+        sure = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
         said = (
-            (replay.clean_inputs, f"says {_class(fault.clean_answer, classes)}", RIGHT),
-            (replay.inputs, f"says {_class(fault.answer, classes)}, {fault.confidence:.0%}", WRONG),
+            (clean, f"says {_class(fault.clean_answer, classes)}", RIGHT),
+            (disturbed, f"says {_class(fault.answer, classes)}{sure}", WRONG),
         )
         for at, (picture, text, colour) in enumerate(said):
             axes = figure.add_subplot(pair[at])
-            axes.imshow(_pixels(picture, run.start.bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.imshow(_pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
@@ -55,8 +71,18 @@ def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[st
             if at == 0:
                 theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
                 axes.set_xlabel(f"seed {fault.seed_id}, {theta}", fontsize=8, color=QUIET, loc="left", labelpad=3)
-    figure.savefig(path, dpi=110)
-    return faults
+    figure.savefig(file, dpi=110)
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("pictures of faults need matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _class(answer: int, classes: Sequence[str] | None) -> str:

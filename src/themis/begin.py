@@ -1,0 +1,135 @@
+"""Beginning a campaign: a new one, or one that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from themis.callback import Callback, Callbacks
+from themis.campaign import Campaign
+from themis.data.seeds import read_seeds
+from themis.environment import describe_environment, describe_run, describe_tested, list_changes, threads
+from themis.errors import DataError, ModelError, UsageError, nearest
+from themis.judge import choose_judge
+from themis.origin import Origin
+from themis.perturb import Perturbation, choose_perturbation
+from themis.replay import Replayer
+from themis.result import Run
+from themis.search import POLICIES, Policy, choose_policy
+from themis.settings import Settings
+from themis.store import Reader, Writer
+from themis.target import Target
+
+CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored", "clean_memory_gib")
+"""Options that may differ from the first time: when to stop, and what never changes a result."""
+
+
+def run(
+    target: Target | nn.Module,
+    data: Any,
+    perturbation: str | Perturbation,
+    *,
+    out: str | Path | None = None,
+    callbacks: Iterable[Callback] = (),
+    origin: Origin | None = None,
+    **options: Any,
+) -> Run:
+    """Test `target` on `data` under `perturbation`; options are the fields of `Settings`.
+
+    data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results. origin: how
+    another process makes target and data again; without it a resumed run must be given both.
+    """
+    settings = Settings.of(**options)
+    choose_judge(settings.judge)  # refuses an unknown name before anything runs
+    policy = choose_policy(settings.policy)
+    chosen = choose_perturbation(perturbation, settings.magnitude)
+    target = as_target(target)
+    seeds = read_seeds(data, settings.max_seeds)
+    with nullcontext() if out is None else closing(Writer(out)) as store, target.opened():
+        environment = describe_environment(target.device)
+        if store:
+            environment |= describe_tested(target, seeds, origin)
+            store.create(describe_run(settings, origin, chosen, environment), settings.max_stored)
+        return Campaign(target, seeds, chosen, policy, settings, Callbacks(callbacks), store, environment).run()
+
+
+def as_target(target: Any) -> Target:
+    """A target as it is, or around a module."""
+    if isinstance(target, nn.Module):
+        return Target(target)
+    if not isinstance(target, Target):
+        raise UsageError(f"target must be a themis.Target or an nn.Module, got {type(target).__name__}")
+    return target
+
+
+def resume(
+    out: str | Path,
+    target: Target | nn.Module | None = None,
+    data: Any = None,
+    *,
+    perturbation: Perturbation | None = None,
+    policy: Policy | None = None,
+    origin: Origin | None = None,
+    callbacks: Iterable[Callback] = (),
+    **options: Any,
+) -> Run:
+    """Go on with the run in the folder `out`; it ends as if it had never been stopped.
+
+    target, data, perturbation, policy: needed where the run cannot make them again: a model that lives in memory,
+    objects of your own. options: limits that shall differ from the first time.
+    """
+    with closing(Reader(out)) as run:
+        settings = _settings(run, options)
+        chosen = policy or _policy(settings)
+        made = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
+        with closing(Writer(run.path)) as store, threads(run.record["environment"]["threads"]), made.target.opened():
+            environment = _checked_environment(made, run)
+            record = describe_run(settings, made.origin, made.perturbation, run.record["environment"])
+            store.reopen(record, settings.max_stored)
+            checkpoint = run.checkpoint()
+            chunk = None if checkpoint is None else checkpoint.values["chunk"]
+            what = (made.target, made.seeds, made.perturbation, chosen, settings)
+            campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk)
+            if checkpoint is not None:
+                faults = run.faults("id < ?", (checkpoint.tests,))
+                campaign.restore(checkpoint, run.rounds(checkpoint.rounds), faults)
+            return campaign.run()
+
+
+def _settings(run: Reader, options: dict[str, Any]) -> Settings:
+    for name in options:
+        if name not in CHANGEABLE:
+            raise UsageError(f"resume cannot change {name!r}, only when to stop: {nearest(name, CHANGEABLE)}")
+    return Settings(**{**run.record["settings"], **options})
+
+
+def _policy(settings: Settings) -> Policy:
+    if settings.policy not in POLICIES:
+        raise UsageError(f"the run's policy {settings.policy!r} has no name that is known here: pass policy=...")
+    return choose_policy(settings.policy)
+
+
+def _checked_environment(made: Replayer, run: Reader) -> dict[str, Any]:
+    """Refuse another model or other data; warn of what changes last bits."""
+    then = run.record["environment"]
+    tested = describe_tested(made.target, made.seeds, made.origin)
+    for name, what, error in (("model_sha256", "model", ModelError), ("data_sha256", "data", DataError)):
+        if tested[name] != then[name]:
+            raise error(
+                f"the {what} must be the one that was tested, its hash is {tested[name][:12]}..., the run's was "
+                f"{then[name][:12]}...: give the same {what}, or begin a new run"
+            )
+    now = describe_environment(made.target.device)
+    changes = list_changes({name: then[name] for name in now}, now)
+    if changes:
+        warnings.warn(
+            f"resumed in another environment, so that last bits and near-ties may differ: {'; '.join(changes)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return {**now, **tested}

@@ -1,0 +1,73 @@
+"""`themis completion`: commands, options, files and known names, completed by the shell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from themis.cli import COMMANDS, DONE, fill
+from themis.cli.options import Parser
+from themis.errors import MissingExtraError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+HELP = (
+    "Print a script that completes commands, options, file names and known names. Load it in the shell's start-up file."
+)
+EXAMPLES = """
+echo 'eval "$(themis completion bash)"' >> ~/.bashrc
+themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
+"""
+NAMES = {
+    "perturb": ("gaussian", "fgsm"),
+    "policy": ("random", "corners", "paper", "scheduled"),
+    "preset": ("paper",),
+    "judge": ("exact", "gibbs", "pymc"),
+    "scale": ("absolute", "relative"),
+    "neurons": ("element", "channel"),
+    "oracle": ("auto", "wrong", "changed"),
+    "device": ("cpu", "cuda"),
+}
+"""Names an option knows; here too, since asking their tables imports torch, for seconds, in every new shell."""
+FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN")
+"""Placeholders in the help that stand for paths."""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
+
+
+def execute(arguments: Namespace, said: set[str]) -> int:
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingExtraError('completion needs shtab: pip install "themis-dl[completion]"') from error
+    if arguments.shell not in shtab.SUPPORTED_SHELLS:
+        known = nearest(arguments.shell, shtab.SUPPORTED_SHELLS)
+        raise UsageError(f"the shell must be a known one, got {arguments.shell!r}: {known}")
+    print(shtab.complete(_whole_parser(shtab), arguments.shell))
+    return DONE
+
+
+def _whole_parser(shtab: Any) -> Parser:
+    """Every command with its options, each told how it is completed."""
+    parser = Parser(prog="themis")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers()
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        fill(command, name)
+        for action in command._actions:
+            _complete(action, shtab)
+    return parser
+
+
+def _complete(action: Any, shtab: Any) -> None:
+    if action.metavar in FILES:
+        action.complete = shtab.FILE
+    elif action.metavar in FOLDERS:
+        action.complete = shtab.DIRECTORY
+    elif action.metavar == "SHELL":
+        action.choices = shtab.SUPPORTED_SHELLS
+    elif action.dest in NAMES:
+        action.choices = NAMES[action.dest]

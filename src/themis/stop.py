@@ -1,0 +1,33 @@
+"""When a campaign stops, and why."""
+
+from __future__ import annotations
+
+from themis.result import Round, percent
+from themis.settings import Settings
+
+
+def stop_reason(settings: Settings, rounds: list[Round], cost: int) -> tuple[str, str] | None:
+    """A word and a clause that say why to stop after these rounds; None to go on. `cost` is the passes of a test."""
+    if not rounds:
+        return None
+    last = rounds[-1]
+    if last.coverage.sampled >= settings.coverage:
+        return "coverage", (
+            f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
+            f"{percent(settings.coverage)}, confirmed by Markov chains"
+        )
+    if settings.max_tests is not None and last.tests >= settings.max_tests:
+        return "tests", f"the budget of {settings.max_tests:,} tests is spent"
+    if settings.max_passes is not None and last.passes + cost > settings.max_passes:
+        return "passes", f"the budget of {settings.max_passes:,} passes is spent"
+    if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
+        return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
+    if settings.plateau is not None and len(rounds) > settings.plateau:
+        before = rounds[-1 - settings.plateau]
+        if (
+            before.distinct_faults == last.distinct_faults
+            and before.coverage.all >= last.coverage.all
+            and before.coverage.sampled >= last.coverage.sampled
+        ):
+            return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
+    return None

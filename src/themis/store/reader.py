@@ -1,0 +1,254 @@
+"""Reading a run folder, also while a campaign writes to it. Rows need no torch, so it is imported for the rest only."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from themis.errors import StoreError, UsageError
+from themis.store import schema
+
+if TYPE_CHECKING:
+    from themis.faults import Column, Fault, Faults, Replay
+    from themis.result import Round
+    from themis.store.tensors import Tensors
+    from themis.store.writer import Checkpoint
+
+DATABASE = "run.sqlite"
+BATCH = 5000
+"""Rows that are fetched at once."""
+_KINDS = {
+    "id": "int64",
+    "seed_id": "int64",
+    "noise_seed": "int64",
+    "round": "int64",
+    "stream": "str",
+    "kind": "str",
+    "label": "int64",
+    "clean_answer": "int64",
+    "answer": "int64",
+    "confidence": "float32",
+    "margin": "float32",
+    "distance": "float32",
+    "ssim": "float32",
+    "position": "int64",
+    "chunk": "int64",
+}
+
+
+class Reader:
+    """A run folder, read only. Any number of readers may look at it while one campaign writes."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / DATABASE).is_file():
+            raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is none: check the path")
+        with self._explained():
+            self._database = _open(self.path / DATABASE)
+            schema.check(self._database, self.path)
+            rows = self._database.execute("SELECT name, value FROM run").fetchall()
+        self.record: dict[str, Any] = {name: json.loads(value) for name, value in rows}
+        self.theta: tuple[str, ...] = tuple(each["name"] for each in self.record["theta"])
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers; none until the clean sweep is done."""
+        return tuple(each["name"] for each in self.record.get("start", {"layers": ()})["layers"])
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a fault's row."""
+        with self._explained():
+            return tuple(row[1] for row in self._database.execute("PRAGMA table_info(faults)"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The result; None while the campaign runs, or if it was killed."""
+        path = self.path / "summary.json"
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StoreError(f"{path} must be JSON, it is damaged: {error}; restore it from a copy") from error
+        return summary
+
+    def is_running(self) -> bool:
+        """Whether a campaign is writing to the folder; where the system cannot say, one that has no summary is."""
+        try:
+            import fcntl
+
+            with (self.path / "run.lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except (ImportError, OSError):
+            return self.summary() is None
+        return False
+
+    def rounds(self, last: int = 1 << 62) -> list[Round]:
+        """All rounds, or those up to number `last`."""
+        with self._explained():
+            rows = self._database.execute("SELECT * FROM rounds WHERE number <= ? ORDER BY number", (last,))
+            return [_round(row) for row in rows]
+
+    def count(self, where: str = "1", values: Sequence[Any] = ()) -> int:
+        """How many faults there are."""
+        (n,) = self.select("count(*)", where, values)[0]
+        return int(n)
+
+    def select(
+        self,
+        what: str = "*",
+        where: str = "1",
+        values: Sequence[Any] = (),
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+    ) -> list[tuple[Any, ...]]:
+        """Rows of faults; `where`, `order` and `what` are SQL."""
+        return list(chain.from_iterable(self.batches(what, where, values, order, limit, table)))
+
+    def batches(
+        self,
+        what: str = "*",
+        where: str = "1",
+        values: Sequence[Any] = (),
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """The same rows, some thousands at a time."""
+        with self._explained():
+            rows = self._database.execute(
+                f"SELECT {what} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
+            )
+            while batch := rows.fetchmany(BATCH):
+                yield batch
+
+    def faults(
+        self,
+        where: str = "1",
+        values: Sequence[Any] = (),
+        *,
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+        replay: Callable[[Fault], Replay] | None = None,
+    ) -> Faults:
+        """Faults as a campaign has them; `replay` runs one again."""
+        from themis.faults import Faults
+
+        theta = [schema.theta_column(name) for name in self.theta]
+        names = [*_KINDS, *theta, "signature"]
+        rows = self.select(", ".join(names), where, values, order, limit, table)
+        faults = Faults(self.record["perturbation"], self.theta, self.layers, replay)
+        if rows:
+            faults.add(**_columns(rows, len(theta)))
+        return faults
+
+    def tensors(self, ids: Sequence[int]) -> dict[int, Tensors]:
+        """Inputs and outputs of those of some faults whose tensors were kept."""
+        from themis.store.tensors import read_tensors
+
+        found: dict[int, Tensors] = {}
+        before, wanted_ids = None, json.dumps(list(ids))
+        while True:  # a campaign may put a file's rows into another and remove it before we open it
+            where = "id IN (SELECT value FROM json_each(?)) AND tensors IS NOT NULL"
+            places = self.select("id, tensors", where, (wanted_ids,))
+            if places == before:
+                return found
+            before = places
+            files: dict[str, list[int]] = {}
+            for id, file in places:
+                if id not in found:
+                    files.setdefault(file, []).append(id)
+            for file, wanted in files.items():
+                try:
+                    tensors = read_tensors(self.path / "tensors" / file)
+                except FileNotFoundError:
+                    continue
+                for id in wanted:
+                    at = (tensors.id == id).nonzero()
+                    if len(at):
+                        found[id] = tensors[at[0]]
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Where a resumed campaign goes on; None for the start."""
+        from themis.store.tensors import deserialize
+        from themis.store.writer import Checkpoint
+
+        with self._explained():
+            row = self._database.execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
+        if row is None:
+            return None
+        tests, rounds, file = row
+        path = self.path / "state" / file
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path} must hold the run's state, it cannot be read: {error.strerror}") from error
+        arrays = deserialize(content, path)
+        size = int.from_bytes(content[:8], "little")
+        values = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["values"])
+        return Checkpoint(tests, rounds, arrays, values)
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self.path / DATABASE} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A read-only connection; where nothing at all may be written, not even the index of the log, a frozen one."""
+    uri = path.resolve().as_uri()
+    database = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
+    try:
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()
+    except sqlite3.OperationalError as error:
+        database.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise StoreError(
+                f"{path.parent} must be writable once, its log holds rows that are not in {path.name} yet: copy the "
+                "folder to where you may write, and read the copy"
+            ) from error
+        database = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    return database
+
+
+def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
+    """Columns as `Faults.add` takes them."""
+    import numpy as np
+
+    by_name = list(zip(*rows, strict=True))
+    columns: dict[str, Column] = {}
+    for name, values in zip(_KINDS, by_name, strict=False):
+        missing = -1 if name == "label" else np.nan
+        plain = [missing if value is None else value for value in values] if None in values else list(values)
+        columns[name] = np.array(plain, dtype=_KINDS[name])
+    theta = by_name[len(_KINDS) : len(_KINDS) + n_theta]
+    columns["theta"] = np.array(theta, dtype=np.float32).T
+    columns["signature"] = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
+    return columns
+
+
+def _round(row: tuple[Any, ...]) -> Round:
+    from themis.judge.coverage import Coverage
+    from themis.result import Round
+
+    number, tests, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged = row
+    coverage = Coverage(sampled, of_all, json.loads(by_layer), *judged)
+    return Round(number, tests, passes, faults, distinct, failing, coverage, seconds)

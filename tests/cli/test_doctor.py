@@ -1,0 +1,102 @@
+"""The doctor, on this machine and on worse ones."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from themis.cli import doctor, main
+
+
+def test_it_says_what_is_here_and_that_it_works(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THEMIS_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("THEMIS_CACHE", raising=False)
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"torch +{re.escape(torch.__version__)}", said)
+    assert re.search(r"cpu +\d+ cores, \d+ threads, [\d.]+ of [\d.]+ GiB free", said)
+    assert re.search(r"THEMIS_DATA +\S+/nowhere, which does not exist", said)
+    assert re.search(r"THEMIS_CACHE +not set: ", said)
+    assert re.search(rf"runs +{tmp_path}/runs, [\d.]+ GiB free", said)
+    assert re.search(r"cpu +640 tests, \d+ faults, one replayed, in", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_speaks_json_and_can_be_quick(capsys):
+    assert main(["doctor", "--json", "--quick"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["self_check"] == {}
+    assert found["problems"] == []
+    assert found["devices"]["cpu"]["threads"] == torch.get_num_threads()
+    assert found["compiled_fold"] in (True, False)
+
+
+def test_an_absent_optional_package_is_named_with_what_it_gives(monkeypatch, capsys):
+    there = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("rich", "pymc") else there(name))
+    assert main(["doctor", "--quick"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"rich +not installed \(live progress\): pip install rich", said)
+    assert re.search(r'pymc +not installed \(the judge pymc\): pip install "themis-dl\[bayes\]"', said)
+
+
+def test_an_absent_required_package_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "torch" else "1.0")
+    assert main(["doctor"]) == 3
+    said = capsys.readouterr()
+    assert "not installed (required): pip install torch" in said.out
+    assert said.err == "themis doctor: torch must be installed, it is not: pip install torch\n"
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_an_installation_that_does_not_work_is_a_failure(monkeypatch, capsys, json_too):
+    def broken(device):
+        raise RuntimeError("CUDA error:\nno kernel image")
+
+    monkeypatch.setattr(doctor, "_try_campaign", broken)
+    assert main(["doctor", *json_too]) == 3
+    said = capsys.readouterr()
+    assert said.err == "themis doctor: a campaign must work here, it raised RuntimeError: CUDA error: no kernel image\n"
+    if json_too:
+        assert len(json.loads(said.out)["problems"]) == 1
+
+
+def test_it_runs_where_only_the_required_packages_can_be_imported():
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in "rich matplotlib mlxtend sklearn pandas PIL pymc yaml shtab pyarrow".split():
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+from themis.cli import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "one replayed" in done.stdout
+
+
+def test_it_knows_every_package_of_the_project():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    def names(requirements):
+        return {re.match(r"[\w-]+", each)[0] for each in requirements}
+
+    known = {*doctor.REQUIRED, *doctor.OPTIONAL}
+    assert names(project["dependencies"]) <= known
+    for extra, requirements in project["optional-dependencies"].items():
+        if extra not in ("test", "check"):
+            assert {doctor.OPTIONAL[name][1] for name in names(requirements)} == {f"themis-dl[{extra}]"}
+    assert known == names(project["dependencies"]) | {
+        name
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra not in ("test", "check")
+        for name in names(requirements)
+    }
