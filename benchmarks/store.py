@@ -102,13 +102,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     console, results = Console(), {"append": {}, "campaign": {}}
-    table = Table("appending", "faults/s", "MB/s", "plain MB/s", "ratio", title="Store beside plain writes, synced alike")
+    table = Table(
+        "appending", "faults/s", "MB/s", "plain MB/s", "ratio", title="Store beside plain writes, synced alike"
+    )
     for name, shape in SHAPES.items():
         n_flushes, n = (20, 100) if name != "ImageNet" else (10, 30)
         with tempfile.TemporaryDirectory(dir=".") as folder:
             ours, plain, size = append(Path(folder), shape, n_flushes, n)
         rates = [n_flushes * n / ours, size / ours / 1e6, size / plain / 1e6, ours / plain]
-        results["append"][name] = dict(zip(("faults_a_second", "mb_a_second", "plain_mb_a_second", "ratio"), rates))
+        results["append"][name] = dict(
+            zip(("faults_a_second", "mb_a_second", "plain_mb_a_second", "ratio"), rates, strict=True)
+        )
         table.add_row(f"{n_flushes} x {n} {name}", *(f"{each:,.1f}" for each in rates))
     console.print(table)
     table = Table("campaign", "faults", "without (s)", "with folder (s)", "ratio", title=f"Durability; aim {AIM}")

@@ -351,6 +351,7 @@ class Campaign:
             n_kept=calculator.kept.n_kept,
             device=str(calculator.device),
             gives_probabilities=calculator.gives_probabilities,
+            tests_before=self.tally.tests,
         )
 
     def _finish(self, reason: str, why: str) -> Run:

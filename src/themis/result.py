@@ -33,6 +33,8 @@ class Start:
     """Seeds whose clean activations are kept; the others are run again with each test."""
     device: str
     gives_probabilities: bool
+    tests_before: int = 0
+    """Tests that had been run when the campaign was resumed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; the settings are kept elsewhere."""

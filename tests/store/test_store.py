@@ -239,7 +239,7 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="out must be a folder, .*file is a file"):
+    with pytest.raises(UsageError, match=r"out must be a folder, .*file is a file"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file")
     with pytest.raises(StoreError, match="cannot be written: Not a directory"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file/run")

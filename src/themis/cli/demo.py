@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
 from themis.cli.run import add_verbosity, callbacks, check_names, free, report
+from themis.origin import Origin
 from themis.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         held_out,
         arguments.perturb,
         out=arguments.out,
+        origin=Origin(model="themis.cli.demo:make_model", data="themis.cli.demo:make_data"),
         callbacks=callbacks(arguments),
         **asdict(settings),
     )
@@ -76,6 +78,20 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         draw_faults(result, picture)
         say(f"The most telling faults: {picture}")
     return report(result, arguments)
+
+
+def make_model() -> LeNet:
+    """The demo's model, for who replays its faults."""
+    from themis.data.readers import read_digits
+
+    return trained_lenet5(*split(read_digits()), lambda text: None)
+
+
+def make_data() -> Seeds:
+    """The digits that the demo's model has not seen."""
+    from themis.data.readers import read_digits
+
+    return split(read_digits())[1]
 
 
 def split(digits: Seeds) -> tuple[Seeds, Seeds]:

@@ -78,7 +78,7 @@ def callbacks(arguments: Namespace) -> list[Callback]:
 
 
 def show_progress() -> Callback:
-    """Progress in the terminal; without rich the last line alone."""
+    """Progress in the terminal; without rich the summary alone."""
     from themis.callback import Callback
 
     try:
@@ -87,11 +87,13 @@ def show_progress() -> Callback:
         from themis.progress import ShowProgress
     except ImportError:
 
-        class SayWhy(Callback):
+        class Say(Callback):
             def on_end(self, run: Run) -> None:
-                print(run.stop)
+                from themis.words import summary_rows
 
-        return SayWhy()
+                print(*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop, sep="\n")
+
+        return Say()
 
     class Patient(Console):
         def on_broken_pipe(self) -> None:
@@ -126,7 +128,8 @@ def kept_in(out: str | None) -> Iterator[None]:
     except ModelError as error:
         if out is None or not (Path(out) / "summary.json").exists():
             raise
-        raise ModelError(f"{error}; what was found is kept in {out}") from (error.__cause__ or error)
+        text = f"{error}; what was found is kept in {out}, themis resume {out} goes on"
+        raise ModelError(text) from (error.__cause__ or error)
 
 
 def home(folder: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -94,8 +95,11 @@ def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
 
 
 def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
-    """A fault as plain data by column."""
-    plain = dict(zip(run.columns, row, strict=True))
+    """A fault as plain data by column; a number that JSON cannot hold, the margin of no finite output, is None."""
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in zip(run.columns, row, strict=True)
+    }
     return {**plain, "signature": dict(zip(run.layers, json.loads(plain["signature"]), strict=True))}
 
 

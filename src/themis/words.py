@@ -1,0 +1,86 @@
+"""A campaign in words: its opening, a line a round, and the summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from themis.judge.estimate import Estimate
+from themis.result import Round, Run, Start, percent
+
+
+def summary_rows(run: Run) -> list[tuple[str, str]]:
+    """What a campaign found, for a person: names and texts."""
+    last, start = run.rounds[-1], run.start
+    rows: list[tuple[str, str]] = [
+        (
+            "faults",
+            f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
+            f"{start.n_usable:,} seeds",
+        ),
+        ("fault rate", _estimate(run.fault_rate, "mean over seeds")),
+        ("residual risk", _estimate(run.residual_risk, "that the next uniform test shows a new distinct fault")),
+        (
+            "coverage",
+            f"{percent(last.coverage.sampled)} of the sampled neurons; {_estimate_all(run)}",
+        ),
+        (
+            "neurons",
+            f"{start.n_neurons:,} in {len(start.layers)} layers; {last.coverage.n_dead:,} dead, "
+            f"{last.coverage.n_unseen:,} not yet moved",
+        ),
+        ("tests", f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, {_rate(last):,.0f} a second"),
+        ("time", _times(run)),
+    ]
+    if run.stop_reason != "coverage" and last.coverage.forecast:
+        rows.append(("forecast", f"about {last.coverage.forecast:,} more tests to the coverage goal"))
+    if run.normality is not None:
+        rows.append(("normality", run.normality.verdict))
+    return rows
+
+
+def opening(start: Start) -> str:
+    """What is about to be tested, in two lines."""
+    theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit else ''}" for t in start.theta)
+    accuracy = "" if start.clean_accuracy is None else f" ({percent(start.clean_accuracy)} answered rightly)"
+    kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
+    return (
+        f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "
+        f"test{accuracy}\n{start.perturbation} ({theta}), policy {_name(start.settings.policy)}, on {start.device}, "
+        f"clean activations kept for {kept} seeds"
+        + (f"\ngoing on after {start.tests_before:,} tests" if start.tests_before else "")
+    )
+
+
+def round_line(round: Round) -> str:
+    """Where the campaign stands."""
+    forecast = round.coverage.forecast
+    more = "" if not forecast else f", ~{forecast:,} to go"
+    return (
+        f"{percent(round.coverage.sampled)}, {round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
+        f"{_rate(round):,.0f}/s{more}"
+    )
+
+
+def _rate(round: Round) -> float:
+    return round.tests / max(round.seconds, 1e-9)
+
+
+def _estimate(estimate: Estimate | None, of: str) -> str:
+    if estimate is None:
+        return "unknown: no uniform stream"
+    return f"{percent(estimate.value, 2)} {of} (95%: {percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
+
+
+def _estimate_all(run: Run) -> str:
+    text = f"{percent(run.judged.all)} of all"
+    interval = run.coverage_interval
+    return text if interval is None else f"{text} (95%: {percent(interval.low)} to {percent(interval.high)})"
+
+
+def _times(run: Run) -> str:
+    s = run.seconds
+    return f"measure {s.measure:.1f} s, judge {s.judge:.1f} s, search {s.search:.1f} s"
+
+
+def _name(policy: Any) -> str:
+    return policy if isinstance(policy, str) else type(policy).__name__
