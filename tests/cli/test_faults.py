@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -296,6 +297,16 @@ def test_a_terminal_gets_the_same_table_with_rich_and_without(found, monkeypatch
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines()
     assert plain[1].split() == HEADER
     assert len(plain) == 6
+
+
+def test_listing_imports_nothing_heavy(found):
+    code = (
+        "import sys; from themis.cli import main\n"
+        f"main(['faults', {str(found[0])!r}, '--limit', '1'])\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_table_fits_a_terminal_of_eighty_columns(found, capsys):

@@ -1,6 +1,7 @@
 """Faults as files: whoever reads them needs no Themis."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -239,3 +240,22 @@ def test_no_model_is_needed(found, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_tensors_that_move_to_another_file_meanwhile_are_found(found, tmp_path, monkeypatch):
+    from themis.store import tensors
+
+    out, read = shutil.copytree(found[0], tmp_path / "run"), tensors.read_tensors
+
+    def move_first(path):
+        if path.name != "999999.safetensors":
+            path.rename(path.with_name("999999.safetensors"))
+            with sqlite3.connect(out / "run.sqlite") as database:
+                database.execute("UPDATE faults SET tensors = '999999.safetensors' WHERE tensors = ?", (path.name,))
+            database.close()
+        return read(path)
+
+    [(file, _)] = Reader(out).select("tensors, count(*)", "tensors IS NOT NULL GROUP BY tensors", order="1", limit=1)
+    ids = [id for (id,) in Reader(out).select("id", "tensors = ?", (file,))]
+    monkeypatch.setattr(tensors, "read_tensors", move_first)
+    assert sorted(Reader(out).tensors(ids)) == ids

@@ -240,7 +240,8 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     pictures = [(each, kept[each.id].clean_inputs[0], kept[each.id].inputs[0]) for each in faults if each.id in kept]
     if not pictures:
         raise UsageError(f"there must be a fault to draw, of {n_matching:,} that match no input was kept")
-    title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']})"
+    best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
+    title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
         draw_pairs(pictures, file, title=title, bounds=run.record["start"]["bounds"])
     return f"{len(pictures)} of {n_matching:,} faults drawn in {path}"

@@ -118,7 +118,7 @@ def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set
     """Every option's value, and the names of those that were said, by a flag or in the file."""
     _refuse_unknown_flags(parser, words)
     actions = {action.dest: action for action in parser._actions if action.default != argparse.SUPPRESS}
-    flags, rest = parser.parse_known_args(words, argparse.Namespace(**dict.fromkeys(actions)))
+    flags, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(**dict.fromkeys(actions)))
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}: options start with --, a list is written as a,b")
     said = {name: value for name, value in vars(flags).items() if value is not None}

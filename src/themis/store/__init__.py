@@ -8,7 +8,20 @@ state/             the last checkpoint's arrays
 summary.json       the result, once the campaign has stopped
 """
 
-from themis.store.reader import Reader
-from themis.store.writer import Writer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from themis.store.reader import Reader
+    from themis.store.writer import Writer
 
 __all__ = ["Reader", "Writer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: reading rows needs no torch, writing them does."""
+    if name in __all__:
+        return getattr(import_module(f"themis.store.{name.lower()}"), name)
+    raise AttributeError(f"module 'themis.store' has no attribute {name!r}")

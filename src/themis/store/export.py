@@ -96,11 +96,11 @@ def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
 
 def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
     """A fault as plain data by column; a number that JSON cannot hold, the margin of no finite output, is None."""
-    plain = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in zip(run.columns, row, strict=True)
+    plain = dict(zip(run.columns, row, strict=True))
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
     }
-    return {**plain, "signature": dict(zip(run.layers, json.loads(plain["signature"]), strict=True))}
+    return {**finite, "signature": dict(zip(run.layers, json.loads(plain["signature"]), strict=True))}
 
 
 def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.store import schema
+from themis.store.schema import DATABASE
 
 if TYPE_CHECKING:
     from themis.faults import Column, Fault, Faults, Replay
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from themis.store.tensors import Tensors
     from themis.store.writer import Checkpoint
 
-DATABASE = "run.sqlite"
 BATCH = 5000
 """Rows that are fetched at once."""
 _KINDS = {

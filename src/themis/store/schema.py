@@ -8,6 +8,7 @@ from pathlib import Path
 
 from themis.errors import StoreError
 
+DATABASE = "run.sqlite"
 SCHEMA = 1
 """Version of the tables, kept as SQLite's user_version. Raise it with every change that an older Themis cannot read."""
 APPLICATION = 0x7E315
@@ -49,7 +50,7 @@ CREATE TABLE faults (        -- one row a fault: a test whose answer broke
   clean_answer INTEGER NOT NULL,
   answer INTEGER NOT NULL,   -- the wrong outcome; -1 where the output was not finite
   confidence REAL,           -- of the wrong answer; NULL where the output was not finite
-  margin REAL NOT NULL,      -- how far the answer was from right, in the output's unit; negative
+  margin REAL NOT NULL,      -- how far the answer was from right, in the output's unit; negative, or -Inf
   distance REAL NOT NULL,    -- L2 distance of the input from the clean one
   ssim REAL,                 -- structural similarity to the clean picture; NULL for other data
   position INTEGER NOT NULL, -- row of the test in its forward pass

@@ -20,13 +20,13 @@ from themis.faults import Column
 from themis.result import Round
 from themis.store import schema
 from themis.store.files import Lock, explained, sync_folder, write_file
+from themis.store.schema import DATABASE
 from themis.store.tensors import Shelf, Tensors, file_name, serialize
 
 SHARE = 1 / 80
 """Share of a campaign's time that writing faults may take, and the same again for checkpoints."""
 LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
 """Seconds after which they are written whatever it costs."""
-DATABASE = "run.sqlite"
 
 
 @dataclass(frozen=True)
