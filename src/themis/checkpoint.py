@@ -39,7 +39,8 @@ class UnderWay:
         for name, tests in self.tests.items():
             done = self.results.get(name)
             results = {} if not done else {k: v for k, v in vars(Results.join(done)).items() if v is not None}
-            state[name] = {"tests": {**vars(tests), "kind": tests.kind.tolist()}, "results": results}
+            kinds, kind = np.unique(tests.kind, return_inverse=True)
+            state[name] = {"tests": {**vars(tests), "kind": kind}, "kinds": kinds.tolist(), "results": results}
         return state
 
     @staticmethod
@@ -47,8 +48,8 @@ class UnderWay:
         """From a state."""
         round = UnderWay({})
         for name, each in state.items():
-            columns = each["tests"]
-            round.tests[name] = Tests(**{**columns, "kind": np.array(columns["kind"], dtype=np.str_)})
+            kinds, columns = np.array(each["kinds"], dtype=np.str_), each["tests"]
+            round.tests[name] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
             if each["results"]:
                 round.results[name] = [Results(**{"gradient": None, **each["results"]})]
         return round

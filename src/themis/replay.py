@@ -107,7 +107,7 @@ class Replayer:
         row = (self.seeds.seed_id == fault.seed_id).nonzero()
         if not len(row):
             raise DataError(
-                f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)} seeds: give the run's data"
+                f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)}: give the run's data"
             )
         seed = self.seeds[row[0]]
         kept = self.run.tensors([fault.id]).get(fault.id)

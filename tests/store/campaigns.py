@@ -61,6 +61,7 @@ class Acknowledge(themis.Callback):
 def work(request):
     perturbation, options = JOBS[request["job"]]
     callbacks = [Acknowledge(request["acknowledged"])]
+    writer.FIRST_CHECKPOINT = 0.0
     if request.get("always"):  # a flush and a checkpoint after every chunk: the same operations in every run
         writer.SHARE = float("inf")
     shim = ctypes.CDLL(None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import MissingExtraError, StoreError, ThemisError, UsageError, nearest
-from themis.store.files import PART, sync_folder
+from themis.store.files import PART, sync
 
 if TYPE_CHECKING:
     from themis.store.reader import Reader
@@ -61,7 +61,7 @@ def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except ThemisError:
         raise
     except OSError as error:

@@ -23,18 +23,18 @@ def write_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make names in a folder durable. Systems that cannot open folders (Windows) do it by themselves."""
-    if os.name != "posix":
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable. Windows cannot open folders and keeps names itself."""
+    if os.name != "posix" and path.is_dir():
         return
-    folder = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 @contextmanager

@@ -19,14 +19,16 @@ from themis.errors import UsageError
 from themis.faults import Column
 from themis.result import Round
 from themis.store import schema
-from themis.store.files import Lock, explained, sync_folder, write_file
+from themis.store.files import Lock, explained, sync, write_file
 from themis.store.schema import DATABASE
 from themis.store.tensors import Shelf, Tensors, file_name, serialize
 
-SHARE = 1 / 80
-"""Share of a campaign's time that writing faults may take, and the same again for checkpoints."""
+SHARE = 1 / 100
+"""Share of a campaign's time that writing faults may take, and half as much again for checkpoints."""
 LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
 """Seconds after which they are written whatever it costs."""
+FIRST_CHECKPOINT = 1.0
+"""Seconds without a checkpoint: so little is run again as fast."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Writer:
         self._rounds: list[Round] = []
         self._written = 0  # tests up to here are on disk
         self._seen = 0
-        self._due_faults = self._due_checkpoint = 0.0
+        self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
     def create(self, record: dict[str, Any], max_stored: int) -> None:
         """Begin a new run; `record` is what a resumed campaign and a report must know."""
@@ -73,14 +75,18 @@ class Writer:
             for left in self.path.glob(f"{DATABASE}*"):
                 left.unlink()
             made = sqlite3.connect(part, isolation_level=None)
+            made.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is whole
             schema.create(
                 made, [(each["name"], "{low:g} to {high:g} {unit}".format(**each)) for each in record["theta"]]
             )
+            made.execute("BEGIN")
             made.executemany("INSERT INTO run VALUES (?, ?)", [(k, _json(v).decode()) for k, v in record.items()])
+            made.execute("COMMIT")
             made.close()  # brings the log into the file, which can now be renamed
+            sync(part)
             part.replace(self.path / DATABASE)
-            sync_folder(self.path)
-            sync_folder(self.path.parent)
+            sync(self.path)
+            sync(self.path.parent)
             self._is_empty = True
             self._connect(record, max_stored)
 
@@ -158,7 +164,7 @@ class Writer:
         ended = perf_counter()
         self._due_faults = ended + min(LATEST_FAULTS, (ended - stated) / SHARE)
         if state is not None:
-            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, (stated - began) / SHARE)
+            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / SHARE)
         return True
 
     def _write_rows(self, state: tuple[int, int, str] | None) -> None:
