@@ -10,7 +10,7 @@ import torch
 import themis
 from themis import Callback, Target
 from themis.replay import Replayer
-from themis.store import Reader
+from themis.store import Reader, writer
 from themis.zoo import resnet56
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -41,7 +41,8 @@ def data():
 
 
 @pytest.mark.parametrize(("perturbation", "policy"), [("gaussian", "scheduled"), ("fgsm", "paper")])
-def test_a_resumed_campaign_ends_as_one_that_was_not_stopped(target, data, tmp_path, perturbation, policy):
+def test_a_resumed_campaign_ends_as_one_that_was_not_stopped(target, data, tmp_path, monkeypatch, perturbation, policy):
+    monkeypatch.setattr(writer, "SHARE", float("inf"))  # rounds are announced at once
     options = {"policy": policy, "max_tests": 6000, "round_size": 1000, "tolerance": 1e-9, "magnitude": 0.2}
     whole = themis.run(target, data, perturbation, **options)
     stopped = themis.run(target, data, perturbation, **options, out=tmp_path / "run", callbacks=[StopAt(2)])

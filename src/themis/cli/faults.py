@@ -199,8 +199,10 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     """All about one fault."""
+    from themis.store.schema import read_signature
+
     values = dict(zip(run.columns, row, strict=True))
-    shares = sorted(zip(json.loads(values["signature"]), run.layers, strict=True), reverse=True)
+    shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
     file = values["tensors"]
     values["tensors"] = "not kept; a replay makes them again" if file is None else f"in {run.path / 'tensors' / file}"

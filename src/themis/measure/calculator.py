@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable
@@ -69,7 +70,7 @@ class Calculator:
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         self._clean_bytes = clean_bytes
         self.chunk = chunk or chunk_size(self.n_neurons, self.device, batch_size)
-        self._with_room(lambda: self.set_chunk(self.chunk))
+        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # made when first used
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, OnPanel] | None = None
         self._panel_clean: Activations | None = None
@@ -149,11 +150,15 @@ class Calculator:
         """What `attempt` gives; it is made again with a smaller chunk while memory runs out."""
         while True:
             try:
+                if not self._buffers:
+                    self._make_buffers()
                 return attempt()
             except Exception as error:
                 if not is_out_of_memory(error) or self.chunk == 1:
                     raise
-            self.set_chunk(self.chunk // 2)
+            self.chunk //= 2
+            self._buffers = {}
+            gc.collect()  # the error's frames hold tensors in circles
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             warnings.warn(
@@ -163,12 +168,9 @@ class Calculator:
                 stacklevel=2,
             )
 
-    def set_chunk(self, chunk: int) -> None:
-        """Run so many tests in one forward pass from now on."""
-        self.chunk = chunk
-        self._buffers = {}
+    def _make_buffers(self) -> None:
         widest = max(layer.n_neurons for layer in self.layers)
-        scratch = torch.empty(2, chunk * widest, dtype=self.dtype, device=self.device)
+        scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
         self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:

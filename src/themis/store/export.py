@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import MissingExtraError, StoreError, ThemisError, UsageError, nearest
 from themis.store.files import PART, sync
+from themis.store.schema import read_signature
 
 if TYPE_CHECKING:
     from themis.store.reader import Reader
@@ -75,8 +76,11 @@ def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(run.columns)
+        at = run.columns.index("signature")
         for rows in batches:
-            writer.writerows(rows)
+            columns = _columns(run, rows)
+            columns[at] = map(json.dumps, columns[at])
+            writer.writerows(zip(*columns, strict=True))
 
 
 def write_json(run: Reader, batches: Iterable[Rows], path: Path) -> None:
@@ -100,7 +104,7 @@ def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
     }
-    return {**finite, "signature": dict(zip(run.layers, json.loads(plain["signature"]), strict=True))}
+    return {**finite, "signature": dict(zip(run.layers, read_signature(plain["signature"]), strict=True))}
 
 
 def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
@@ -165,7 +169,7 @@ def _columns(run: Reader, rows: Rows) -> list[Any]:
     """Rows as columns, their signatures read."""
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(run.columns)
     at = run.columns.index("signature")
-    columns[at] = json.loads(f"[{','.join(columns[at])}]")
+    columns[at] = [*map(read_signature, columns[at])]
     return columns
 
 

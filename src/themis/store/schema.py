@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from themis.errors import StoreError
 DATABASE = "run.sqlite"
 SCHEMA = 1
 """Version of the tables, kept as SQLite's user_version. Raise it with every change that an older Themis cannot read."""
+SHARES = 10_000
+"""Parts that the share of a layer in a signature is counted in: whole numbers are written three times as fast."""
 APPLICATION = 0x7E315
 """SQLite's application_id: tells a run from any other database."""
 
@@ -55,7 +58,7 @@ CREATE TABLE faults (        -- one row a fault: a test whose answer broke
   ssim REAL,                 -- structural similarity to the clean picture; NULL for other data
   position INTEGER NOT NULL, -- row of the test in its forward pass
   chunk INTEGER NOT NULL,    -- rows of that forward pass
-  signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer, in the order of run.start.layers
+  signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer, in 1/10000, as run.start.layers
   tensors TEXT               -- file in tensors/ with its input and output; NULL if they were not kept
 );
 
@@ -94,6 +97,11 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise StoreError(
             f"{path} must have schema {SCHEMA} or older, it has {version}: a newer Themis wrote it; upgrade Themis"
         )
+
+
+def read_signature(text: str) -> list[float]:
+    """Shares of the layers, from a signature as it is stored."""
+    return [each / SHARES for each in json.loads(text)]
 
 
 def theta_column(name: str) -> str:

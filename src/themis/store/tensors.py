@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ class Shelf:
         self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
         self.sweep()
 
-    def put(self, columns: dict[str, Column], tensors: Tensors) -> tuple[Ints, Ints]:
+    def put(self, columns: dict[str, Column], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
         """Keep what is worth it of some new faults; the file of each (0: none), and the ids that had to go for them."""
         fresh = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
         n_before = len(self._kept["id"])
@@ -124,7 +124,7 @@ class Shelf:
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
-            both["file"][n_before:][is_new] = self._write(tensors[torch.from_numpy(np.flatnonzero(is_new))])
+            both["file"][n_before:][is_new] = self._write(_pick(tensors, is_new))
         files: Ints = both["file"][n_before:]
         gone: Ints = self._kept["id"][~kept[:n_before]]
         self._kept = {name: column[kept] for name, column in both.items()}
@@ -184,6 +184,13 @@ class Shelf:
         self._rows[self._last_file] = len(tensors)
         self._row_bytes = sum(each[0].nbytes for each in vars(tensors).values())
         return self._last_file
+
+
+def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Tensors:
+    """Some rows of all parts together."""
+    cuts = np.cumsum([*map(len, parts)])[:-1]
+    masks = map(torch.from_numpy, np.split(is_picked, cuts))
+    return Tensors.join(part[mask] for part, mask in zip(parts, masks, strict=True))
 
 
 def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:

@@ -204,7 +204,7 @@ class Writer:
         if not self._columns:
             return [], []
         columns = {name: np.concatenate([each[name] for each in self._columns]) for name in self._columns[0]}
-        files, gone = self._shelf.put(columns, Tensors.join(self._tensors))
+        files, gone = self._shelf.put(columns, self._tensors)
         names = [file_name(each) if each else None for each in files.tolist()]
         return _fault_rows(columns, self._perturbation, names), gone.tolist()
 
@@ -245,8 +245,9 @@ class Writer:
 def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:
     """Rows in the order of the table's columns."""
     plain = {name: column.tolist() for name, column in columns.items() if name not in ("theta", "signature")}
-    form = "[" + ",".join(["%.9g"] * columns["signature"].shape[1]) + "]"  # 9 digits hold a float32 exactly
-    signature = [form % tuple(each) for each in columns["signature"].tolist()]
+    signature = map(
+        str, np.rint(columns["signature"] * schema.SHARES).astype(np.int64).tolist()
+    )  # lists of numbers are JSON
     return list(
         zip(
             plain["id"],
