@@ -95,13 +95,10 @@ class Fold:
         self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
     def signature(self, at: Tensor) -> Tensor:
-        """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite.
-
-        To four decimals: more says nothing, and whole numbers are stored in a third of the time.
-        """
+        """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite."""
         by_layer = torch.stack(self.by_layer, 1)[at].float()
         share = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        return share.nan_to_num_(0.0, 0.0, 0.0).mul_(1e4).round_().div_(1e4)
+        return share.nan_to_num_(0.0, 0.0, 0.0)
 
     def panel_differences(self) -> Tensor:
         """Signed differences of the panel's neurons, `[tests, panel]`."""

@@ -241,7 +241,8 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
         columns[name] = np.array(plain, dtype=_KINDS[name])
     theta = by_name[len(_KINDS) : len(_KINDS) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
-    columns["signature"] = np.array([schema.read_signature(each) for each in by_name[-1]], dtype=np.float32)
+    shares = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
+    columns["signature"] = shares / np.float32(schema.SHARES)
     return columns
 
 

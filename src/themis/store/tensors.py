@@ -188,9 +188,13 @@ class Shelf:
 
 def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Tensors:
     """Some rows of all parts together."""
-    cuts = np.cumsum([*map(len, parts)])[:-1]
-    masks = map(torch.from_numpy, np.split(is_picked, cuts))
-    return Tensors.join(part[mask] for part, mask in zip(parts, masks, strict=True))
+    first, picked = 0, []
+    for part in parts:
+        rows = np.flatnonzero(is_picked[first : first + len(part)])
+        if len(rows):
+            picked.append(part[torch.from_numpy(rows)])
+        first += len(part)
+    return Tensors.join(picked)
 
 
 def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:
