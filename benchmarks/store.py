@@ -41,6 +41,9 @@ RECORD = {
 }
 
 
+FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "ssim")
+
+
 def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Generator):
     """Faults as a campaign hands them over: each of a seed of its own, so that all are worth keeping."""
     ids = np.arange(first, first + n)
@@ -52,7 +55,7 @@ def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Gener
         **{name: np.full(n, 1) for name in ("round", "label", "clean_answer", "answer", "position", "chunk")},
         "stream": np.full(n, "search"),
         "kind": np.full(n, "corner"),
-        **{name: rng.random(n, dtype=np.float32) for name in ("confidence", "margin", "distance", "ssim")},
+        **{name: rng.random(n, dtype=np.float32) for name in FLOATS},
         "signature": rng.random((n, 57), dtype=np.float32),
     }
     inputs = torch.from_numpy(rng.random((n, *shape), dtype=np.float32))

@@ -171,7 +171,7 @@ def test_a_model_made_in_inference_mode_can_be_tested():
 def test_an_output_with_one_dimension_is_explained():
     net = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     with pytest.raises(ModelError, match=r"scores \[inputs, classes\] with 2 classes or more, got \[20\]"):
-        themis.run(net, torch.rand(20, 4), "gaussian")
+        themis.run(themis.Target(net, oracle="changed"), torch.rand(20, 4), "gaussian")
 
 
 class FailsLater(nn.Module):

@@ -9,18 +9,22 @@ from themis.version import __version__
 
 if TYPE_CHECKING:
     from themis.begin import resume, run
+    from themis.blackbox import BlackBox
     from themis.callback import Callback
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.faults import Fault
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
+    from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
     from themis.result import Run
     from themis.target import Normalize, Target
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
 _HOMES = {
+    "BlackBox": "blackbox",
     "Callback": "callback",
+    "Compare": "oracle",
     "Coverage": "judge.coverage",
     "DataError": "errors",
     "Fault": "faults",
@@ -39,7 +43,9 @@ _HOMES = {
     "run": "begin",
 }
 __all__ = [
+    "BlackBox",
     "Callback",
+    "Compare",
     "Coverage",
     "DataError",
     "Fault",

@@ -18,19 +18,20 @@ from themis.errors import DataError, ModelError, UsageError, nearest
 from themis.judge import choose_judge
 from themis.origin import Origin
 from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb.perturbation import check_gradient
 from themis.replay import Replayer
 from themis.result import Run
 from themis.search import POLICIES, Policy, choose_policy
 from themis.settings import Settings
 from themis.store import Reader, Writer
-from themis.target import Target
+from themis.target import AnyTarget, Target
 
 CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored", "clean_memory_gib")
 """Options that may differ from the first time: when to stop, and what never changes a result."""
 
 
 def run(
-    target: Target | nn.Module,
+    target: AnyTarget | nn.Module,
     data: Any,
     perturbation: str | Perturbation,
     *,
@@ -49,6 +50,7 @@ def run(
     policy = choose_policy(settings.policy)
     chosen = choose_perturbation(perturbation, settings.magnitude)
     target = as_target(target)
+    check_gradient(chosen, target)
     seeds = read_seeds(data, settings.max_seeds)
     with nullcontext() if out is None else closing(Writer(out)) as store, target.opened():
         environment = describe_environment(target.device)
@@ -58,18 +60,20 @@ def run(
         return Campaign(target, seeds, chosen, policy, settings, Callbacks(callbacks), store, environment).run()
 
 
-def as_target(target: Any) -> Target:
+def as_target(target: Any) -> AnyTarget:
     """A target as it is, or around a module."""
     if isinstance(target, nn.Module):
         return Target(target)
-    if not isinstance(target, Target):
-        raise UsageError(f"target must be a themis.Target or an nn.Module, got {type(target).__name__}")
+    if not isinstance(target, AnyTarget):
+        raise UsageError(
+            f"target must be a themis.Target, a themis.BlackBox or an nn.Module, got {type(target).__name__}"
+        )
     return target
 
 
 def resume(
     out: str | Path,
-    target: Target | nn.Module | None = None,
+    target: AnyTarget | nn.Module | None = None,
     data: Any = None,
     *,
     perturbation: Perturbation | None = None,

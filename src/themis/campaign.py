@@ -37,14 +37,15 @@ from themis.measure.tests import Results, Tests
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
 from themis.replay import replay_fault
-from themis.result import Round, Run, Seconds, Start
+from themis.result import Round, Run, Seconds
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM, Novelty
 from themis.settings import Settings
+from themis.start import class_numbers, describe_start
 from themis.stop import stop_reason
 from themis.store.tensors import Tensors
 from themis.store.writer import Checkpoint, Writer
-from themis.target import Target
+from themis.target import AnyTarget
 
 ROUND_SIZE = 640
 """Tests a round, unless five chunks are more."""
@@ -56,7 +57,7 @@ class Campaign:
 
     def __init__(
         self,
-        target: Target,
+        target: AnyTarget,
         seeds: Seeds,
         perturbation: Perturbation,
         policy: Policy,
@@ -103,7 +104,7 @@ class Campaign:
 
     def run(self) -> Run:
         """Rounds until a stop reason."""
-        self.start = self._start()
+        self.start = describe_start(self)
         if self.store:
             self.store.note("start", self.start.as_dict())
         self.callbacks.call("on_start", self.start)
@@ -158,7 +159,7 @@ class Campaign:
             self.target,
             self.seeds,
             self.perturbation,
-            choose_oracle(self.target.oracle, self.seeds.labels is not None),
+            choose_oracle(self.target.oracle),
             batch_size=settings.batch_size,
             chunk=chunk,
             clean_bytes=int(settings.clean_memory_gib * 2**30),
@@ -205,9 +206,11 @@ class Campaign:
                 "round": np.full(n, len(self.rounds) + 1),
                 "stream": np.full(n, stream),
                 "kind": tests.kind[at],
-                "label": np.full(n, -1) if self.seeds.labels is None else self.seeds.labels.numpy()[rows],
+                "label": self.classes[rows],
                 "clean_answer": self.clean_answers[rows],
                 "answer": results.outcome[at],
+                "clean_value": self.clean_values[rows],
+                "value": details.value,
                 "confidence": details.confidence,
                 "margin": results.margin[at],
                 "distance": details.distance,
@@ -220,7 +223,7 @@ class Campaign:
             if self.callbacks.wants("on_fault"):
                 self._untold += [("on_fault", fault) for fault in self.faults.latest()]
             id = torch.from_numpy(columns["id"])
-            tensors = Tensors(id, self.seeds.inputs[torch.from_numpy(rows)], details.inputs, details.outputs)
+            tensors = Tensors(id, self.seeds.take(torch.from_numpy(rows)), details.inputs, details.outputs)
         if self.store:
             self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
 
@@ -277,9 +280,13 @@ class Campaign:
     def _space(self) -> Space:
         calculator = self.calculator
         usable = calculator.usable.cpu()
-        reference = calculator.oracle.compare(calculator.clean_outputs, calculator.clean_outputs, calculator.labels)
-        margin = reference.margin.cpu()[usable].numpy()
-        self.clean_answers = reference.outcome.cpu().numpy()
+        outputs = calculator.clean_outputs
+        clean = calculator.oracle.compare(outputs, outputs, calculator.labels)
+        margin = clean.margin.cpu()[usable].numpy()
+        self.clean_answers = clean.outcome.cpu().numpy()
+        value = torch.full_like(clean.margin, torch.nan) if clean.value is None else clean.value
+        self.clean_values = value.cpu().numpy()
+        self.classes = class_numbers(self.seeds.labels, len(self.seeds))
         seed_id = self.seeds.seed_id[usable].numpy()
         return Space.of(self.perturbation, usable.numpy(), seed_id, margin, self.settings.random_seed)
 
@@ -312,7 +319,7 @@ class Campaign:
     @property
     def _cost(self) -> int:
         """Passes of one test of the policy."""
-        return (3 if self.policy.climbs else 1) + self.perturbation.passes
+        return self.calculator.cost(self.policy.climbs)
 
     def _whole_chunks(self) -> int:
         """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
@@ -333,26 +340,6 @@ class Campaign:
             self._save()
         self._judge()
         self._save()
-
-    def _start(self) -> Start:
-        calculator, labels = self.calculator, self.seeds.labels
-        accuracy = None if labels is None else float((torch.from_numpy(self.clean_answers) == labels).double().mean())
-        return Start(
-            bounds=self.target.bounds,
-            perturbation=self.perturbation.name,
-            theta=self.perturbation.theta,
-            settings=self.settings,
-            layers=calculator.layers,
-            n_neurons=calculator.n_neurons,
-            n_seeds=len(self.seeds),
-            n_usable=len(self.space.seeds),
-            clean_accuracy=accuracy,
-            chunk=calculator.chunk,
-            n_kept=calculator.kept.n_kept,
-            device=str(calculator.device),
-            gives_probabilities=calculator.gives_probabilities,
-            tests_before=self.tally.tests,
-        )
 
     def _finish(self, reason: str, why: str) -> Run:
         tally, coverage = self.tally, self.rounds[-1].coverage

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from themis.data.seeds import Seeds
-from themis.fingerprint import hash_file, hash_model, hash_seeds
+from themis.fingerprint import hash_file, hash_seeds
 from themis.measure.native import library
 from themis.origin import Origin
 from themis.perturb.perturbation import Perturbation
 from themis.settings import Settings
-from themis.target import Target
+from themis.target import AnyTarget
 from themis.version import __version__
 
 
@@ -37,11 +37,11 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_tested(target: Target, seeds: Seeds, origin: Origin | None) -> dict[str, Any]:
+def describe_tested(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> dict[str, Any]:
     """Hashes of the model and the data; and of the weights file, where there is one."""
     weights = None if origin is None else origin.weights_path()
     return {
-        "model_sha256": hash_model(target.module),
+        "model_sha256": target.fingerprint(),
         "data_sha256": hash_seeds(seeds),
         "weights_sha256": None if weights is None else hash_file(weights),
     }

@@ -21,10 +21,11 @@ class Replay:
     inputs: Tensor
     outputs: Tensor
     answer: int
+    value: float | None
     confidence: float
     is_fault: bool
     is_same: bool
-    """Whether the answer is the recorded one, with outputs (or, where they were not kept, confidence) within 1e-5."""
+    """Whether the answer is the recorded one, with outputs within 1e-5 (not kept: confidence, or else margin)."""
     input_gap: float | None = None
     """Largest difference of the input from the kept one; 0 is equal to the bit, None not kept."""
     output_gap: float | None = None
@@ -47,10 +48,16 @@ class Fault:
     stream: str
     kind: str
     label: int | None
-    clean_answer: int
+    """None where the data has none, or one that is no class number."""
+    clean_answer: int | None
+    """None in tasks whose outcomes say what changed."""
     answer: int
     """The wrong outcome; -1 where the output was not finite."""
+    clean_value: float | None
+    value: float | None
+    """The answer as a number: of a regression, a binary score, a mean IoU. None in other tasks, or not finite."""
     confidence: float
+    """NaN in tasks that have none, and where the output was not finite."""
     margin: float
     distance: float
     ssim: float | None
@@ -131,8 +138,10 @@ class Faults(Sequence[Fault]):
     def _fault(self, values: dict[str, Any]) -> Fault:
         theta, signature = values.pop("theta"), values.pop("signature")
         plain = {name: value.item() for name, value in values.items()}
-        plain["label"] = None if plain["label"] < 0 else plain["label"]
-        plain["ssim"] = None if np.isnan(plain["ssim"]) else plain["ssim"]
+        for name in ("label", "clean_answer"):
+            plain[name] = None if plain[name] < 0 else plain[name]
+        for name in ("clean_value", "value", "ssim"):
+            plain[name] = None if np.isnan(plain[name]) else plain[name]
         return Fault(
             perturbation=self.perturbation,
             theta=dict(zip(self.theta, map(float, theta), strict=True)),
@@ -156,7 +165,7 @@ class Faults(Sequence[Fault]):
 
         Sorted by distance over confidence within each clean answer, then taken from the clean answers in turn.
         """
-        groups: dict[int, list[Fault]] = {}
+        groups: dict[int | None, list[Fault]] = {}
         seen: set[int] = set()
         for fault in sorted(self.distinct(), key=_telling):
             if fault.seed_id not in seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,16 +12,30 @@ from torch import Tensor, nn
 
 from themis.data.seeds import Seeds
 
+STEP_BYTES = 16 << 20
+"""Inputs that are hashed at a time."""
 
-def hash_model(module: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers, by name."""
-    return _hash(module.state_dict().items())
+
+def hash_model(module: nn.Module, version: str = "") -> str:
+    """SHA-256 of all parameters and buffers, by name; and of what else tells the model from others."""
+    of_weights = _hash(module.state_dict().items())
+    return hash_text(of_weights + version) if version else of_weights
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_seeds(seeds: Seeds) -> str:
-    """SHA-256 of inputs, labels and seed ids."""
-    labels = torch.empty(0) if seeds.labels is None else seeds.labels
-    return _hash([("inputs", seeds.inputs), ("labels", labels), ("seed_id", seeds.seed_id)])
+    """SHA-256 of inputs, labels and seed ids; inputs are read a part at a time."""
+    digest = hashlib.sha256()
+    digest.update(f"inputs {torch.float32} {list(seeds.shape)};".encode())
+    step = max(1, STEP_BYTES * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
+    for first in range(0, len(seeds), step):
+        digest.update(_bytes(seeds.take(torch.arange(first, min(first + step, len(seeds))))))
+    labels = torch.empty(0) if seeds.labels is None else seeds.labels  # known now where they came with the inputs
+    return _hash([("labels", labels), ("seed_id", seeds.seed_id)], digest)
 
 
 def hash_file(path: Path) -> str:
@@ -29,10 +44,14 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash(tensors: Iterable[tuple[str, object]]) -> str:
-    digest = hashlib.sha256()
+def _hash(tensors: Iterable[tuple[str, object]], digest: hashlib._Hash | None = None) -> str:
+    digest = digest or hashlib.sha256()
     for name, tensor in tensors:
         if isinstance(tensor, Tensor):  # a state dict may hold other things
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,30 +10,38 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import DataError, ModelError, UsageError, nearest
+from themis.errors import UsageError
 from themis.settings import option
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from themis.target import Target
+    from themis.target import AnyTarget
 
 
 @dataclass(frozen=True)
 class Origin:
     """How the command line makes a target and its data. A run remembers it, so that it can be resumed and replayed."""
 
-    model: str = option("", "module:factory that makes an nn.Module or a Target")
-    weights: str | None = option(None, "state dict to load into the model")
-    data: str = option("", "READER, READER:PATH (digits, cifar10, npz) or module:factory")
+    model: str = option(
+        "",
+        "module:factory or module:factory(width=32) that makes a model or a Target; a file (.pt, .pt2, .onnx, .keras); "
+        "or torchvision:NAME, timm:NAME, hf:NAME, keras:FILE",
+    )
+    weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
+    data: str = option(
+        "",
+        "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, hf, digits, "
+        "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
+    )
     bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, as 0,255")
     mean: list[float] | None = option(None, "normalisation mean: one number, or one a channel as 0.4,0.5,0.4")
     std: list[float] | None = option(None, "normalisation spread: one number, or one a channel")
     layers: list[str] | None = option(None, "globs over layer names, as conv*,fc1; by default all with activations")
     neurons: str = option("element", "element or channel")
-    oracle: str = option("auto", "wrong, changed, or auto: wrong if there are labels")
+    oracle: str = option("auto", "auto, wrong, changed, top5, threshold:0.5, regression:0.1, ... or module:function")
     device: str | None = option(None, "cpu or cuda; by default where the model is")
     folder: str | None = option(None, "where modules and relative paths are looked up; by default here")
+    trust: list[str] | None = option(None, "files that may run code when they are loaded: pickled models, .pt2")
+    zoo: str | None = option(None, "model of the zoo with its weights and data, as lenet5-mnist; see themis zoo")
 
     @staticmethod
     def of(values: dict[str, Any]) -> Origin:
@@ -43,51 +50,100 @@ class Origin:
         return Origin(**{name: value for name, value in values.items() if name in names})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "bounds": list(self.bounds)}
+        """Plain data; a trusted file with its hash, so that no other one takes its place."""
+        from themis.models.trust import Trust
 
-    def target(self) -> Target:
+        trust = None if self.trust is None else Trust.of(self.trust).as_list(Path(self.folder or ""))
+        return {**asdict(self), "bounds": list(self.bounds), "trust": trust}
+
+    def target(self) -> AnyTarget:
         """The target, made again, with its weights loaded."""
-        from themis.target import Normalize, Target
+        if self.zoo is not None:
+            return self._zoo_target(self.zoo)
+        from themis.models import Trust, load_model, load_weights
+        from themis.target import AnyTarget, Target
 
+        trust = Trust.of(self.trust)
         with self._at_home():
-            made = _call(self.model, "model")
-            if isinstance(made, Target):
+            made, version = load_model(self.model, trust, has_weights=self.weights is not None)
+            if isinstance(made, AnyTarget):
                 self._refuse_what_a_target_has()
                 target = made
             else:
-                if (self.mean is None) != (self.std is None):
-                    raise UsageError("--mean and --std must be given together, got one of them")
-                preprocess = None if self.mean is None or self.std is None else Normalize(self.mean, self.std)
-                layers = "auto" if self.layers is None else tuple(self.layers)
-                target = Target(
-                    made,
-                    (self.bounds[0], self.bounds[1]),
-                    preprocess,
-                    layers,
-                    neurons=self.neurons,  # type: ignore[arg-type]  # checked by Target
-                    oracle=self.oracle,
-                )
+                target = self._around(made, version)
             if self.weights is not None:
-                load_weights(target.module, Path(self.weights))
+                if not isinstance(target, Target):
+                    raise UsageError(f"--weights must be left out, {self.model} has its own")
+                load_weights(target.module, Path(self.weights), trust)
         if self.device is not None:
-            _move(target.module, self.device)
+            _move(target, self.device)
         return target
+
+    def _around(self, made: Any, version: str) -> AnyTarget:
+        """A target around a model, as the options say."""
+        from themis.blackbox import BlackBox
+        from themis.models.onnx import OnnxModel
+        from themis.target import Normalize, Target
+
+        if (self.mean is None) != (self.std is None):
+            raise UsageError("--mean and --std must be given together, got one of them")
+        options: dict[str, Any] = {
+            "bounds": (self.bounds[0], self.bounds[1]),
+            "preprocess": None if self.mean is None or self.std is None else Normalize(self.mean, self.std),
+            "layers": "auto" if self.layers is None else tuple(self.layers),
+            "neurons": self.neurons,
+            "oracle": self.oracle,
+        }
+        if isinstance(made, OnnxModel):
+            return BlackBox(made, **options, version=made.version)
+        return Target(made, **options, version=version)
 
     def read(self) -> Any:
         """The data, read again."""
+        if self.zoo is not None and not self.data:
+            from themis.zoo import data
+
+            with self._at_home():
+                return data(self.zoo)
         from themis.data.readers import READERS, read_data
+        from themis.models.factory import call_factory
 
         name, _, rest = self.data.partition(":")
         with self._at_home():
-            return read_data(self.data) if name in READERS or not rest else _call(self.data, "data")
+            return read_data(self.data) if name in READERS or not rest else call_factory(self.data, "data")
 
     def weights_path(self) -> Path | None:
         """The weights file, if it can be found."""
         if self.weights is None:
-            return None
+            return self._zoo_weights()
         path = Path(self.folder or "", self.weights)
         return path if path.is_file() else None
+
+    def _zoo_target(self, name: str) -> AnyTarget:
+        """The zoo's target; what the zoo knows better is refused, weights and data may be others."""
+        from themis.models import Trust
+        from themis.zoo import load
+
+        plain = Origin()
+        for each in ("model", "bounds", "mean", "std"):
+            if getattr(self, each) != getattr(plain, each):
+                raise UsageError(f"--{each} must be left out, {name} of the zoo has its own: leave out --zoo to set it")
+        layers = "auto" if self.layers is None else tuple(self.layers)
+        with self._at_home():
+            how: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
+            target = load(name, self.weights, trust=Trust.of(self.trust), **how)
+        if self.device is not None:
+            _move(target, self.device)
+        return target
+
+    def _zoo_weights(self) -> Path | None:
+        if self.zoo is None:
+            return None
+        from themis.zoo import find_weights
+
+        with self._at_home():
+            path = find_weights(self.zoo)
+            return None if path is None else path.absolute()
 
     def _refuse_what_a_target_has(self) -> None:
         plain = Origin()
@@ -111,72 +167,17 @@ class Origin:
             os.chdir(before)
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Load a state dict without running code; every key must find its place."""
-    import pickle
-
+def _move(target: AnyTarget, name: str) -> None:
     import torch
 
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"the weights file must exist, {path} does not: check the path") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        is_pickle = isinstance(error, pickle.UnpicklingError)  # torch's own text advises to load it unsafely
-        why = "it is damaged, or holds more than tensors" if is_pickle else _first_line(error)
-        raise DataError(
-            f"{path} must be a state dict that torch.load(weights_only=True) reads: {why}; save model.state_dict()"
-        ) from error
-    if not isinstance(state, dict):
-        raise DataError(f"{path} must hold a state dict, got {type(state).__name__}: save model.state_dict()")
-    try:
-        missing, unexpected = module.load_state_dict(state, strict=False)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ModelError(f"the weights in {path} must fit the model: {' '.join(str(error).split())}") from error
-    missing = [key for key in missing if not key.endswith("num_batches_tracked")]  # older files have none
-    if missing or unexpected:
-        raise ModelError(
-            f"the weights in {path} must fit the model, missing {missing[:3] or 'none'}, "
-            f"unexpected {unexpected[:3] or 'none'}: check that they are of this architecture"
-        )
+    from themis.target import Target
 
-
-def _move(module: nn.Module, name: str) -> None:
-    import torch
-
+    if not isinstance(target, Target):
+        if name != "cpu":
+            raise UsageError(f"--device must be left out, the model runs where its own code puts it, got {name!r}")
+        return
     try:
-        module.to(torch.device(name))
+        target.module.to(torch.device(name))
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device must be usable here, {name!r} is not: {_first_line(error)}") from error
-
-
-def _call(spec: str, what: str) -> Any:
-    """What `module:factory` makes."""
-    name, _, attribute = spec.partition(":")
-    if not attribute:
-        raise UsageError(f"--{what} must be module:factory, got {spec!r}: write for instance mymodels:make_net")
-    failure = ModelError if what == "model" else DataError
-    try:
-        made = getattr(importlib.import_module(name), attribute)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--{what} {spec!r}: {error}; modules are looked up in the working directory and the environment"
-        ) from error
-    except AttributeError as error:
-        module = sys.modules.get(name)
-        known = [each for each in vars(module) if not each.startswith("_")] if module else []
-        raise UsageError(f"--{what} {spec!r}: {error}: {nearest(attribute, known)}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
-        raise failure(f"--{what} {spec!r}: importing it raised {type(error).__name__}: {_first_line(error)}") from error
-    import torch
-
-    if isinstance(made, torch.nn.Module) or not callable(made):
-        return made
-    try:
-        return made()
-    except (Exception, SystemExit) as error:
-        raise failure(f"--{what} {spec!r} raised {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"--device must be usable here, {name!r} is not: {why}") from error

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +30,11 @@ _NAMES = """
     relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh
     softplus softsign logsigmoid tanhshrink softshrink hardshrink threshold glu
 """
+ACTIVATION_NAMES = tuple(_NAMES.split())
 ACTIVATIONS = frozenset(
     found
     for space in (F, torch, Tensor)
-    for name in _NAMES.split()
+    for name in ACTIVATION_NAMES
     for variant in (name, f"{name}_")
     if (found := getattr(space, variant, None)) is not None
 )
@@ -64,6 +65,23 @@ class Sight:
     shape: tuple[int, ...]
     storage: tuple[int, int, int]
     is_activation: bool
+
+
+class Watcher(Protocol):
+    """Runs a module and shows its activations: `Watch`, and in `programs.py` those of compiled models."""
+
+    module: nn.Module
+    made_by_activation: set[str]
+    """Names of those activations, seen in the last pass, that an activation function made."""
+
+    def trace(self, inputs: Tensor, visit: Visit) -> Any:
+        """`module(inputs)`, with everything that can be a layer shown to `visit`."""
+
+    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
+        """`module(inputs)`, with each wanted activation shown to `visit`."""
+
+    def run(self, inputs: Tensor) -> Any:
+        """`module(inputs)`, the same to the bit."""
 
 
 class Watch(TorchFunctionMode):
@@ -107,6 +125,9 @@ class Watch(TorchFunctionMode):
             if not path or id(module) in self.callers or path in wanted
         ]
         return self._run(inputs, visit, wanted, hooked)
+
+    def run(self, inputs: Tensor) -> Any:
+        return self.module(inputs)
 
     def _run(self, inputs: Tensor, visit: Visit, wanted: Container[str] | None, hooked: list[nn.Module]) -> Any:
         self._begin(visit, wanted)
@@ -164,7 +185,7 @@ class Watch(TorchFunctionMode):
             self.visit(name, result)
 
 
-def sights(watch: Watch, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[Sight]:
+def sights(watch: Watcher, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[Sight]:
     """Everything that can be a layer, in the order of the forward pass; the output last."""
     found: list[tuple[str, Tensor, int]] = []
     with torch.no_grad():
@@ -177,7 +198,7 @@ def sights(watch: Watch, inputs: Tensor, output: Callable[[Any], Tensor]) -> lis
 
 
 def find_layers(
-    watch: Watch,
+    watch: Watcher,
     example: Callable[[int], Tensor],
     *,
     layers: str | tuple[str, ...] = "auto",
@@ -189,6 +210,21 @@ def find_layers(
     `example(n)` gives a model-ready batch of n inputs; two sizes tell the batch dimension from the others.
     """
     two, three = sights(watch, example(2), output), sights(watch, example(3), output)
+    has_conv1d = any(
+        isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in watch.module.modules()
+    )
+    return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d)
+
+
+def choose_layers(
+    two: list[Sight],
+    three: list[Sight],
+    layers: str | tuple[str, ...],
+    neurons: Granularity,
+    *,
+    has_conv1d: bool = False,
+) -> tuple[Layer, ...]:
+    """The layers among what was seen with two inputs and with three."""
     if [s.name for s in two] != [s.name for s in three]:
         raise ModelError(
             "the model must compute the same layers for every batch, got different ones for 2 and 3 inputs: "
@@ -203,7 +239,7 @@ def find_layers(
     else:
         patterns = (layers,) if isinstance(layers, str) else tuple(layers)
         chosen = _match(three, patterns, splits)
-    return _number(chosen, neurons, has_conv1d=any(isinstance(m, nn.Conv1d) for m in watch.module.modules()))
+    return _number(chosen, neurons, has_conv1d)
 
 
 def _match(found: list[Sight], patterns: tuple[str, ...], splits: dict[str, bool]) -> list[Sight]:

@@ -16,12 +16,12 @@ from themis.errors import DataError, UsageError
 from themis.faults import Fault, Replay
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Tests
-from themis.oracle import choose_oracle, confidence
+from themis.oracle import Oracle, choose_oracle
 from themis.origin import Origin
 from themis.perturb import PERTURBATIONS, Perturbation, choose_perturbation
 from themis.store.reader import Reader
 from themis.store.tensors import Tensors
-from themis.target import Target
+from themis.target import AnyTarget
 
 CLOSE = 1e-5
 """How far outputs may be from the recorded ones on another device."""
@@ -46,15 +46,22 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, kept: Te
     at = slice(fault.position, fault.position + 1)
     labels = None if calculator.labels is None else calculator.labels[row : row + 1]
     verdict = calculator.oracle.compare(calculator.clean_outputs[row : row + 1], outputs[at], labels)
-    answer, sure = int(verdict.outcome[0]), float(confidence(outputs[at], calculator.gives_probabilities)[0])
+    answer, sure = int(verdict.outcome[0]), float(calculator.oracle.confidence(outputs[at])[0])
+    value = None if verdict.value is None else float(verdict.value[0])
     output = outputs[fault.position].cpu()
     output_gap = None if kept is None else _gap(output, kept.outputs[0])
-    is_close = _is_close(sure, fault.confidence) if kept is None else _is_close(output, kept.outputs[0])
+    if kept is not None:
+        is_close = _is_close(output, kept.outputs[0])
+    elif np.isnan(fault.confidence):
+        is_close = _is_close(float(verdict.margin[0]), fault.margin)
+    else:
+        is_close = _is_close(sure, fault.confidence)
     return Replay(
         clean_inputs=seeds.inputs[row],
         inputs=inputs,
         outputs=output,
         answer=answer,
+        value=None if value is None or np.isnan(value) else value,
         confidence=sure,
         is_fault=bool(verdict.is_fault[0]),
         is_same=answer == fault.answer and is_close,
@@ -73,7 +80,7 @@ class Replayer:
     def __init__(
         self,
         run: Reader,
-        target: Target | None = None,
+        target: AnyTarget | None = None,
         data: Any = None,
         perturbation: Perturbation | None = None,
         origin: Origin | None = None,
@@ -82,7 +89,7 @@ class Replayer:
         self.origin = origin or recorded_origin(run)
 
     @cached_property
-    def target(self) -> Target:
+    def target(self) -> AnyTarget:
         return self._target or self._known_origin("target").target()
 
     @cached_property
@@ -109,14 +116,15 @@ class Replayer:
             raise DataError(
                 f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)}: give the run's data"
             )
-        seed = self.seeds[row[0]]
+        seed = self.seeds[row[0]].held()
         kept = self.run.tensors([fault.id]).get(fault.id)
-        oracle = choose_oracle(self.target.oracle, seed.labels is not None)
+        oracle = recorded_oracle(self.run, self.target.oracle)
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator(self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0)
-            clean = self.target.forward(calculator.inputs.expand(fault.chunk, *seed.inputs.shape[1:]).contiguous())
+            clean = self.target.forward(calculator.inputs[0].expand(fault.chunk, *seed.shape[1:]).contiguous())
+            if oracle.spec() != self.run.record["start"]["oracle"]:  # another one than the run's
+                calculator.oracle = oracle.settle(clean[:1].float(), calculator.labels)
             calculator.take_clean(clean[:1])
-            calculator.gives_probabilities = self.run.record["start"]["gives_probabilities"]
             replayed = replay_fault(fault, calculator=calculator, seeds=seed, kept=kept)
         return replace(replayed, changes=self.changes)
 
@@ -133,6 +141,27 @@ def recorded_origin(run: Reader) -> Origin | None:
     """How a run's target and data were made, if it knows."""
     origin = run.record["origin"]
     return None if origin is None else Origin.of({**origin, "bounds": tuple(origin["bounds"])})
+
+
+def recorded_oracle(run: Reader, given: str | Oracle) -> Oracle:
+    """The run's oracle as its clean outputs settled it; another one if it was named on purpose."""
+    start, oracle = run.record["start"], choose_oracle(given)
+    if oracle.spec() not in ("auto", start["oracle_asked"]):
+        return oracle
+    if oracle.spec() != start["oracle"]:
+        oracle = _chosen(start["oracle"])
+    is_probability = start["gives_probabilities"]
+    return oracle if oracle.is_probability == is_probability else replace(oracle, is_probability=is_probability)
+
+
+def _chosen(spec: str) -> Oracle:
+    try:
+        return choose_oracle(spec)
+    except UsageError as error:
+        raise UsageError(
+            f"the run's oracle {spec!r} cannot be made again here: pass a target with it, or name it with --oracle "
+            f"module:function ({error})"
+        ) from error
 
 
 def recorded_perturbation(run: Reader, given: str | Perturbation | None) -> Perturbation:

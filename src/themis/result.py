@@ -28,11 +28,20 @@ class Start:
     n_seeds: int
     n_usable: int
     clean_accuracy: float | None
+    clean_error: float | None
+    """Mean absolute error of the clean answers, in tasks whose answer is a number."""
+    clean_iou: float | None
+    """Mean IoU of the clean answers, in tasks whose answer is a map."""
     chunk: int
     n_kept: int
     """Seeds whose clean activations are kept; the others are run again with each test."""
     device: str
     gives_probabilities: bool
+    oracle: str
+    """The oracle with all that the clean outputs decided."""
+    oracle_asked: str
+    fault: str
+    """What a fault is, in words."""
     tests_before: int = 0
     """Tests that had been run when the campaign was resumed."""
 
@@ -121,6 +130,9 @@ class Run:
             "seeds": start.n_usable,
             "seeds_given": start.n_seeds,
             "clean_accuracy": start.clean_accuracy,
+            "clean_error": start.clean_error,
+            "clean_iou": start.clean_iou,
+            "oracle": start.oracle,
             "neurons": start.n_neurons,
             "neurons_dead": last.coverage.n_dead,
             "neurons_unseen": last.coverage.n_unseen,

@@ -39,16 +39,31 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def opening(start: Start) -> str:
-    """What is about to be tested, in two lines."""
+    """What is about to be tested, in three lines."""
     theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit else ''}" for t in start.theta)
-    accuracy = "" if start.clean_accuracy is None else f" ({percent(start.clean_accuracy)} answered rightly)"
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     return (
         f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "
-        f"test{accuracy}\n{start.perturbation} ({theta}), policy {_name(start.settings.policy)}, on {start.device}, "
+        f"test{_grade(start)}\n"
+        f"a fault is {start.fault} (oracle {_oracle(start)})\n"
+        f"{start.perturbation} ({theta}), policy {_name(start.settings.policy)}, on {start.device}, "
         f"clean activations kept for {kept} seeds"
         + (f"\ngoing on after {start.tests_before:,} tests" if start.tests_before else "")
     )
+
+
+def _grade(start: Start) -> str:
+    if start.clean_accuracy is not None:
+        return f" ({percent(start.clean_accuracy)} answered rightly)"
+    if start.clean_error is not None:
+        return f" (clean error {start.clean_error:.3g} on average)"
+    return "" if start.clean_iou is None else f" (clean mean IoU {start.clean_iou:.3g})"
+
+
+def _oracle(start: Start) -> str:
+    if start.oracle_asked != "auto":
+        return start.oracle_asked
+    return f"{start.oracle.partition(':')[0]}, chosen by outputs and labels"
 
 
 def round_line(round: Round) -> str:

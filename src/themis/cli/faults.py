@@ -48,7 +48,7 @@ FILTERS: dict[str, tuple[Any, str, str]] = {
 """Options that choose faults: type of the value, condition, help."""
 STREAMS = ("uniform", "search")
 N_SHOWN, N_DRAWN = 20, 12
-HEADERS = {"seed_id": "seed", "clean_answer": "clean", "tensors": "kept"}
+HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
 TEXTS = ("stream", "kind", "kept")
 
 
@@ -140,13 +140,21 @@ def _list(run: Reader, selection: Selection) -> None:
     rows = list(chain.from_iterable(selection.rows(run)))
     print(_say_state(run, selection.count(run), len(rows)))
     theta = [name for name in run.columns if name.startswith("theta_")]
-    shown = ["id", "seed_id", *theta, "clean_answer", "answer", "confidence", "distance", "ssim", "stream", "tensors"]
+    answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
+    shown = ["id", "seed_id", *theta, *answers, "distance", "ssim", "stream", "tensors"]
     if selection.sort in run.columns and selection.sort not in shown:
         shown.insert(-1, selection.sort)
     at = [run.columns.index(name) for name in shown]
     headers = [HEADERS.get(name, name.removeprefix("theta_")) for name in shown]
     if rows:
         _print_table(headers, [[_cell(run.columns[k], row[k]) for k in at] for row in rows])
+
+
+def _leave_out_unused(run: Reader, rows: list[tuple[Any, ...]], names: Sequence[str]) -> list[str]:
+    """Those columns that the run's task has; a fault with no finite output says nothing of it."""
+    finite = [row for row in rows if row[run.columns.index("answer")] >= 0]
+    known = {name: any(row[run.columns.index(name)] is not None for row in finite or rows) for name in names}
+    return [name for name in names if known[name] or (name == "confidence" and not finite)]
 
 
 def _say_state(run: Reader, n_matching: int, n_shown: int) -> str:

@@ -22,7 +22,14 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 NOT_IN_A_FILE = ("config", "print_config")
-METAVARS = {"model": "MODULE:FACTORY", "data": "DATA", "weights": "FILE", "folder": "FOLDER", "out": "FOLDER"}
+METAVARS = {
+    "model": "MODEL",
+    "weights": "FILE",
+    "trust": "FILE,...",
+    "data": "DATA",
+    "folder": "FOLDER",
+    "out": "FOLDER",
+}
 
 
 class Option(argparse.Action):

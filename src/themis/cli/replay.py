@@ -30,8 +30,9 @@ EXAMPLES = """
 themis replay runs/first 1204
 themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
 """
-PLACES = ("model", "weights", "data", "bounds", "mean", "std", "oracle", "device")
+PLACES = ("model", "weights", "trust", "data", "bounds", "mean", "std", "oracle", "device")
 ENDINGS = (".png", ".npz")
+SHOWN = ("id", "seed_id", "perturbation", "theta", "label", "clean_answer", "clean_value")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -79,20 +80,27 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    recorded, now = _say(fault.answer, fault.confidence), _say(replay.answer, replay.confidence)
+    recorded, now = (_say(each.answer, each.value, each.confidence) for each in (fault, replay))
+    clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
+    said = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
     given = ": the recorded one was given to the model" if is_attack and replay.input_gap else ""
     return "\n".join(
         [
             f"fault {fault.id}: seed {fault.seed_id}, {fault.perturbation} with {theta}",
-            f"  answer  clean {fault.clean_answer}, recorded {recorded}, now {now}: {_judge(fault, replay)}",
+            f"  answer  {said}: {_judge(fault, replay)}",
             f"  input   {_compare(replay.input_gap)}{given}",
             f"  output  {_compare(replay.output_gap)}",
         ]
     )
 
 
-def _say(answer: int, confidence: float) -> str:
-    return "not finite" if answer < 0 else f"{answer} ({confidence:.1%})"
+def _say(answer: int, value: float | None, confidence: float) -> str:
+    """What an answer is: its number, what it measures, and how sure it is, where there are such."""
+    if answer < 0:
+        return "not finite"
+    details = [] if value is None else [f"{value:.6g}"]
+    details += [] if math.isnan(confidence) else [f"{confidence:.1%}"]
+    return f"{answer} ({', '.join(details)})" if details else str(answer)
 
 
 def _judge(fault: Fault, replay: Replay) -> str:
@@ -122,9 +130,9 @@ def _conclude(replays: list[tuple[Fault, Replay]], changes: list[str]) -> str:
 def _as_object(fault: Fault, replay: Replay) -> dict[str, Any]:
     """Plain data; a number that JSON cannot hold is null."""
     return {
-        **{name: getattr(fault, name) for name in ("id", "seed_id", "perturbation", "theta", "label", "clean_answer")},
-        "recorded": {"answer": fault.answer, "confidence": _finite(fault.confidence)},
-        "now": {"answer": replay.answer, "confidence": _finite(replay.confidence)},
+        **{name: getattr(fault, name) for name in SHOWN},
+        "recorded": {"answer": fault.answer, "value": fault.value, "confidence": _finite(fault.confidence)},
+        "now": {"answer": replay.answer, "value": replay.value, "confidence": _finite(replay.confidence)},
         "is_fault": replay.is_fault,
         "is_same": replay.is_same,
         "input": {"is_kept": replay.input_gap is not None, "gap": _finite(replay.input_gap)},
@@ -145,7 +153,11 @@ def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forc
             from themis.report.figure import draw_pairs
 
             now = [
-                (replace(fault, answer=each.answer, confidence=each.confidence), each.clean_inputs, each.inputs)
+                (
+                    replace(fault, answer=each.answer, value=each.value, confidence=each.confidence),
+                    each.clean_inputs,
+                    each.inputs,
+                )
                 for fault, each in replays
             ]
             title = f"Replayed ({run.record['perturbation']})"

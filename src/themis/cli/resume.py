@@ -26,7 +26,7 @@ EXAMPLES = """
 themis resume runs/first
 themis resume runs/first --max-tests 50000 --max-seconds null
 """
-PLACES = ("model", "weights", "data", "device")
+PLACES = ("model", "weights", "trust", "data", "device")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -63,8 +63,14 @@ def moved(run: Reader, arguments: Namespace, said: set[str]) -> Origin | None:
         return None
     if recorded is None and not {"model", "data"} <= set(changes):
         raise UsageError("--model and --data must both be given: the run was made in Python and remembers neither")
+    if "model" in changes:
+        changes["zoo"] = None
     if changes.get("weights"):
         changes["weights"] = os.path.abspath(changes["weights"])  # said here, not where the run was made
+    if os.path.isfile(changes.get("model", "")):
+        changes["model"] = os.path.abspath(changes["model"])
+    if changes.get("trust"):
+        changes["trust"] = [os.path.abspath(each) for each in changes["trust"]]
     kind, colon, path = changes.get("data", "").partition(":")
     if os.path.exists(path):
         changes["data"] = f"{kind}{colon}{os.path.abspath(path)}"

@@ -23,22 +23,25 @@ if TYPE_CHECKING:
 
 HELP = (
     "Test a model: find inputs on which its answer breaks, until coverage, a budget or a plateau stops the search. "
-    "Ctrl-C stops it too and keeps everything. Every option can stand in a YAML file given with --config."
+    "Ctrl-C stops it too and keeps everything. Needs --model and --data, or --zoo, and --perturb. Every option can "
+    "stand in a YAML file given with --config."
 )
 EXAMPLES = """
 themis run --model mine:make_net --data mine:make_data --perturb gaussian
 themis run --config campaign.yaml --max-seconds 60 --out runs/short
+themis run --zoo resnet56-cifar10 --perturb gaussian
 """
 LIMITS = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau")
+PERTURB = "name of the perturbation: gaussian, fgsm"
 FRESH = "auto"
 """The value of `--out` that stands for a folder of its own."""
 
 
 def add_arguments(parser: Parser) -> None:
     add_config(parser)
-    add_fields(parser.add_argument_group("model and data"), Origin, needed=("model", "data"))
+    add_fields(parser.add_argument_group("model and data"), Origin)
     campaign = parser.add_argument_group("campaign")
-    add_option(campaign, "perturb", str, "", "name of the perturbation: gaussian, fgsm", is_needed=True)
+    add_option(campaign, "perturb", str, "", PERTURB)
     add_fields(campaign, Settings, only={each.name for each in fields(Settings)} - {*LIMITS})
     add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMITS)
     output = parser.add_argument_group("output")
@@ -59,6 +62,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     if arguments.print_config:
         print(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
+    require(arguments, "model", "data", "perturb")
     check_names(arguments.perturb, settings)
     from themis.begin import run
 
@@ -71,6 +75,15 @@ def execute(arguments: Namespace, said: set[str]) -> int:
             target, data, arguments.perturb, out=arguments.out, origin=origin, callbacks=callbacks(arguments), **options
         )
     return report(result, arguments)
+
+
+def require(arguments: Namespace, *names: str) -> None:
+    """Refuse options that were left out; a model of the zoo brings its data."""
+    texts = {each.name: each.metadata["help"] for each in fields(Origin)} | {"perturb": PERTURB}
+    for name in names:
+        is_brought = arguments.zoo is not None and name in ("model", "data")
+        if not getattr(arguments, name) and not is_brought:
+            raise UsageError(f"--{name} must be given: {texts[name]}")
 
 
 def callbacks(arguments: Namespace) -> list[Callback]:

@@ -2,58 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sized
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
+from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError
 from themis.rng import mix
 
+Labels = Tensor | Callable[[Tensor], Tensor]
+"""Labels `[seeds, ...]`, or what reads those of some indices of the data."""
 
-@dataclass(frozen=True)
+
 class Seeds:
-    """Clean inputs `[seeds, ...]` (float32), labels `[seeds]` or None, and each seed's index in the data."""
+    """Clean inputs `[seeds, ...]` (float32), labels `[seeds, ...]` or None, and each seed's index in the data.
 
-    inputs: Tensor
-    labels: Tensor | None
-    seed_id: Tensor
+    The inputs are a tensor, or `Rows` that are read when they are asked for; both are indexed alike. The labels are in
+    memory; where they come with the inputs of a data set, asking for them reads it.
+    """
+
+    def __init__(self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor) -> None:
+        self.inputs, self._labels, self.seed_id = inputs, labels, seed_id
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def __getitem__(self, rows: Tensor) -> Seeds:
-        labels = None if self.labels is None else self.labels[rows]
-        return Seeds(self.inputs[rows], labels, self.seed_id[rows])
+    def __getitem__(self, rows: Any) -> Seeds:
+        inputs = self.inputs.part(rows) if isinstance(self.inputs, Rows) else self.inputs[rows]
+        labels = self._labels[rows] if isinstance(self._labels, Tensor) else self._labels
+        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[seeds, ...]`."""
+        return tuple(self.inputs.shape)
+
+    @property
+    def has_labels(self) -> bool:
+        return self._labels is not None
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        return self._labels(self.seed_id) if callable(self._labels) else self._labels
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The inputs of some seeds, `[rows, ...]`."""
+        return self.inputs[rows]
+
+    def held(self) -> Seeds:
+        """The same with its inputs in memory, where they are few enough."""
+        if isinstance(self.inputs, Tensor):
+            return self
+        return Seeds(self.inputs.held(), self._labels, self.seed_id)
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one.
 
-    `max_seeds` takes a random sample, always the same for the same data: files are often sorted by class.
+    `max_seeds` takes a random sample, always the same for the same data: files are often sorted by class. Data that is
+    small is held in memory, larger data is read as it is needed.
     """
     if isinstance(data, Seeds):
         rows = _sample(len(data), max_seeds)
-        return data if rows is None else data[rows]
-    if isinstance(data, Tensor | np.ndarray):
-        inputs, labels = _tensor(data, "inputs"), None
+        return (data if rows is None else data[rows]).held()
+    inputs: Any
+    labels: Any
+    dataset = _dataset_of(data)
+    if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # in memory already
+        tensors = dataset.tensors
+        inputs, labels = tensors[0], tensors[1] if len(tensors) > 1 else None
+    elif isinstance(data, Tensor | np.ndarray):
+        inputs, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
-        inputs, labels = _tensor(data[0], "inputs"), None if data[1] is None else _tensor(data[1], "labels")
+        inputs, labels = data
     else:
-        return _checked(*_stack(data, max_seeds))
-    seeds = _checked(inputs, labels, torch.arange(len(inputs)))
-    return read_seeds(seeds, max_seeds)
+        return _from_dataset(dataset, data, max_seeds).held()
+    return read_seeds(from_arrays(inputs, labels), max_seeds)
+
+
+def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> Seeds:
+    """Seeds from arrays or tensors, divided by `divisor`; an array in a file stays there until its rows are read."""
+    values = inputs if isinstance(inputs, np.ndarray) else _tensor(inputs, "inputs")
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
+        raise DataError(f"inputs must be numbers, got an array of {values.dtype}: convert them first")
+    seed_id = torch.arange(len(values) if values.ndim else 0)
+    is_ready = values.dtype in (torch.float32, np.dtype(np.float32)) and divisor == 1
+    is_held = is_ready or math.prod(values.shape) * 4 <= held_bytes()
+    if values.ndim >= 2 and (isinstance(values, np.memmap) or not is_held):
+        return from_reader(lambda k: scaled(as_array(values[k]), divisor), values.shape[1:], len(values), labels)
+    if isinstance(values, Tensor):
+        return _checked(values.float() if divisor == 1 else values.float() / divisor, labels, seed_id)
+    held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch knows no other
+    return _checked(torch.from_numpy(held), labels, seed_id)
+
+
+def scaled(values: Numbers, divisor: float) -> Numbers:
+    """Numbers as float32, divided."""
+    with np.errstate(over="ignore"):  # an infinity is refused later, by its seed
+        if divisor == 1:
+            return np.asarray(values, np.float32)
+        return np.divide(values, np.float32(divisor), dtype=np.float32, casting="same_kind")
+
+
+def from_reader(read: Read, shape: tuple[int, ...], n: int, labels: Any = None) -> Seeds:
+    """Seeds from a function that reads the input of an index, `[...]` of the shape given."""
+    index = torch.arange(n)
+    return _checked(Rows(read, index, shape), labels, index)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
     try:
-        return torch.as_tensor(values)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            # Torch knows neither the other byte order nor arrays that are read-only.
+            values = np.require(values, values.dtype.newbyteorder("="), ["C", "W"])
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{what} must be numbers, got {type(values).__name__}: {error}") from error
+    if tensor.is_complex():
+        raise DataError(f"{what} must be real numbers, got {tensor.dtype}: give their parts as channels")
+    return tensor
 
 
 def _sample(n: int, max_seeds: int | None) -> Tensor | None:
@@ -64,9 +137,8 @@ def _sample(n: int, max_seeds: int | None) -> Tensor | None:
     return torch.from_numpy(np.sort(rank[:max_seeds]))
 
 
-def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Inputs, labels and indices of a data set."""
-    dataset = _dataset_of(data)
+def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
+    """Seeds whose items are read when they are asked for."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "
@@ -76,29 +148,60 @@ def _stack(data: Any, max_seeds: int | None) -> tuple[Tensor, Tensor | None, Ten
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
     rows = _sample(len(dataset), max_seeds)
     rows = torch.arange(len(dataset)) if rows is None else rows
-    items = [_item(dataset, k) for k in rows.tolist()]
-    has_labels = isinstance(items[0], tuple | list) and len(items[0]) > 1
-    try:
-        pictures = [torch.as_tensor(each[0] if isinstance(each, tuple | list) else each) for each in items]
-        labels = torch.as_tensor([int(each[1]) for each in items]) if has_labels else None
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"a Dataset must give (input tensor, class number), got {_describe(items[0])} ({error}): convert them in "
-            "the data set, with ToTensor() or argmax()"
-        ) from error
-    shapes = {tuple(each.shape) for each in pictures}
-    if len(shapes) > 1:
-        raise DataError(f"all inputs must have one shape, got {sorted(shapes)[:3]}: resize them in the data set")
-    return torch.stack(pictures), labels, rows
+    items = _Items(dataset)
+    first = items.read(int(rows[0]))
+    return _checked(Rows(items.read, rows, tuple(first.shape)), items.labels if items.has_labels else None, rows)
 
 
-def _item(dataset: Any, k: int) -> Any:
-    try:
-        return dataset[k]
-    except Exception as error:  # whatever the user's data set does
-        raise DataError(
-            f"the data set must give each of its {len(dataset)} items, item {k} raised {type(error).__name__}: {error}"
-        ) from error
+class _Items:
+    """The items of a user's data set: each is read for its input, and its label is remembered."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._labels: dict[int, Any] = {}
+
+    @property
+    def has_labels(self) -> bool:
+        return bool(self._labels)
+
+    def read(self, k: int) -> Tensor:
+        item = self._item(k)
+        is_pair = isinstance(item, tuple | list)
+        try:
+            inputs = torch.as_tensor(item[0] if is_pair else item)
+            if is_pair and len(item) > 1:
+                label = torch.as_tensor(item[1])
+                self._labels[k] = label.clone() if label.ndim else label.item()
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise DataError(
+                f"a Dataset must give (input tensor, class number) or (input tensor, label tensor), got "
+                f"{_describe(item)} ({error}): convert them in the data set, with ToTensor()"
+            ) from error
+        return inputs
+
+    def labels(self, index: Tensor) -> Tensor:
+        """The labels at some indices; items that were not read yet are."""
+        for k in index.tolist():
+            if k not in self._labels:
+                self.read(k)
+                if k not in self._labels:
+                    raise DataError(f"all seeds must have a label where one has, seed {k} has none: give it or drop it")
+        values = [self._labels[k] for k in index.tolist()]
+        shapes = {np.shape(each) for each in values}
+        if len(shapes) > 1:
+            raise DataError(
+                f"all labels must have one shape, got {sorted(shapes)[:3]}: make them alike in the data set"
+            )
+        return _label_tensor(torch.stack(values) if isinstance(values[0], Tensor) else torch.as_tensor(values))
+
+    def _item(self, k: int) -> Any:
+        try:
+            return self._dataset[k]
+        except Exception as error:  # whatever the user's data set does
+            raise DataError(
+                f"the data set must give each of its {len(self._dataset)} items, item {k} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _dataset_of(data: Any) -> Any:
@@ -119,23 +222,25 @@ def _describe(item: Any) -> str:
     return type(item).__name__
 
 
-def _checked(inputs: Tensor, labels: Tensor | None, seed_id: Tensor) -> Seeds:
-    if inputs.ndim < 2 or len(inputs) == 0:
+def _label_tensor(labels: Tensor) -> Tensor:
+    """Whole numbers as int64, others as float32."""
+    return labels.float() if labels.is_floating_point() else labels.long()
+
+
+def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
+    if len(inputs.shape) < 2 or len(inputs) == 0:
         raise DataError(
             f"the data must hold at least one seed, as [seeds, ...], got shape {list(inputs.shape)}: "
             "check the path and the split"
         )
-    if labels is not None:
-        if labels.shape != inputs.shape[:1]:
+    if labels is not None and not callable(labels):
+        labels = _label_tensor(_tensor(labels, "labels"))
+        if labels.ndim == 0 or len(labels) != len(inputs):
             raise DataError(
-                f"labels must be one a seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: "
-                "give class numbers, not one-hot rows"
+                f"labels must be one a seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check the "
+                "number of labels"
             )
-        if labels.is_floating_point() and not bool((labels == labels.round()).all()):
-            raise DataError(f"labels must be class numbers, got {labels[labels != labels.round()][0].item()}")
-        labels = labels.long()
-    inputs = inputs.float()
-    if not bool(inputs.isfinite().all()):
+    if isinstance(inputs, Tensor) and not bool(inputs.isfinite().all()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
         raise DataError(f"inputs must be finite, seed {int(seed_id[bad])} has a NaN or an infinity: mend or drop it")
     return Seeds(inputs, labels, seed_id.long())

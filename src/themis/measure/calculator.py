@@ -6,28 +6,33 @@ import gc
 import math
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.rows import Cache, Rows
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, ssim
-from themis.measure.fold import Fold, Objective, Picked
+from themis.measure.fold import Climb, Fold, Objective, Picked
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.tests import Details, Results, Tests
-from themis.oracle import Oracle, are_probabilities, confidence
+from themis.oracle import Oracle
+from themis.oracle.oracle import are_finite
 from themis.perturb.perturbation import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
-from themis.target import Target
+from themis.target import AnyTarget
 
 CHUNK_ACTIVATIONS = 1 << 24
 """Activations of one chunk on a CPU: 64 MiB of them; larger chunks fall out of its caches."""
 CHUNK_LEAST, CHUNK_MOST = 8, 256
 ACCELERATOR_BATCH = 256
+DIFFERENCE = 0.01
+"""Step of a finite difference in theta, as a share of its range."""
 
 OnPanel = Callable[[Tensor, Tensor], None]
 """Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
@@ -50,7 +55,7 @@ class Calculator:
 
     def __init__(
         self,
-        target: Target,
+        target: AnyTarget,
         seeds: Seeds,
         perturbation: Perturbation,
         oracle: Oracle,
@@ -60,10 +65,11 @@ class Calculator:
         clean_bytes: int,
     ) -> None:
         """`chunk` is the number of tests a forward pass when it is known, from an earlier campaign."""
-        check_bounds(seeds, target.bounds)
         self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
-        self.inputs = seeds.inputs.to(self.device)
-        self.labels = None if seeds.labels is None else seeds.labels.to(self.device)
+        self.seeds = seeds
+        if isinstance(seeds.inputs, Tensor):
+            check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+        self.inputs = place(seeds.inputs, self.device)
         self.layers = target.find_layers(self.inputs[0])
         self.by_name = {layer.name: layer for layer in self.layers}
         self.n_neurons = self.layers[-1].stop
@@ -76,6 +82,11 @@ class Calculator:
         self._panel_clean: Activations | None = None
         self.passes = 5  # find_layers traced a batch of two and one of three
 
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """Asked for after the sweep, when those that come with the inputs are known."""
+        return None if self.seeds.labels is None else self.seeds.labels.to(self.device)
+
     def sweep(self) -> Moments:
         """Run every clean input once: sets the clean outputs and reference answers, keeps the activations that fit.
 
@@ -85,16 +96,16 @@ class Calculator:
         moments, outputs = self._with_room(self._sweep)
         self.passes = before + len(self.inputs)
         clean_outputs = torch.cat(outputs).float()
-        is_finite = clean_outputs.reshape(len(self.inputs), -1).isfinite().all(1)
+        is_finite = are_finite(clean_outputs)
         if not bool(is_finite.all()):
             raise ModelError(
                 f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
                 f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
                 "preprocessing"
             )
+        self.oracle = self.oracle.settle(clean_outputs, self.labels)
         self.usable = self.oracle.check(clean_outputs, self.labels).nonzero().squeeze(1)
         self.take_clean(clean_outputs)
-        self.gives_probabilities = are_probabilities(self.clean_outputs)
         return self.checked(moments.moments())
 
     def take_clean(self, outputs: Tensor) -> None:
@@ -131,8 +142,9 @@ class Calculator:
     def measure(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Results:
         """Run the first chunk of `tests`, add its sensitivities to `into`, and say what came of each.
 
-        With an `objective` each test also gets its gradient in theta, by one backward pass. What raises leaves no
-        trace. Where memory runs out the chunk is halved, for good.
+        With an `objective` each test also gets its gradient in theta: by one backward pass, or by two forward passes a
+        dimension where the target has no gradient. What raises leaves no trace. Where memory runs out the chunk is
+        halved, for good.
         """
         climbed = None if objective is None else Picked.of(objective.neurons, self.layers)
         scale = None if objective is None else objective.scale
@@ -143,7 +155,7 @@ class Calculator:
         columns = {name: column.cpu() for name, column in self._with_room(attempt).items()}
         tensors = {name: columns.pop(name) for name in ("inputs", "outputs")}
         arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
-        details = {name: arrays.pop(name) for name in ("confidence", "distance", "ssim", "signature")}
+        details = {name: arrays.pop(name) for name in ("value", "confidence", "distance", "ssim", "signature")}
         # Four decimals: more says nothing, and whole numbers are stored in a third of the time.
         details["signature"] = np.rint(details["signature"] * np.float32(1e4)) / np.float32(1e4)
         return Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
@@ -177,7 +189,7 @@ class Calculator:
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
-        context = Context(self.target, self.reference[rows])
+        context = Context(self.target, self.reference[rows], loss=self.oracle.loss)
         inputs = self.inputs[rows]
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_valid // len(rows)
@@ -190,6 +202,13 @@ class Calculator:
             _, disturbed = self.disturb(rows, theta, noise_seed, len(tests))
             self.passes += len(tests)
             return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
+
+    def cost(self, climbs: bool) -> int:
+        """Passes of one test, with its gradient in theta if it climbs."""
+        own = self.perturbation.passes
+        if not climbs:
+            return 1 + own
+        return 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
@@ -214,21 +233,26 @@ class Calculator:
         n = len(tests)
         rows, theta, noise_seed = self._columns(tests, self.chunk)
         panel = None if self.panel is None else self.panel[0]
-        fold = Fold(self._clean(rows, n), self._buffers, n, into, panel, self._panel_clean, climbed, scale)
-        theta.requires_grad_(climbed is not None)
-        with torch.set_grad_enabled(climbed is not None):
+        backward = climbed if self.target.has_gradient else None
+        locate = self._clean(rows, n)
+        fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward, scale)
+        theta.requires_grad_(backward is not None)
+        with torch.set_grad_enabled(backward is not None):
             inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
             outputs = self._forward(disturbed, fold.visit)
-            gradient = None if climbed is None else _gradient(fold.objective, theta)[:n]
-        self.passes += n * (1 if climbed is None else 3)
+            gradient = None if backward is None else _gradient(fold.objective, theta)[:n]
+        self.passes += n * (1 if backward is None else 3)
+        if climbed is not None and backward is None:
+            gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, climbed, scale))
         with torch.no_grad():
             outputs, rows = outputs.detach()[:n].float(), rows[:n]
             labels = None if self.labels is None else self.labels[rows]
             verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
             at = verdict.is_fault.nonzero().squeeze(1)
+            value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
             found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at))
             climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
-            is_finite = outputs.flatten(1).isfinite().all(1)
+            is_finite = are_finite(outputs)
             if bool(is_finite.all()):
                 into.commit(n)
                 if self.panel is not None:
@@ -236,11 +260,31 @@ class Calculator:
             elif bool(is_finite.any()):
                 # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
                 self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
-            return {**verdict._asdict(), **climb, **found}
+            return {**verdict._asdict(), "value": value[at], **climb, **found}
+
+    def _differences(
+        self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n: int, climb: Callable[[], Climb]
+    ) -> Tensor:
+        """The gradient in theta by central differences of the same noise, inside the bounds of theta."""
+        gradient = torch.zeros_like(theta)
+        for k, bounds in enumerate(self.perturbation.theta):
+            step = DIFFERENCE * (bounds.high - bounds.low)
+            ends, heights = [], []
+            for way in (-step, step):
+                moved = theta.clone()
+                moved[:, k] = (theta[:, k] + way).clamp(bounds.low, bounds.high)
+                side = climb()
+                with torch.no_grad():
+                    self._forward(self.disturb(rows, moved, noise_seed, n)[1], side.visit)
+                self.passes += n
+                ends.append(moved[:n, k])
+                heights.append(side.height)
+            gradient[:n, k] = (heights[1] - heights[0]) / (ends[1] - ends[0])
+        return gradient[:n]
 
     def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
         return {
-            "confidence": confidence(outputs, self.gives_probabilities),
+            "confidence": self.oracle.confidence(outputs),
             "distance": l2(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
             "signature": signature,
@@ -270,8 +314,11 @@ class Calculator:
 
     def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
         self.passes += len(rows)
+        inputs = self.inputs[_padded(rows, self.chunk)]
+        if isinstance(self.seeds.inputs, Rows):  # others were checked at once
+            check_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
         with torch.no_grad():
-            return self._forward(self.inputs[_padded(rows, self.chunk)], visit)
+            return self._forward(inputs, visit)
 
     def _forward(self, inputs: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
         """One forward pass; `visit` gets every layer with its activations `[inputs, neurons]`."""
@@ -307,18 +354,32 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def check_bounds(seeds: Seeds, bounds: tuple[float, float]) -> None:
+def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
+    """Inputs where they are tested: all on the device where half of what is free there is enough, else row by row."""
+    if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
+        return inputs.to(device)
+    if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
+        return inputs.to(device)
+    held = inputs
+    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=Cache(0))
+
+
+def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:
     """Refuse inputs outside the bounds; the common mistakes get their own remedy."""
     low, high = bounds
-    least, most = float(seeds.inputs.min()), float(seeds.inputs.max())
+    least, most = (float(each) for each in inputs.aminmax())
     if low <= least and most <= high:
         return
+    is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
+    first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
     remedy = "rescale the inputs or pass their true bounds"
     if high <= 1 and most > 2 and least >= 0:
         remedy = "divide by 255 or pass bounds=(0, 255)"
     elif least < 0 <= low:
         remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
-    raise DataError(f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}: {remedy}")
+    raise DataError(
+        f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}, first in seed {first}: {remedy}"
+    )
 
 
 def _gradient(objective: Tensor | float, theta: Tensor) -> Tensor:

@@ -38,6 +38,32 @@ class Picked:
         return Picked({each.name: neurons[cuts[k] : cuts[k + 1]] - each.start for k, each in enumerate(layers)})
 
 
+def _height(
+    climbed: Picked, scale: Tensor | None, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
+) -> Tensor:
+    """Summed sensitivity `[tests]` of the climbed neurons of one layer."""
+    at = climbed.within[layer.name]
+    sensitivity = (activations.index_select(1, at) - clean[rows[:, None], at]).abs()
+    if scale is not None:
+        sensitivity = sensitivity / scale[layer.start + at].to(sensitivity.dtype)
+    return sensitivity.sum(1)
+
+
+class Climb:
+    """How high each test of a chunk is: the summed sensitivity of the climbed neurons, `[tests]`."""
+
+    def __init__(self, locate: Callable[[Layer], Located], n_valid: int, climbed: Picked, scale: Tensor | None) -> None:
+        self.locate, self.n_valid, self.climbed, self.scale = locate, n_valid, climbed, scale
+        self.height: Tensor = torch.zeros(n_valid)
+
+    def visit(self, layer: Layer, activations: Tensor) -> None:
+        """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
+        clean, rows = self.locate(layer)
+        n = self.n_valid
+        added = _height(self.climbed, self.scale, layer, activations[:n], clean, rows[:n])
+        self.height = self.height.to(added) + added
+
+
 class Fold:
     """One chunk on its way through the layers.
 
@@ -68,11 +94,8 @@ class Fold:
         clean, rows = self.locate(layer)
         if self.n_valid < len(activations):
             activations, rows = activations[: self.n_valid], rows[: self.n_valid]
-        if self.climbed is not None and len(at := self.climbed.within[layer.name]):
-            climbed = (activations.index_select(1, at) - clean[rows[:, None], at]).abs()
-            if self.scale is not None:
-                climbed = climbed / self.scale[layer.start + at].to(climbed.dtype)
-            self.objective = self.objective + climbed.sum()
+        if self.climbed is not None and len(self.climbed.within[layer.name]):
+            self.objective = self.objective + _height(self.climbed, self.scale, layer, activations, clean, rows).sum()
         activations = activations.detach()
         if self.panel is not None and len(at := self.panel.within[layer.name]):
             known = clean[rows[:, None], at] if self.panel_clean is None else self.panel_clean[layer.name][rows]

@@ -37,6 +37,7 @@ class Tests:
 class Details:
     """What is known of the faults among some tests, in their order."""
 
+    value: Floats  # the answer as a number; NaN in tasks that have none, as is the confidence
     confidence: Floats
     distance: Floats  # L2, from the seed
     ssim: Floats

@@ -10,7 +10,13 @@ _SHARE = "share of the input range"
 PERTURBATIONS = {
     "gaussian": Perturbation("gaussian", (Theta("sigma", 0.0, 0.1, unit=_SHARE),), gaussian, theta_is_magnitude=True),
     "fgsm": Perturbation(
-        "fgsm", (Theta("radius", 0.0, 8 / 255, unit=_SHARE),), fgsm, is_random=False, theta_is_magnitude=True, passes=3
+        "fgsm",
+        (Theta("radius", 0.0, 8 / 255, unit=_SHARE),),
+        fgsm,
+        is_random=False,
+        theta_is_magnitude=True,
+        passes=3,
+        needs_gradient=True,
     ),
 }
 

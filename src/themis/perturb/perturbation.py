@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import ModelError, UsageError
+from themis.oracle.classes import class_loss
 from themis.rng import Rng
 
 if TYPE_CHECKING:
-    from themis.target import Target
+    from themis.target import AnyTarget
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Theta:
             raise UsageError(f"theta {self.name!r} must have low < high, got {self.low} twice: give it a range")
 
 
+NO_GRADIENT = "{} needs the model's gradient and this target gives none: use a disturbance of the input alone, as noise"
+
+
 @dataclass
 class Context:
     """What a perturbation may use beside the inputs: the bounds and, for attacks, the target and the answers to keep.
@@ -46,9 +49,11 @@ class Context:
     `passes` counts what it spends on the model: a forward is 1 a test, a backward 2.
     """
 
-    target: Target
+    target: AnyTarget
     reference: Tensor
     passes: int = 0
+    loss: Callable[[Tensor, Tensor], Tensor] = class_loss
+    """Of outputs and reference answers, `[tests]`: the oracle's."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -60,11 +65,13 @@ class Context:
         return self.bounds[1] - self.bounds[0]
 
     def loss_gradient(self, inputs: Tensor) -> Tensor:
-        """The gradient of the cross-entropy of the reference answer, in the inputs; 3 passes a test."""
+        """The gradient of the task's loss against the reference answer, in the inputs; 3 passes a test."""
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
-            loss = F.cross_entropy(self.target.forward(leaf).float(), self.reference, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, leaf)
+            loss = self.loss(self.target.forward(leaf), self.reference)
+            if not loss.requires_grad:
+                raise UsageError(NO_GRADIENT.format("the perturbation"))
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         self.passes += 3 * len(inputs)
         return gradient
 
@@ -88,6 +95,8 @@ class Perturbation:
     theta_is_magnitude: bool = False
     passes: int = 0
     """Passes it spends on the model itself, a test."""
+    needs_gradient: bool = False
+    """Whether it uses the model's gradient, which a `BlackBox` does not have."""
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -111,6 +120,12 @@ class Perturbation:
             return replace(t, low=low, high=high)
 
         return replace(self, theta=tuple(scaled(each) for each in self.theta))
+
+
+def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
+    """Refuse an attack on a target that has no gradient, before anything runs."""
+    if perturbation.needs_gradient and not target.has_gradient:
+        raise UsageError(NO_GRADIENT.format(f"perturbation {perturbation.name!r}"))
 
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:

@@ -54,11 +54,8 @@ def draw_pairs(
     )
     for k, (fault, clean, disturbed) in enumerate(pictures):
         pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
-        sure = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
-        said = (
-            (clean, f"says {_class(fault.clean_answer, classes)}", RIGHT),
-            (disturbed, f"says {_class(fault.answer, classes)}{sure}", WRONG),
-        )
+        before, after = _say(fault, classes)
+        said = ((clean, before, RIGHT), (disturbed, after, WRONG))
         for at, (picture, text, colour) in enumerate(said):
             axes = figure.add_subplot(pair[at])
             axes.imshow(_pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -83,6 +80,17 @@ def _figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def _say(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
+    """What the model says to the clean input and to the disturbed one."""
+    wrong = _class(fault.answer, classes)
+    if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
+        return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"
+    if fault.clean_answer is None:
+        return "clean", f"says {wrong}" if fault.answer < 0 else f"breaks: {wrong}"
+    sure = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
+    return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{sure}"
 
 
 def _class(answer: int, classes: Sequence[str] | None) -> str:

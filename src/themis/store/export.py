@@ -113,7 +113,7 @@ def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
         import pyarrow as pa  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError as error:
-        raise MissingExtraError('Parquet needs pyarrow: pip install "themis-dl[export]"') from error
+        raise MissingExtraError('Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
     types = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
     shares = pa.field("signature", pa.list_(pa.float32()), metadata={"layers": json.dumps(run.layers)})
     schema = pa.schema([shares if name == "signature" else (name, types[kind]) for name, kind in _types(run).items()])
@@ -124,7 +124,7 @@ def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
 
 
 def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """An array a column (a label that is not known is -1, other numbers NaN), and the tensors of faults that have them.
+    """An array a column (a class that is not known is -1, other numbers NaN), and the tensors of faults that have them.
 
     `tensors_id` names the faults that the rows of `clean_inputs`, `inputs` and `outputs` belong to.
     """

@@ -33,6 +33,8 @@ _KINDS = {
     "label": "int64",
     "clean_answer": "int64",
     "answer": "int64",
+    "clean_value": "float32",
+    "value": "float32",
     "confidence": "float32",
     "margin": "float32",
     "distance": "float32",
@@ -233,10 +235,12 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
     """Columns as `Faults.add` takes them."""
     import numpy as np
 
+    from themis.oracle import KEPT
+
     by_name = list(zip(*rows, strict=True))
     columns: dict[str, Column] = {}
     for name, values in zip(_KINDS, by_name, strict=False):
-        missing = -1 if name == "label" else np.nan
+        missing = {"label": -1, "clean_answer": KEPT}.get(name, np.nan)
         plain = [missing if value is None else value for value in values] if None in values else list(values)
         columns[name] = np.array(plain, dtype=_KINDS[name])
     theta = by_name[len(_KINDS) : len(_KINDS) + n_theta]

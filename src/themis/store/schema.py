@@ -49,10 +49,12 @@ CREATE TABLE faults (        -- one row a fault: a test whose answer broke
   round INTEGER NOT NULL,
   stream TEXT NOT NULL,      -- uniform (drawn at random) or search (chosen by the policy)
   kind TEXT NOT NULL,        -- kind of proposal
-  label INTEGER,             -- NULL where the data has none
-  clean_answer INTEGER NOT NULL,
+  label INTEGER,             -- NULL where the data has none, or one that is no class number
+  clean_answer INTEGER,      -- NULL in tasks whose outcomes say what changed
   answer INTEGER NOT NULL,   -- the wrong outcome; -1 where the output was not finite
-  confidence REAL,           -- of the wrong answer; NULL where the output was not finite
+  clean_value REAL,          -- the clean answer as a number; NULL in tasks that have none
+  value REAL,                -- the same of the wrong answer; NULL where the output was not finite too
+  confidence REAL,           -- of the wrong answer; NULL in tasks that have none, and where the output was not finite
   margin REAL NOT NULL,      -- how far the answer was from right, in the output's unit; negative, or -Inf
   distance REAL NOT NULL,    -- L2 distance of the input from the clean one
   ssim REAL,                 -- structural similarity to the clean picture; NULL for other data

@@ -259,9 +259,11 @@ def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str |
             plain["stream"],
             plain["kind"],
             [None if each < 0 else each for each in plain["label"]],
-            plain["clean_answer"],
+            [None if each < 0 else each for each in plain["clean_answer"]],
             plain["answer"],
-            plain["confidence"],  # SQLite keeps NaN as NULL
+            plain["clean_value"],  # SQLite keeps NaN as NULL
+            plain["value"],
+            plain["confidence"],
             plain["margin"],
             plain["distance"],
             plain["ssim"],

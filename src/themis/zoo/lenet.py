@@ -27,6 +27,16 @@ class LeNet(nn.Module):
         return scores
 
 
+def lenet1() -> LeNet:
+    """LeNet-1: 4 and 12 channels, no hidden units."""
+    return LeNet((4, 12), ())
+
+
+def lenet4() -> LeNet:
+    """LeNet-4: 6 and 16 channels, 84 hidden units."""
+    return LeNet((6, 16), (84,))
+
+
 def lenet5() -> LeNet:
     """LeNet-5: 6 and 16 channels, 120 and 84 hidden units."""
     return LeNet((6, 16), (120, 84))

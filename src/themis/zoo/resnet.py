@@ -1,4 +1,4 @@
-"""The ResNets of He et al. for 32x32 pictures, with parameter-free (option A) shortcuts."""
+"""The ResNets of He et al.: ResNet-56 for 32x32 pictures with parameter-free shortcuts, ResNet-50 for ImageNet."""
 
 from __future__ import annotations
 
@@ -53,3 +53,59 @@ class CifarResNet(nn.Module):
 def resnet56() -> CifarResNet:
     """ResNet-56: 9 blocks a stage; 532,490 element neurons on 32x32 pictures."""
     return CifarResNet(9)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, the last four times as wide, and a shortcut; the stride is in the 3x3."""
+
+    def __init__(self, n_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        n_out = 4 * width
+        self.conv1 = nn.Conv2d(n_in, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, n_out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(n_out)
+        self.downsample = None
+        if stride > 1 or n_in != n_out:
+            self.downsample = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(inputs)))
+        x = F.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        return F.relu(x + (inputs if self.downsample is None else self.downsample(inputs)))
+
+
+class ImageNetResNet(nn.Module):
+    """Four stages of bottlenecks on 224x224 pictures; parameters are named as torchvision's, so its files load."""
+
+    def __init__(self, depths: tuple[int, int, int, int], n_classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = self._stage(64, 64, depths[0], stride=1)
+        self.layer2 = self._stage(256, 128, depths[1], stride=2)
+        self.layer3 = self._stage(512, 256, depths[2], stride=2)
+        self.layer4 = self._stage(1024, 512, depths[3], stride=2)
+        self.fc = nn.Linear(2048, n_classes)
+        for each in self.modules():
+            if isinstance(each, nn.Conv2d):
+                nn.init.kaiming_normal_(each.weight, mode="fan_out", nonlinearity="relu")
+
+    @staticmethod
+    def _stage(n_in: int, width: int, depth: int, stride: int) -> nn.Sequential:
+        blocks = [Bottleneck(n_in if k == 0 else 4 * width, width, stride if k == 0 else 1) for k in range(depth)]
+        return nn.Sequential(*blocks)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(inputs))), 3, 2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores
+
+
+def resnet50() -> ImageNetResNet:
+    """ResNet-50: 3, 4, 6 and 3 bottlenecks."""
+    return ImageNetResNet((3, 4, 6, 3))

@@ -1,0 +1,234 @@
+"""`themis zoo`: the paper's models, whether they are what they should be, and how to train them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from themis.cli import DONE, GATE_FAILED
+from themis.cli.options import Parser, add_option
+from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from themis.zoo import Entry, Figure
+
+HELP = (
+    "List the models of the zoo. `verify` measures what those named, or all, achieve on their data, beside what is "
+    "stated; exit code 0 if all agree, 1 if one does not. `train` trains one. Data and weights are under THEMIS_DATA."
+)
+EXAMPLES = """
+themis zoo
+themis zoo verify lenet5-mnist resnet56-cifar10
+themis zoo train lenet1-mnist --epochs 3 --out lenet1.pt
+"""
+OPTIONS = {
+    "weights": ("verify",),
+    "epochs": ("train",),
+    "random_seed": ("train",),
+    "out": ("train",),
+    "force": ("train",),
+    "device": ("verify", "train"),
+}
+"""What each option belongs to."""
+ENDINGS = (".pt", ".pth", ".safetensors")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("what", metavar="WHAT", nargs="?", default="list", help="list (the default), verify or train")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="name of a model; by default all of them")
+    add_option(parser, "device", str | None, None, "cpu or cuda; by default cpu")
+    checking = parser.add_argument_group("verify")
+    add_option(checking, "weights", str | None, None, "state dict to measure instead of the zoo's")
+    training = parser.add_argument_group("train")
+    add_option(training, "epochs", int | None, None, "times over the training data; by default as in the recipe")
+    add_option(training, "random_seed", int, 0, "same seed, same weights on the same machine")
+    training.add_argument("--out", metavar="FILE", help="file for the weights, .pt or .safetensors; by default NAME.pt")
+    training.add_argument("--force", action="store_true", help="replace the file if it exists")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+
+
+def execute(arguments: Namespace, said: set[str]) -> int:
+    what = {"list": show, "verify": verify, "train": train}.get(arguments.what)
+    if what is None:
+        raise UsageError(f"WHAT must be list, verify or train, got {arguments.what!r}: see themis zoo --help")
+    for name, places in OPTIONS.items():
+        if name in said and getattr(arguments, name) and arguments.what not in places:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} must be left out of themis zoo {arguments.what}, it is for {' and '.join(places)}"
+            )
+    from themis.zoo import choose_entry
+
+    for name in arguments.names:
+        choose_entry(name)
+    return what(arguments)
+
+
+def show(arguments: Namespace) -> int:
+    """List the entries."""
+    from themis.zoo import ZOO
+
+    rows = [_describe(ZOO[name]) for name in arguments.names or ZOO]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return DONE
+    lines: list[tuple[str, ...]] = [
+        ("name", "elements", "channels", "paper", "parameters", "stated", "data", "weights")
+    ]
+    for row in rows:
+        paper = "-" if row["paper_neurons"] is None else f"{row['paper_neurons']:,}"
+        counts = [f"{row[name]:,}" for name in ("n_elements", "n_channels")]
+        stated = _say(row["stated"], row["metric"])
+        has = ["yes" if row[name] else "no" for name in ("data", "weights")]
+        lines.append((row["name"], *counts, paper, f"{row['n_parameters']:,}", stated, *has))
+    print(_align(lines))
+    named = os.environ.get("THEMIS_DATA")
+    print(f"\nNeurons are elements or channels; the paper counts otherwise. Data and weights: {named or 'none'}")
+    if not named:
+        print("Set THEMIS_DATA to the folder that holds them; without weights a model has random ones.")
+    return DONE
+
+
+def verify(arguments: Namespace) -> int:
+    """Measure entries, each beside what is stated. An optional one without weights counts only where it was named."""
+    from themis.data.known import data_folder
+    from themis.zoo import ZOO
+
+    data_folder()  # refuses before anything runs
+    if arguments.weights is not None and len(arguments.names) != 1:
+        raise UsageError(
+            "--weights must be given with the one NAME they are for: themis zoo verify NAME --weights FILE"
+        )
+    names = arguments.names or list(ZOO)
+    width = max(map(len, names))
+    rows = []
+    for name in names:
+        rows.append(_verify(ZOO[name], arguments))
+        if not arguments.json:
+            print(f"{name:<{width}}  {rows[-1]['text']}", flush=True)
+    is_left_out = {row["name"]: not row["has_weights"] and ZOO[row["name"]].is_optional for row in rows}
+    left_out = [name for name in names if is_left_out[name] and name not in arguments.names]
+    counted = [row for row in rows if row["name"] not in left_out]
+    n_agree = sum(row["agrees"] is not False and row["measured"] is not None for row in counted)
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        rest = f"; without weights, so left out: {', '.join(left_out)}" if left_out else ""
+        print(f"{n_agree} of {len(counted)} agree{rest}")
+    return DONE if n_agree == len(counted) else GATE_FAILED
+
+
+def train(arguments: Namespace) -> int:
+    """Train one entry and write its weights."""
+    if len(arguments.names) != 1:
+        raise UsageError(f"themis zoo train must be given one NAME, got {len(arguments.names)}: themis zoo lists them")
+    (name,) = arguments.names
+    out = Path(arguments.out or f"{name}.pt")
+    if out.suffix.lower() not in ENDINGS:
+        raise UsageError(f"--out must be a file with a known ending, got {out}: {nearest(out.suffix, ENDINGS)}")
+    from themis.store.export import check_free, fresh_file
+    from themis.zoo.training import train as train_entry
+
+    check_free(out, replaces=arguments.force)
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
+
+    module, figure = train_entry(
+        name, epochs=arguments.epochs, random_seed=arguments.random_seed, device=arguments.device, say=say
+    )
+    with fresh_file(out, replaces=arguments.force) as part:
+        _write(module.state_dict(), part, is_safe=out.suffix.lower() == ".safetensors")
+    if arguments.json:
+        print(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
+    else:
+        print(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
+        print(f"Weights in {out}: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
+    return DONE
+
+
+def _write(state: dict[str, Any], part: Path, is_safe: bool) -> None:
+    if is_safe:
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, part)
+    else:
+        import torch
+
+        torch.save(state, part)
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    """An entry and what is there of it, as plain data."""
+    from themis.zoo import find_weights
+
+    folder, weights = os.environ.get("THEMIS_DATA"), find_weights(entry.name)
+    plain = ("name", "title", "input_shape", "n_parameters", "n_elements", "n_channels", "paper_neurons", "metric")
+    return {
+        **{name: getattr(entry, name) for name in plain},
+        "stated": None if entry.stated is None else entry.stated.value,
+        "source": entry.source,
+        "data": bool(folder) and (Path(str(folder)) / entry.folder).is_dir(),
+        "weights": None if weights is None else str(weights),
+    }
+
+
+def _verify(entry: Entry, arguments: Namespace) -> dict[str, Any]:
+    """What was measured, or why nothing was."""
+    from themis.zoo import find_weights, verify
+
+    row: dict[str, Any] = {"name": entry.name, "measured": None, "agrees": None, "has_weights": True}
+    if arguments.weights is None and find_weights(entry.name) is None:
+        return {**row, "has_weights": False, "text": f"no weights ({entry.source})"}
+    try:
+        figure = verify(entry.name, arguments.weights, device=arguments.device)
+    except MissingExtraError as error:
+        return {**row, "has_weights": False, "text": str(error)}
+    except ThemisError as error:
+        return {**row, "agrees": False, "text": f"cannot be measured: {error}"}
+    verdict = {None: "nothing is stated", True: "agrees", False: "DIFFERS"}[figure.agrees]
+    rows = "" if entry.stated is None else f", {entry.stated.rows}"
+    return {**row, **_as_object(figure), "text": f"{entry.metric} {_compare(figure)}: {verdict}{rows}"}
+
+
+def _as_object(figure: Figure) -> dict[str, Any]:
+    stated = figure.entry.stated
+    return {
+        "name": figure.entry.name,
+        "metric": figure.entry.metric,
+        "measured": figure.measured,
+        "stated": None if stated is None else stated.value,
+        "agrees": figure.agrees,
+        "n_inputs": figure.n_inputs,
+    }
+
+
+def _compare(figure: Figure) -> str:
+    """Both figures, as 97.88% (stated 97.88%)."""
+    entry = figure.entry
+    stated = "" if entry.stated is None else f" (stated {_say(entry.stated.value, entry.metric)})"
+    return f"{_say(figure.measured, entry.metric)}{stated}"
+
+
+def _say(value: float | None, metric: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
+
+
+def _align(lines: list[tuple[str, ...]]) -> str:
+    """A table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )

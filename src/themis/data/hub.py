@@ -1,0 +1,80 @@
+"""Data sets of the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from themis.data.files import explained
+from themis.data.pictures import Mode, pixels_of, side_of
+from themis.data.rows import Numbers
+from themis.data.seeds import Seeds, from_reader, scaled
+from themis.errors import DataError, MissingExtraError, UsageError, nearest
+
+INPUT_NAMES = ("image", "img", "pixel_values", "inputs", "x")
+LABEL_NAMES = ("label", "labels", "fine_label", "y", "class")
+
+
+def hub_seeds(
+    path: Path | None = None,
+    *,
+    split: str = "test",
+    config: str | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    size: int | str | None = None,
+) -> Seeds:
+    """`hf:NAME`, a data set of the hub, or the folder of a saved one; pictures become 0..1 and are read as needed.
+
+    image, label: the columns, where they have unusual names. config: which data set, where a name has several. size: as
+    for images.
+    """
+    if path is None:
+        raise UsageError("the hf reader needs the name of a data set: write hf:NAME, as hf:mnist?split=test")
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtraError('reading data sets of the hub needs datasets: pip install "themis-dl[hf]"') from error
+    with explained(f"hf:{path}", "a data set of the hub"):
+        if path.is_dir():
+            loaded = library.load_from_disk(str(path))
+            data = loaded[split] if isinstance(loaded, dict) else loaded
+        else:
+            data = library.load_dataset(path.as_posix(), config, split=split)
+        names = list(data.column_names)
+    column = _column(names, image, INPUT_NAMES, "a column of inputs", "image", path)
+    has_labels = label is not None or any(each in names for each in LABEL_NAMES)
+    labels = data[_column(names, label, LABEL_NAMES, "a column of labels", "label", path)] if has_labels else None
+    return _seeds(data, column, None if labels is None else list(labels), path, side_of(size, "size"))
+
+
+def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:
+    if len(data) == 0:
+        raise DataError(f"hf:{path} must hold at least one seed, got none: check ?split=")
+    first = data[0][column]
+    mode: Mode = "L" if getattr(first, "mode", "RGB") in ("L", "1") else "RGB"
+
+    def load(k: int) -> Numbers:
+        name = f"hf:{path}, row {k}"
+        with explained(name, "a picture or numbers"):
+            value = data[k][column]
+            if not hasattr(value, "convert"):
+                return np.asarray(value)
+            return scaled(pixels_of(value, mode, size), 255)
+
+    shape = tuple(load(0).shape)
+    return from_reader(load, shape, len(data), labels)
+
+
+def _column(names: list[str], given: str | None, usual: tuple[str, ...], what: str, option: str, path: Path) -> str:
+    if given is not None:
+        if given not in names:
+            raise UsageError(f"the column {given!r} must be in hf:{path}: {nearest(given, names)}")
+        return given
+    found = [each for each in usual if each in names]
+    if not found:
+        raise DataError(f"hf:{path} must have {what}, got {names}: name it as ?{option}=NAME")
+    return found[0]

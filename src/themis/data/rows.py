@@ -1,0 +1,130 @@
+"""Rows: inputs that are read when they are asked for, so that a data set may be larger than memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.data.memory import available_bytes
+from themis.errors import DataError
+
+HELD_BYTES = 1 << 30
+"""Data up to this size (and up to a quarter of the memory there is) is read once and then held in memory."""
+CACHE_BYTES = 256 << 20
+"""Of larger data the rows read last are kept, up to this size (and up to an eighth of the memory there is)."""
+
+Numbers = NDArray[Any]
+Read = Callable[[int], Tensor | Numbers]
+"""Gives the input at an index of the data, `[...]`, numbers of any type."""
+
+
+def held_bytes() -> int:
+    """How large data may be that is held in memory."""
+    return min(HELD_BYTES, available_bytes() // 4)
+
+
+class Cache:
+    """The rows read last, as many as fit in `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.n_bytes = max_bytes, 0
+        self._rows: OrderedDict[int, Numbers] = OrderedDict()
+
+    def get(self, k: int) -> Numbers | None:
+        row = self._rows.get(k)
+        if row is not None:
+            self._rows.move_to_end(k)
+        return row
+
+    def put(self, k: int, row: Numbers) -> None:
+        if row.nbytes > self.max_bytes:
+            return
+        self._rows[k] = row
+        self.n_bytes += row.nbytes
+        while self.n_bytes > self.max_bytes:
+            self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
+
+
+class Rows:
+    """Inputs `[seeds, ...]`, float32, that are indexed as a tensor is: `rows[k]`, `rows[tensor]`, `rows[5:9]`.
+
+    Every row is checked as it is read: it must be finite and of one shape with the others.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        index: Tensor,
+        shape: tuple[int, ...],
+        *,
+        device: torch.device | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        """index `[seeds]`: where in the data each row is. shape: of one input."""
+        self._read, self._index, self._device = read, index, device or torch.device("cpu")
+        self.shape = (len(index), *shape)
+        self._cache = cache or Cache(min(CACHE_BYTES, available_bytes() // 8))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """What all rows take when held in memory."""
+        n = torch.float32.itemsize
+        for each in self.shape:
+            n *= each
+        return n
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        at = self._index[rows.cpu() if isinstance(rows, Tensor) else rows]
+        wanted = at.reshape(-1).tolist()
+        # NumPy: torch would take all cores for each single row, and wait for them.
+        inputs = np.empty((len(wanted), *self.shape[1:]), np.float32)
+        first: dict[int, int] = {}  # a chunk often holds a seed more than once
+        for row, k in enumerate(wanted):
+            inputs[row] = inputs[first[k]] if k in first else self._row(k)
+            first.setdefault(k, row)
+        return torch.from_numpy(inputs).reshape(*at.shape, *self.shape[1:]).to(self._device)
+
+    def part(self, rows: Any) -> Rows:
+        """Some of the rows, not read yet."""
+        return Rows(self._read, self._index[rows].reshape(-1), self.shape[1:], device=self._device, cache=self._cache)
+
+    def to(self, device: torch.device) -> Rows:
+        """The same rows, given on a device."""
+        return Rows(self._read, self._index, self.shape[1:], device=device, cache=self._cache)
+
+    def held(self) -> Tensor | Rows:
+        """All rows in memory, where they are few enough."""
+        return self[:] if self.nbytes <= held_bytes() else self
+
+    def _row(self, k: int) -> Numbers:
+        row = self._cache.get(k)
+        if row is None:
+            read = as_array(self._read(k))
+            if tuple(read.shape) != self.shape[1:]:
+                raise DataError(
+                    f"all inputs must have one shape, seed {k} has {list(read.shape)}, the first "
+                    f"{list(self.shape[1:])}: resize them in the data set"
+                )
+            with np.errstate(over="ignore"):
+                row = np.array(read, np.float32)  # a copy: a data set may use its memory again
+            if not np.isfinite(row).all():
+                raise DataError(f"inputs must be finite, seed {k} has a NaN or an infinity: mend or drop it")
+            self._cache.put(k, row)
+        return row
+
+
+def as_array(values: Tensor | Numbers) -> Numbers:
+    """Numbers for NumPy, wherever a tensor of them is."""
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()

@@ -1,0 +1,105 @@
+"""Any other task: a comparison function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from themis.errors import ThemisError, UsageError
+from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite
+
+Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
+
+
+@dataclass(frozen=True)
+class Compare(Oracle):
+    """A fault is what a function says it is.
+
+    `function(clean_outputs, outputs, labels)` gets rows of tests on the model's device and returns which are faults,
+    bool `[tests]`; or that, an outcome (a whole number, 0 or more: one seed's faults with different ones are distinct)
+    and a margin (how far from breaking, negative for faults: it guides the search). Seeds whose clean output is a fault
+    against itself are left out. `loss_function(outputs, clean_outputs)`, `[tests]`, is what an attack climbs.
+    """
+
+    function: Comparison
+    name: str = ""
+    loss_function: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise UsageError(
+                f"Compare needs a function (clean_outputs, outputs, labels), got {type(self.function).__name__}"
+            )
+
+    def spec(self) -> str:
+        return self.name or name_of(self.function)
+
+    def describe(self) -> str:
+        return f"what {self.spec()} says"
+
+    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        usable = ~self.compare(clean_outputs, clean_outputs, labels).is_fault
+        if not bool(usable.any()):
+            raise UsageError(
+                f"oracle {self.spec()!r} must accept some clean outputs, it calls all {len(usable)} faults: an output "
+                "compared with itself should be none"
+            )
+        return usable
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return clean_outputs
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        try:
+            said = self.function(clean_outputs, outputs, labels)
+        except ThemisError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"oracle {self.spec()!r} raised {type(error).__name__} on outputs {list(outputs.shape)}: "
+                f"{(str(error).splitlines() or ['no more is known'])[0]}"
+            ) from error
+        parts = said if isinstance(said, tuple) else (said,)
+        if len(parts) not in (1, 3):
+            raise self._refusal(len(outputs), f"{len(parts)} values")
+        is_fault, outcome, margin = (self._column(each, outputs) for each in (*parts, *(None,) * (3 - len(parts))))
+        if is_fault is None or is_fault.dtype != torch.bool:
+            raise self._refusal(len(outputs), f"{'nothing' if is_fault is None else is_fault.dtype}")
+        if outcome is None or margin is None:
+            outcome, margin = torch.zeros_like(is_fault, dtype=torch.int64), 1.0 - 2.0 * is_fault
+        elif bool((outcome[is_fault] < 0).any()):
+            raise self._refusal(len(outputs), f"outcome {int(outcome[is_fault].min())}")
+        outcome = torch.where(is_fault, outcome.long(), KEPT)
+        return mark_not_finite(Verdict(is_fault, outcome, margin), outputs)
+
+    def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        if self.loss_function is None:
+            return super().loss(outputs, reference)
+        return self.loss_function(outputs, reference)
+
+    def _column(self, values: Any, outputs: Tensor) -> Tensor | None:
+        if values is None:
+            return None
+        try:
+            column = torch.as_tensor(values, device=outputs.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise self._refusal(len(outputs), type(values).__name__) from None
+        if column.shape != (len(outputs),):
+            raise self._refusal(len(outputs), f"shape {list(column.shape)}")
+        return column
+
+    def _refusal(self, n: int, got: str) -> UsageError:
+        return UsageError(
+            f"oracle {self.spec()!r} must return a bool tensor [{n}], or that with outcomes of 0 or more and margins, "
+            f"got {got}"
+        )
+
+
+def name_of(function: Any) -> str:
+    """`module:function` where another process can find it so, else its bare name."""
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    return name if "<" in name else f"{getattr(function, '__module__', type(function).__module__)}:{name}"

@@ -1,0 +1,54 @@
+"""What a campaign starts with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.guard import warn_of_chance
+from themis.oracle import choose_oracle
+from themis.result import Start
+
+if TYPE_CHECKING:
+    from themis.campaign import Campaign
+
+
+def describe_start(campaign: Campaign) -> Start:
+    """What is known of a campaign after its clean sweep; warns of a model that knows nothing."""
+    calculator, oracle = campaign.calculator, campaign.calculator.oracle
+    grade = {} if calculator.labels is None else oracle.grade(calculator.clean_outputs, calculator.labels)
+    if calculator.clean_outputs.ndim == 2 and oracle.spec() in ("wrong", "changed"):
+        warn_of_chance(grade.get("accuracy"), len(campaign.seeds), calculator.clean_outputs.shape[1])
+    return Start(
+        bounds=campaign.target.bounds,
+        perturbation=campaign.perturbation.name,
+        theta=campaign.perturbation.theta,
+        settings=campaign.settings,
+        layers=calculator.layers,
+        n_neurons=calculator.n_neurons,
+        n_seeds=len(campaign.seeds),
+        n_usable=len(campaign.space.seeds),
+        clean_accuracy=grade.get("accuracy"),
+        clean_error=grade.get("error"),
+        clean_iou=grade.get("iou"),
+        chunk=calculator.chunk,
+        n_kept=calculator.kept.n_kept,
+        device=str(calculator.device),
+        gives_probabilities=oracle.is_probability,
+        oracle=oracle.spec(),
+        oracle_asked=choose_oracle(campaign.target.oracle).spec(),
+        fault=oracle.describe(),
+        tests_before=campaign.tally.tests,
+    )
+
+
+def class_numbers(labels: Tensor | None, n: int) -> NDArray[np.int64]:
+    """Each seed's label where it is a class number, else -1."""
+    if labels is None or labels.ndim != 1:
+        return np.full(n, -1)
+    is_class = (labels >= 0) & (labels == labels.round())
+    return torch.where(is_class, labels, -1).long().numpy()

@@ -1,0 +1,91 @@
+"""The splits that the zoo's models were trained on and are tested with.
+
+Each function `(folder, split) -> Seeds` reads one split. All inputs lie in 0..1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from themis.data import Seeds, known
+from themis.errors import DataError
+
+Split = Literal["train", "test"]
+Read = Callable[[Path, Split], Seeds]
+
+
+def read_mnist(folder: Path, split: Split) -> Seeds:
+    """60,000 digits to train on, 10,000 to test with."""
+    return known.read_mnist(folder, split=split)
+
+
+def read_cifar10(folder: Path, split: Split) -> Seeds:
+    """50,000 pictures to train on, 10,000 to test with."""
+    return known.read_cifar10(folder, split=split)
+
+
+def read_pdf(folder: Path, split: Split) -> Seeds:
+    """Features of PDF files, on `FeatureAxes`: Contagio's to train on, those of Google and VirusTotal to test with."""
+    everything = known.read_pdf(folder)
+    seeds = known.read_pdf(folder, split="contagio" if split == "train" else "other")
+    return Seeds(FeatureAxes(everything.inputs[:]).place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
+
+
+def read_drebin(folder: Path, split: Split) -> Seeds:
+    """Apps to test with that are unlike all of those to train on."""
+    return _part(known.read_drebin(folder), known.read_drebin(folder, split="test"), split)
+
+
+def read_udacity(folder: Path, split: Split) -> Seeds:
+    """One drive: every fifth block of 100 frames is to test with, the others are to train on."""
+    return _part(known.read_udacity(folder), known.read_udacity(folder, split="test"), split)
+
+
+def read_imagenet(folder: Path, split: Split) -> Seeds:
+    """One picture of each class to test with; there is nothing to train on."""
+    if split == "train":
+        raise DataError(f"{folder} must hold pictures to train on, it has one a class to test with: train elsewhere")
+    return known.read_imagenet(folder)
+
+
+class FeatureAxes:
+    """Features of a table, each on a logarithmic axis of its own: 0 is its lowest value in the data, 1 its highest.
+
+    Counts, sizes and times differ by twelve orders of magnitude: no single pair of bounds fits the raw values, and on
+    linear axes an outlier leaves all other rows in one point. On these, noise is relative to the value, and no test
+    leaves the range of a feature.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.low = table.amin(0)
+        self.reach = torch.log1p(table.amax(0) - self.low)
+
+    def place(self, raw: Tensor) -> Tensor:
+        """Raw values `[rows, features]` as places in 0..1; a feature with one value only is always 0."""
+        return torch.log1p(raw - self.low) / torch.where(self.reach > 0, self.reach, 1)
+
+    def value(self, places: Tensor) -> Tensor:
+        """The raw values at `places`; differentiable."""
+        return self.low.to(places) + torch.expm1(places * self.reach.to(places))
+
+
+class StandardPdf:
+    """What the PDF net expects: raw features, less their mean over Contagio's files, in units of their spread there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.axes = FeatureAxes(known.read_pdf(folder).inputs[:])
+        contagio = known.read_pdf(folder, split="contagio").inputs[:].double()
+        spread = contagio.std(0, correction=0)
+        self.mean, self.spread = contagio.mean(0), torch.where(spread > 0, spread, 1)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return (self.axes.value(inputs) - self.mean.to(inputs)) / self.spread.to(inputs)
+
+
+def _part(everything: Seeds, test: Seeds, split: Split) -> Seeds:
+    return test if split == "test" else everything[~torch.isin(everything.seed_id, test.seed_id)]

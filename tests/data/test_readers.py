@@ -1,0 +1,383 @@
+"""Every reader on small files that are written here; what it reads is what was written."""
+
+import gzip
+import pickle
+import struct
+import sys
+import types
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import themis
+from themis import MissingExtraError, UsageError
+from themis.data import read_seeds, rows
+from themis.data.readers import READERS, read_data
+from themis.data.rows import Rows
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (6, 3, 10, 12), dtype=np.uint8)
+LABELS = [0, 0, 1, 1, 1, 2]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def inputs_of(spec):
+    return read_seeds(read_data(spec)).inputs
+
+
+def same(spec, expected, labels=None):
+    """Whether a reader gives these inputs and labels, lazily and in memory."""
+    seeds = read_data(spec)
+    assert seeds.shape == expected.shape
+    np.testing.assert_array_equal(seeds.take(torch.arange(len(seeds))), expected.astype(np.float32))
+    np.testing.assert_array_equal(read_seeds(seeds).inputs, expected.astype(np.float32))
+    assert seeds.labels is None if labels is None else seeds.labels.tolist() == list(labels)
+    return seeds
+
+
+# Pictures
+
+
+def save_pictures(folder, pixels=PIXELS, suffix="png", **options):
+    folder.mkdir(parents=True, exist_ok=True)
+    for k, each in enumerate(pixels):
+        Image.fromarray(each[0] if len(each) == 1 else each.transpose(1, 2, 0)).save(
+            folder / f"{k:02}.{suffix}", **options
+        )
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("png", {}), ("bmp", {}), ("webp", {"lossless": True})])
+def test_a_folder_of_class_folders_is_read(here, suffix, options):
+    for name, part in (("cat", PIXELS[:2]), ("dog", PIXELS[2:5]), ("owl", PIXELS[5:])):
+        save_pictures(here / "pets" / name, part, suffix, **options)
+    (here / "pets" / "notes.txt").write_text("not a picture")
+    seeds = same("images:pets", PIXELS / np.float32(255), LABELS)
+    assert isinstance(seeds.inputs, Rows)
+
+
+def test_a_flat_folder_has_no_labels(here):
+    save_pictures(here / "flat")
+    same("images:flat", PIXELS / np.float32(255))
+
+
+def test_jpeg_is_read_nearly(here):
+    smooth = np.linspace(0, 255, 3 * 16 * 16).reshape(1, 3, 16, 16).astype(np.uint8)
+    save_pictures(here / "j", smooth, "jpg", quality=95)
+    assert abs(inputs_of("images:j").numpy() * 255 - smooth).mean() < 8
+
+
+def test_grey_pictures_have_one_channel_unless_asked_otherwise(here):
+    save_pictures(here / "grey", PIXELS[:, :1])
+    same("images:grey", PIXELS[:, :1] / np.float32(255))
+    same("images:grey?mode=rgb", PIXELS[:, [0, 0, 0]] / np.float32(255))
+    Image.fromarray(PIXELS[0, 0]).convert("RGB").save(here / "grey" / "99.png")
+    assert len(inputs_of("images:grey")) == 7
+
+
+def test_pictures_are_scaled_and_cropped(here):
+    save_pictures(here / "a")
+    save_pictures(here / "a" / ".." / "b", RNG.integers(0, 256, (2, 3, 40, 30), dtype=np.uint8))
+    Image.fromarray(PIXELS[0].transpose(1, 2, 0)).save(here / "b" / "wide.png")
+    assert inputs_of("images:b?size=8").shape == (3, 3, 8, 8)
+    assert inputs_of("images:b?size=9&crop=7").shape == (3, 3, 7, 7)
+    same("images:a?crop=8", PIXELS[:, :, 1:9, 2:10] / np.float32(255))
+    expected = Image.fromarray(PIXELS[0].transpose(1, 2, 0)).resize((6, 5), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(
+        inputs_of("images:a?size=5")[0], np.array(expected)[:, :5].transpose(2, 0, 1) / np.float32(255)
+    )
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_read(save):
+    values = RNG.random((9, 2, 3))
+    save("a.npz", inputs=values, labels=np.arange(9))
+    same("npz:a.npz", values, range(9))
+    save("b.npz", X=np.asfortranarray(values.astype("f4")), y=np.arange(9) / 2)
+    same("npz:b.npz?inputs=X&labels=y", values.astype("f4"), np.arange(9) / 2)
+    save("c.npz", inputs=values)
+    same("npz:c.npz", values)
+
+
+def test_an_array_is_read_where_it_lies():
+    values = RNG.random((9, 2, 3)).astype(">f4")
+    np.save("a.npy", values)
+    assert isinstance(same("npy:a.npy", values).inputs, Rows)
+    np.save("a_labels.npy", np.arange(9))
+    same("npy:a.npy", values, range(9))
+    np.save("other.npy", np.arange(9) / 4)
+    same("npy:a.npy?labels=other.npy", values, np.arange(9) / 4)
+    np.save("b.npy", np.asfortranarray(values))
+    same("npy:b.npy", values)
+
+
+def idx(values):
+    code = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}[values.dtype.str[1:]]
+    head = bytes([0, 0, code, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    return head + values.astype(values.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.mark.parametrize("is_gz", [False, True])
+def test_idx_files_are_read(here, is_gz):
+    def write(name, values):
+        (here / f"{name}{'.gz' if is_gz else ''}").write_bytes(gzip.compress(idx(values)) if is_gz else idx(values))
+
+    write("train-images-idx3-ubyte", PIXELS[:, 0])
+    write("train-labels-idx1-ubyte", np.array(LABELS, "u1"))
+    write("t10k-images-idx3-ubyte", PIXELS[:2, 1])
+    end = ".gz" if is_gz else ""
+    same(f"idx:train-images-idx3-ubyte{end}", PIXELS[:, :1] / np.float32(255), LABELS)
+    same("idx:.?split=train", PIXELS[:, :1] / np.float32(255), LABELS)
+    same("mnist:.", PIXELS[:2, 1:2] / np.float32(255))
+    write("numbers-idx2", RNG.random((5, 4)).astype("f4"))
+    assert inputs_of(f"idx:numbers-idx2{end}").shape == (5, 4)
+
+
+# CIFAR
+
+FLAT = RNG.integers(0, 256, (4, 3072), dtype=np.uint8)
+TINY = FLAT.reshape(4, 3, 32, 32) / np.float32(255)
+
+
+def python2_pickle(data, labels):
+    """A batch as Python 2 wrote it: strings of bytes, NumPy's old name."""
+
+    def string(value):
+        return b"T" + struct.pack("<i", len(value)) + value
+
+    raw, n = data.tobytes(), len(data)
+    dtype = b"cnumpy\ndtype\n(" + string(b"u1") + b"K\x00K\x01tR(K\x03" + string(b"|") + b"NNNJ\xff\xff\xff\xff"
+    dtype += b"J\xff\xff\xff\xffK\x00tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + string(b"b") + b"tR(K\x01(K" + bytes([n])
+    )
+    array += b"M\x00\x0ct" + dtype + b"\x89" + string(raw) + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([each]) for each in labels) + b"e"
+    return b"\x80\x02}(" + string(b"data") + array + string(b"labels") + numbers + b"u."
+
+
+def test_pickled_batches_are_read(here):
+    (here / "test_batch").write_bytes(python2_pickle(FLAT, [3, 1, 2, 0]))
+    same("cifar:test_batch", TINY, [3, 1, 2, 0])
+    same("cifar:.", TINY, [3, 1, 2, 0])
+    for protocol in (2, 5):
+        batch = {b"data": FLAT, b"fine_labels": [9, 8, 7, 6], b"coarse_labels": [1, 1, 0, 0], b"filenames": [b"x"]}
+        (here / "train").write_bytes(pickle.dumps(batch, protocol))
+        same("cifar:train", TINY, [9, 8, 7, 6])
+        same("cifar:.?split=train&labels=coarse", TINY, [1, 1, 0, 0])
+    (here / "unlabelled").write_bytes(pickle.dumps({"data": FLAT}))
+    same("cifar:unlabelled", TINY)
+
+
+def test_binary_batches_are_read(here):
+    labels = np.array([[3], [1], [2], [0]], "u1")
+    (here / "data_batch_1.bin").write_bytes(np.hstack([labels, FLAT]).tobytes())
+    (here / "data_batch_2.bin").write_bytes(np.hstack([labels, FLAT]).tobytes())
+    same("cifar:.?split=train", np.concatenate([TINY, TINY]), [3, 1, 2, 0] * 2)
+    (here / "test.bin").write_bytes(np.hstack([labels, labels + 5, FLAT]).tobytes())
+    same("cifar:test.bin", TINY, [8, 6, 7, 5])
+    same("cifar:test.bin?labels=coarse", TINY, [3, 1, 2, 0])
+
+
+def test_mosaics_are_read(here):
+    tiles = RNG.integers(0, 256, (100, 100, 32, 32, 3), dtype=np.uint8)
+    Image.fromarray(tiles.transpose(0, 2, 1, 3, 4).reshape(3200, 3200, 3)).save(
+        "test_batch.webp", lossless=True, method=0
+    )
+    np.save("test_batch_labels.npy", np.arange(10_000, dtype=np.uint8) % 10)
+    seeds = read_data("cifar10:.")
+    assert seeds.shape == (10_000, 3, 32, 32)
+    np.testing.assert_array_equal(seeds.inputs[205], tiles[2, 5].transpose(2, 0, 1) / np.float32(255))
+    assert seeds.labels[205] == 5
+
+
+# Tables
+
+FEATURES = np.array([[0.5, -1], [2, 1e-3], [3, 4]])
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("label", ["label", "y", "class"])
+def test_a_csv_table_is_read(here, separator, label):
+    lines = [f"a,{label},b", "0.5,0,-1", '2,"1", 1e-3', "", "3,1,4"]
+    (here / "t.csv").write_text("\n".join(lines).replace(",", separator), encoding="utf-8-sig")
+    same("csv:t.csv", FEATURES, [0, 1, 1])
+
+
+def test_columns_of_a_table_are_named(here):
+    (here / "t.csv").write_text("id,a,kind,b\nx1,0.5,cat,-1\nx2,2,owl,0.001\nx3,3,cat,4\n")
+    same("csv:t.csv?label=kind&drop=id", FEATURES, [0, 1, 0])
+    same("csv:t.csv?drop=id,kind", FEATURES)
+    (here / "u.csv").write_text("y,a,angle\n1,0.5,0.25\n1,2,-3.5\n")
+    same("csv:u.csv?label=angle", np.array([[1, 0.5], [1, 2]]), [0.25, -3.5])
+    same("csv:u.csv?label=", np.array([[1, 0.5, 0.25], [1, 2, -3.5]]))
+
+
+def test_a_parquet_table_is_read(here):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table({"a": FEATURES[:, 0], "label": pa.array([2, 0, 1], pa.int8()), "b": FEATURES[:, 1].astype("f4")})
+    parquet.write_table(table, "t.parquet", row_group_size=2)
+    same("parquet:t.parquet", FEATURES.astype("f4"), [2, 0, 1])
+    parquet.write_table(table.set_column(1, "name", pa.array(["owl", "cat", "owl"])), "u.parquet")
+    same("parquet:u.parquet?label=name", FEATURES.astype("f4"), [1, 0, 1])
+    same("parquet:u.parquet?drop=name", FEATURES.astype("f4"))
+
+
+def test_a_large_table_is_spilled_to_disk(here, monkeypatch):
+    monkeypatch.setattr(rows, "HELD_BYTES", 1000)
+    values = RNG.random((500, 7)).astype("f4")
+    lines = [",".join("abcdefg"), *(",".join(map(repr, row.tolist())) for row in values)]
+    (here / "t.csv").write_text("\n".join(lines))
+    seeds = read_data("csv:t.csv")
+    assert isinstance(seeds.inputs, Rows)
+    np.testing.assert_array_equal(seeds.take(torch.tensor([499, 0])), values[[499, 0]])
+
+
+# Data sets known by name
+
+
+def test_features_of_files_and_apps_are_read(here):
+    sources = np.array(["contagio-ben", "google-ben", "contagio-mal"])
+    np.savez("pdf_features.npz", X=FEATURES, y=np.array([0, 0, 1], "u1"), source=sources)
+    same("pdf:.", FEATURES, [0, 0, 1])
+    assert same("pdf:.?split=contagio", FEATURES[[0, 2]], [0, 1]).seed_id.tolist() == [0, 2]
+    bits = RNG.integers(0, 2, (5, 11), dtype=np.uint8)
+    names = np.array([f"f{k}" for k in range(11)])
+    np.savez("drebin215.npz", X=np.packbits(bits, axis=1), y=np.array([0, 1, 0, 1, 1], "u1"), feature_names=names)
+    same("drebin:.", bits, [0, 1, 0, 1, 1])
+    (here / "weights").mkdir()
+    np.save("weights/test_rows.npy", np.array([1, 4]))
+    assert same("drebin:.?split=test", bits[[1, 4]], [1, 1]).seed_id.tolist() == [1, 4]
+
+
+def test_a_drive_is_read_with_its_angles(here):
+    save_pictures(here / "center", PIXELS, "bmp")
+    with zipfile.ZipFile("frames_100x100.zip", "w") as archive:
+        for k in range(6):
+            archive.write(f"center/{k:02}.bmp", f"center/{k:02}.jpg")
+    angles = RNG.normal(size=6).round(3)
+    rows = [f"{k:02},{angle},0" for k, angle in enumerate(angles)][::-1]
+    (here / "CH2_final_evaluation.csv").write_text("\n".join(["frame_id,steering_angle,public", *rows]))
+    seeds = same("udacity:.", PIXELS / np.float32(255), torch.tensor(angles).float().tolist())
+    assert seeds.labels.dtype == torch.float32
+
+
+def test_pictures_with_a_table_of_labels_are_read(here):
+    save_pictures(here / "images")
+    (here / "labels.csv").write_text("file,class_index,name\n03.png,7,tench\n01.png,2,owl\n")
+    same("imagenet:.", PIXELS[[3, 1]] / np.float32(255), [7, 2])
+
+
+def test_the_folder_of_known_data_sets_comes_from_the_environment(here, monkeypatch):
+    monkeypatch.delenv("THEMIS_DATA", raising=False)
+    for name in ("mnist", "cifar10", "pdf", "drebin", "udacity", "imagenet"):
+        with pytest.raises(UsageError, match="set THEMIS_DATA, or write READER:PATH"):
+            read_data(name)
+    (here / "mnist").mkdir()
+    (here / "mnist" / "t10k-images-idx3-ubyte").write_bytes(idx(PIXELS[:, 0]))
+    monkeypatch.setenv("THEMIS_DATA", str(here))
+    assert len(read_data("mnist")) == len(read_data("mnist?split=test")) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "shape", "sum_of_labels"),
+    [
+        ("mnist", (10_000, 1, 28, 28), 44_434),
+        ("cifar10", (10_000, 3, 32, 32), 45_000),
+        ("pdf", (27_205, 135), 16_153),
+        ("drebin", (15_031, 215), 5_555),
+        ("udacity", (5_614, 3, 100, 100), None),
+        ("imagenet", (1_000, 3, 224, 224), 499_500),
+    ],
+)
+def test_the_real_data_sets_are_read(spec, shape, sum_of_labels):
+    seeds = read_data(spec)
+    assert seeds.shape == shape
+    assert sum_of_labels is None or int(seeds.labels.sum()) == sum_of_labels
+    assert seeds.take(torch.arange(0, shape[0], 100)).isfinite().all()
+
+
+# The hub
+
+
+class Hub:
+    """Stands for a data set of the hub: columns by name, items by number."""
+
+    column_names = ("image", "label")
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, at):
+        if isinstance(at, str):
+            return LABELS
+        return {"image": Image.fromarray(PIXELS[at].transpose(1, 2, 0)), "label": LABELS[at]}
+
+
+def test_a_data_set_of_the_hub_is_read(monkeypatch):
+    asked = []
+
+    def load_dataset(*words, **options):
+        asked.append((words, options))
+        return Hub()
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    same("hf:some/pets?split=validation", PIXELS / np.float32(255), LABELS)
+    assert asked == [(("some/pets", None), {"split": "validation"})]
+    with pytest.raises(UsageError, match="did you mean 'image'"):
+        read_data("hf:some/pets?image=imag")
+
+
+def test_the_hub_needs_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "themis-dl\[hf\]"'):
+        read_data("hf:mnist")
+
+
+# Names and options
+
+
+def test_names_and_options_are_checked(here):
+    (here / "t.csv").write_text("a,b\n1,2\n")
+    cases = {
+        "cvs:t.csv": "did you mean 'csv'",
+        "csv:t.csv?lable=a": "no option 'lable': did you mean 'label'",
+        "csv:t.csv?label=c": "the column 'c' must be in",
+        "digits?size=3": "has no option 'size'",
+        "images:.?size=big": "size must be a whole number of pixels",
+        "images:.?size=3&mode=blue": "mode must be 'rgb' or 'grey'",
+        "cifar:.?split=all": "split must be 'test' or 'train'",
+        "mnist:.?split=all": "split must be 'test' or 'train'",
+        "pdf:.?split=big": "split must be 'all' or 'contagio' or 'other'",
+    }
+    save_pictures(here)
+    for spec, message in cases.items():
+        with pytest.raises(UsageError, match=message):
+            read_data(spec)
+    for name in ("images", "npz", "npy", "csv", "parquet", "idx", "cifar", "hf"):
+        with pytest.raises(UsageError, match=f"write {name}:"):
+            read_data(name)
+    assert set(READERS) >= {"digits", "mnist", "cifar10", "imagenet", "pdf", "drebin", "udacity"}
+
+
+def test_a_campaign_runs_from_files_when_the_working_directory_changes(here, monkeypatch):
+    for name, part in (("a", PIXELS[:3]), ("b", PIXELS[3:])):
+        save_pictures(here / "pets" / name, part)
+    monkeypatch.setattr(rows, "HELD_BYTES", 0)
+    seeds = read_data("images:pets?size=8")
+    monkeypatch.chdir("/")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
+    assert themis.run(themis.Target(net, oracle="changed"), seeds, "gaussian", max_tests=100).rounds[-1].tests == 100

@@ -1,0 +1,130 @@
+"""TorchScript and torch.export programs: what is seen inside them, and that they leave as they came."""
+
+import warnings
+
+import model_files as files
+import nets
+import pytest
+import torch
+from torch import nn
+
+from themis import ModelError, Target, UsageError
+
+
+def script(net):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(net)
+
+
+def seen_by(target, inputs):
+    """Every activation of a batch by name, and the output."""
+    seen = {}
+    with target.opened(), torch.no_grad():
+        layers = {each.name: each for each in target.find_layers(inputs[0])}
+        seen["output"] = target.forward(inputs, lambda name, each: seen.update({name: each.clone()}), layers)
+    return seen
+
+
+def test_an_activation_that_is_overwritten_later_is_seen_as_it_was():
+    net, x = nets.InPlace().eval(), torch.rand(5, 4)
+    seen = seen_by(Target(script(net)), x)
+    assert list(seen) == ["relu()", "output"]
+    assert torch.equal(seen["relu()"], torch.relu(net.a(x)).detach())
+    assert torch.equal(seen["output"], net(x).detach())
+
+
+def test_each_call_of_an_activation_is_a_layer():
+    assert list(seen_by(Target(script(nets.Reused())), torch.rand(5, 4))) == [
+        "relu()",
+        "relu()#2",
+        "relu()#3",
+        "output",
+    ]
+
+
+def test_changed_weights_show():
+    module, x = script(nets.Reused()), torch.rand(5, 4)
+    target = Target(module)
+    seen_by(target, x)
+    with torch.no_grad():
+        module.a.weight.add_(1.0)
+    with torch.no_grad():
+        assert torch.equal(seen_by(target, x)["output"], module(x))
+
+
+class Hidden(nn.Module):
+    """One activation in the open, one in a branch that hangs on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = torch.sigmoid(self.a(x))
+        if bool(x.sum() > 0):
+            x = torch.relu(x)
+        return self.b(x)
+
+
+def test_activations_in_a_branch_are_left_out_and_that_is_said_once():
+    target = Target(script(Hidden()))
+    with pytest.warns(RuntimeWarning, match="1 of its activations are computed inside a branch or a loop"):
+        seen = seen_by(target, torch.rand(5, 4))
+    assert list(seen) == list(seen_by(target, torch.rand(5, 4))) == ["sigmoid()", "output"]
+
+
+class Counts(nn.Module):
+    """Writes to a buffer of its own, so that its graph cannot be cut loose from the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return torch.relu(self.a(x)) * 2.0
+
+
+def test_a_program_that_cannot_be_looked_into_has_its_output_and_leaves_as_it_came():
+    module = script(Counts()).train()
+    target = Target(module)
+    with pytest.warns(RuntimeWarning, match="hides layers: .*; only its output is a layer"):
+        assert list(seen_by(target, torch.rand(5, 4))) == ["output"]
+    assert module.training
+    assert module.calls.item() == 0
+
+
+def test_a_program_in_training_mode_is_refused():
+    net = files.make_net().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(net, files.inputs()[:2], check_trace=False)
+    with pytest.raises(ModelError, match=r"its dropout works as in training: call model.eval\(\) before tracing"):
+        seen_by(Target(traced), files.inputs())
+
+
+def test_a_scripted_module_in_training_mode_is_tested_in_evaluation_mode():
+    module = script(files.make_net()).train()
+    seen = seen_by(Target(module), files.inputs())
+    assert torch.equal(seen["output"], files.expected()["output"])
+    assert all(each.training for each in module.modules())
+
+
+def test_further_arguments_of_a_program_take_their_defaults():
+    class Scaled(nn.Module):
+        def forward(self, x, scale: float = 2.0):
+            return torch.relu(x) * scale
+
+    x = torch.rand(5, 4)
+    assert torch.equal(seen_by(Target(script(Scaled())), x)["output"], x * 2)
+
+
+def test_a_program_in_memory_is_a_target():
+    program = torch.export.export(
+        files.make_net().eval(), (files.inputs()[:2],), dynamic_shapes=({0: torch.export.Dim("n")},)
+    )
+    with pytest.raises(UsageError, match=r"got ExportedProgram: pass program.module\(\)"):
+        Target(program)
+    assert list(seen_by(Target(program.module()), files.inputs())) == ["act", "tanh()", "output"]

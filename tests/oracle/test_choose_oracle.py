@@ -1,0 +1,170 @@
+"""Oracles by name, by what the outputs are, and by a function of the user's own."""
+
+import numpy as np
+import pytest
+import torch
+
+import themis
+from themis import ModelError, UsageError
+from themis.oracle import KEPT, NOT_FINITE, ORACLES, Changed, Compare, Oracle, Wrong, choose_oracle
+
+
+def far(clean_outputs, outputs, labels):
+    return (outputs - clean_outputs).abs().amax(1) > 1
+
+
+NAMES = [
+    *ORACLES,
+    "auto",
+    "top1",
+    "top10",
+    "threshold:-2",
+    "multilabel:0.25",
+    "regression:0.1",
+    "regression:1.5sd",
+    "off:3sd",
+    "segmentation:0.3",
+    "test_choose_oracle:far",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_makes_an_oracle_whose_name_makes_it_again(name):
+    oracle = choose_oracle(name)
+    assert choose_oracle(oracle.spec()) == oracle
+    assert choose_oracle(oracle) is oracle
+    assert themis.Target(torch.nn.Linear(1, 1), oracle=name).oracle == name
+
+
+WRONG = {
+    "wron": "did you mean 'wrong'?",
+    "regresion:0.1": "did you mean 'regression'?",
+    "wrong:3": "'wrong' must be followed by nothing, got 'wrong:3': write wrong",
+    "auto:3": "must be followed by nothing",
+    "top5:2": "must be followed by nothing",
+    "top0": "did you mean 'top5'?",
+    "threshold:half": "must be followed by a number, got 'threshold:half': write threshold:0.5",
+    "threshold:nan": "must be followed by a number",
+    "regression:-1": "'regression' must be followed by a number over 0, got 'regression:-1': write regression:0.1",
+    "regression:sd": "or regression:2sd for standard deviations",
+    "off:0sd": "a number over 0",
+    "segmentation:1": "a number between 0 and 1, got 'segmentation:1': write segmentation:0.1",
+    "nowhere:function": "No module named 'nowhere'",
+    "test_choose_oracle:fra": "did you mean 'far'?",
+    "test_choose_oracle:NAMES": "Compare needs a function .*, got list",
+    "": "must be a known name or module:function, got ''",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_name_is_explained(name):
+    with pytest.raises(UsageError, match=WRONG[name]):
+        choose_oracle(name)
+    with pytest.raises(UsageError, match=WRONG[name]):
+        themis.Target(torch.nn.Linear(1, 1), oracle=name)
+
+
+def test_a_bare_function_is_refused_with_the_remedy():
+    with pytest.raises(UsageError, match=r"got function: wrap a function as Compare\(function\)"):
+        choose_oracle(far)
+
+
+BITS, SEVERAL = torch.tensor([0, 1, 1]), torch.tensor([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
+AUTO = {
+    "classes": ((3, 4), None, "changed"),
+    "classes, labels": ((3, 4), torch.tensor([0, 1, 3]), "wrong"),
+    "classes, one-hot labels": ((3, 3), torch.eye(3), "wrong"),  # which refuses them
+    "several labels": ((3, 3), SEVERAL, "multilabel"),
+    "binary": ((3, 1), BITS, "threshold"),
+    "binary, flat": ((3,), BITS.float(), "threshold"),
+    "a number": ((3, 1), None, "regression"),
+    "a number, flat": ((3,), None, "regression"),
+    "a number, labels": ((3, 1), torch.rand(3), "regression"),
+    "a count": ((3,), torch.tensor([0, 1, 7]), "regression"),
+    "maps": ((3, 2, 4, 4), None, "segmentation"),
+    "maps, labels": ((3, 2, 4, 4), torch.zeros(3, 4, 4), "segmentation"),
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_auto_reads_the_task_off_outputs_and_labels(name):
+    shape, labels, expected = AUTO[name]
+    outputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
+def test_auto_refuses_what_it_cannot_tell(shape):
+    with pytest.raises(ModelError, match=r"the task must be known by its outputs, .* or a comparison of your own"):
+        choose_oracle("auto").settle(torch.zeros(shape), None)
+
+
+def test_a_function_says_what_a_fault_is():
+    clean, outputs = torch.zeros(4, 2), torch.tensor([[0, 1.0], [0, 1.5], [2, 0], [float("nan"), 0]])
+    oracle = Compare(far)
+    assert oracle.spec() == "test_choose_oracle:far"
+    verdict = oracle.compare(clean, outputs, None)
+    assert verdict.is_fault.tolist() == [False, True, True, True]
+    assert verdict.outcome.tolist() == [KEPT, 0, 0, NOT_FINITE]
+    assert verdict.margin.tolist() == [1, -1, -1, -float("inf")]
+    assert oracle.check(clean, None).all()
+    assert oracle.confidence(outputs).isnan().all()
+
+
+def test_a_function_may_give_outcomes_and_margins():
+    def by_column(clean_outputs, outputs, labels):
+        gap = (outputs - clean_outputs).abs()
+        return (gap.amax(1) > 1).numpy(), gap.argmax(1).tolist(), 1 - gap.amax(1)
+
+    verdict = Compare(by_column, "mine").compare(torch.zeros(2, 2), torch.tensor([[0, 1.5], [0.5, 0]]), None)
+    assert verdict.is_fault.tolist() == [True, False]
+    assert verdict.outcome.tolist() == [1, KEPT]
+    assert verdict.margin.tolist() == [-0.5, 0.5]
+    assert Compare(by_column, "mine").spec() == "mine"
+    assert Compare(lambda *_: None).spec().endswith("<lambda>")
+
+
+BAD = {
+    "nothing": (lambda c, o, y: None, "got nothing"),
+    "numbers": (lambda c, o, y: o[:, 0], "got torch.float32"),
+    "one for all": (lambda c, o, y: True, r"got shape \[\]"),
+    "text": (lambda c, o, y: "yes", "got str"),
+    "two values": (lambda c, o, y: (o[:, 0] > 0, o), "got 2 values"),
+    "a table": (lambda c, o, y: o > 0, r"must return a bool tensor \[3\], .* got shape \[3, 2\]"),
+    "negative outcome": (lambda c, o, y: (o[:, 0] > 0, np.full(3, -1), o[:, 0]), "got outcome -1"),
+    "raises": (lambda c, o, y: 1 / 0, "raised ZeroDivisionError on outputs .*: division by zero"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_function_that_gives_something_else_is_explained(name):
+    function, message = BAD[name]
+    with pytest.raises(UsageError, match=message):
+        Compare(function, "mine").compare(torch.zeros(3, 2), torch.ones(3, 2), None)
+
+
+def test_clean_outputs_that_break_by_themselves_are_left_out():
+    def not_small(clean_outputs, outputs, labels):
+        return outputs[:, 0] > 1
+
+    clean = torch.tensor([[0.0], [2.0]])
+    assert Compare(not_small).check(clean, None).tolist() == [True, False]
+    with pytest.raises(UsageError, match="must accept some clean outputs, it calls all 2 faults"):
+        Compare(not_small).check(clean + 2, None)
+
+
+def test_an_attack_needs_a_loss():
+    net, data = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.rand(8, 4)
+    with pytest.raises(UsageError, match="an attack needs a loss to climb, oracle 'mine' has none"):
+        themis.run(themis.Target(net, oracle=Compare(far, "mine")), data, "fgsm", max_tests=10)
+
+
+def test_an_oracle_of_the_users_own_is_used_as_it_is():
+    class Careful(Wrong):
+        def spec(self):
+            return "careful"
+
+    target = themis.Target(torch.nn.Linear(4, 3), oracle=Careful())
+    assert isinstance(target.oracle, Oracle)
+    assert choose_oracle(target.oracle).settle(torch.rand(3, 3), None).spec() == "careful"
+    assert Changed() == Changed()

@@ -1,0 +1,195 @@
+"""`themis zoo`, and `themis run --zoo`."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from zoo_folders import write_drebin, write_mnist
+
+from themis.cli import main
+from themis.zoo import ZOO, Stated, find_weights
+from themis.zoo.loading import build
+
+LIMITS = ["--magnitude", "0.5", "--max-tests", "200", "--tolerance", "1e-7"]  # it never converges
+RUN = ["run", "--zoo", "mlp-drebin", "--perturb", "gaussian", *LIMITS]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A data folder of its own, beside the working directory."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("THEMIS_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def drebin(root):
+    write_drebin(root)
+    module = build(ZOO["mlp-drebin"], random_seed=1)
+    with torch.no_grad():
+        module[4].weight.mul_(10)
+    torch.save(module.state_dict(), root / "drebin215" / "weights" / "mlp_200x10.pt")
+    return root
+
+
+def elsewhere(*words):
+    """In another process."""
+    return subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True)
+
+
+def test_the_list_says_what_is_there(drebin, capsys):
+    assert main(["zoo"]) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[: len(ZOO) + 1]}
+    assert list(lines)[1:] == list(ZOO)
+    assert lines["mlp-drebin"] == ["212", "212", "15,230", "45,232", "97.59%", "yes", "yes"]
+    assert lines["vgg19-imagenet"] == ["14,861,288", "14,696", "14,888", "143,667,240", "-", "no", "no"]
+    assert main(["zoo", "list", "lenet1-mnist", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["n_elements"], row["stated"], row["data"], row["weights"]) == (5498, 0.9788, False, None)
+
+
+def test_the_list_needs_no_data_folder(root, monkeypatch, capsys):
+    monkeypatch.delenv("THEMIS_DATA")
+    assert main(["zoo"]) == 0
+    assert "Set THEMIS_DATA" in capsys.readouterr().out
+
+
+def state(monkeypatch, name, value, tolerance=1e-4):
+    """Let the zoo state another figure."""
+    monkeypatch.setitem(ZOO, name, replace(ZOO[name], stated=Stated(value, tolerance, "rows")))
+
+
+def test_verify_ends_with_0_only_if_all_agree(drebin, monkeypatch, capsys):
+    assert main(["zoo", "verify", "mlp-drebin", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["agrees"] is False
+    state(monkeypatch, "mlp-drebin", row["measured"])
+    assert main(["zoo", "verify", "mlp-drebin"]) == 0
+    assert ": agrees, rows" in capsys.readouterr().out
+    assert main(["zoo", "verify", "mlp-drebin", "vgg19-imagenet"]) == 1
+    said = capsys.readouterr().out
+    assert "vgg19-imagenet  no weights (none could be obtained" in said
+    assert said.endswith("1 of 2 agree\n")
+
+
+def test_verify_of_all_leaves_out_only_what_nobody_has_weights_for(root, capsys):
+    assert main(["zoo", "verify"]) == 1
+    said = capsys.readouterr().out
+    n_counted = len(ZOO) - 2 - (find_weights("efficientnet-lite0-imagenet") is None)
+    assert f"0 of {n_counted} agree; without weights, so left out: vgg19-imagenet, resnet50-imagenet" in said
+    assert "lenet1-mnist                 no weights (DeepXplore's Keras file, converted)" in said
+
+
+def test_verify_goes_on_after_data_that_cannot_be_read(drebin, capsys):
+    folder = drebin / "mnist" / "weights"
+    folder.mkdir(parents=True)
+    torch.save(build(ZOO["lenet1-mnist"]).state_dict(), folder / "lenet1_deepxplore.pt")
+    assert main(["zoo", "verify", "lenet1-mnist", "mlp-drebin"]) == 1
+    said = capsys.readouterr().out
+    assert "lenet1-mnist  cannot be measured: " in said
+    assert "mlp-drebin    accuracy" in said
+
+
+def test_train_writes_weights_that_run_and_verify_take(root, capsys):
+    write_mnist(root, n_train=1000, n_test=200)
+    for file in ("lenet1-mnist.pt", "net.safetensors"):
+        out = [] if file == "lenet1-mnist.pt" else ["--out", file]
+        assert main(["zoo", "train", "lenet1-mnist", "--epochs", "1", *out]) == 0
+        said = capsys.readouterr().out
+        assert "epoch 1 of 1: loss " in said
+        assert "test accuracy " in said
+        assert f"Weights in {file}: themis run --zoo lenet1-mnist --weights {file} --perturb gaussian" in said
+        assert main(["zoo", "verify", "lenet1-mnist", "--weights", file, "--json"]) == 1
+        (row,) = json.loads(capsys.readouterr().out)
+        assert f"{row['measured']:.2%}" in said
+        words = ["run", "--zoo", "lenet1-mnist", "--weights", file, "--perturb", "gaussian", "--max-tests", "50"]
+        assert main([*words, "--out", "none", "--quiet"]) == 0
+    assert main(["zoo", "train", "lenet1-mnist", "--epochs", "1"]) == 2
+    assert "lenet1-mnist.pt exists" in capsys.readouterr().err
+    assert main(["zoo", "train", "lenet1-mnist", "--epochs", "1", "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["out"] == "lenet1-mnist.pt"
+
+
+WRONG = {
+    "an unknown word": (["zoo", "verfy"], "WHAT must be list, verify or train, got 'verfy'"),
+    "an unknown name": (["zoo", "verify", "lenet5"], "no model 'lenet5': did you mean 'lenet5-mnist'?"),
+    "train nothing": (["zoo", "train"], "must be given one NAME, got 0"),
+    "train two": (["zoo", "train", "lenet1-mnist", "mlp-pdf"], "must be given one NAME, got 2"),
+    "train what has no data": (["zoo", "train", "vgg19-imagenet"], "no training data for vgg19-imagenet"),
+    "no epochs": (["zoo", "train", "mlp-pdf", "--epochs", "0"], "epochs must be 1 or more, got 0"),
+    "another ending": (["zoo", "train", "mlp-pdf", "--out", "a.onnx"], "known ending, got a.onnx"),
+    "epochs to verify": (["zoo", "verify", "--epochs", "2"], "--epochs must be left out of themis zoo verify"),
+    "weights to list": (["zoo", "--weights", "a.pt"], "--weights must be left out of themis zoo list"),
+    "weights for all": (["zoo", "verify", "--weights", "a.pt"], "--weights must be given with the one NAME"),
+    "run an unknown name": ([*RUN[:2], "drebin", *RUN[3:]], "no model 'drebin'"),
+    "run with a model": ([*RUN, "--model", "mine:net"], "--model must be left out, mlp-drebin of the zoo has its own"),
+    "run with bounds": ([*RUN, "--bounds", "0,255"], "--bounds must be left out"),
+    "run with a mean": ([*RUN, "--mean", "0.5", "--std", "0.5"], "--mean must be left out"),
+    "run without perturbation": (["run", "--zoo", "mlp-drebin"], "--perturb must be given"),
+    "run nothing": (["run", "--perturb", "gaussian"], "--model must be given"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_uses_are_one_line(words, root, capsys):
+    given, expected = WRONG[words]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+
+
+def test_verify_and_train_without_a_data_folder(root, monkeypatch, capsys):
+    monkeypatch.delenv("THEMIS_DATA")
+    for words in (["zoo", "verify"], ["zoo", "train", "lenet1-mnist"], RUN):
+        with monkeypatch.context() as calm:
+            calm.setattr(sys, "warnoptions", [])
+            assert main(words) == 2
+        assert "set THEMIS_DATA" in capsys.readouterr().err
+
+
+def test_a_run_can_be_resumed_and_replayed_by_another_process(drebin):
+    begun = elsewhere(*RUN, "--out", "a")
+    assert (begun.returncode, begun.stderr) == (0, "")
+    record = json.loads(elsewhere("faults", "a", "--json").stdout)
+    assert record
+    again = elsewhere("replay", "a", str(record[0]["id"]))
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1 reproduced; model, data and environment are as when the run began" in again.stdout
+    more = elsewhere("resume", "a", "--max-tests", "400", "--json")
+    assert json.loads(more.stdout)["tests"] == 400, more.stderr
+    whole = elsewhere("run", "--config", "a/config.yaml", "--out", "b", "--json")  # it holds the new limit
+    assert json.loads(whole.stdout)["tests"] == 400, whole.stderr
+
+
+def test_a_run_knows_the_weights_it_was_made_with(drebin, capsys):
+    assert main([*RUN, "--out", "a", "--quiet"]) == 0
+    module = build(ZOO["mlp-drebin"], random_seed=2)
+    torch.save(module.state_dict(), find_weights("mlp-drebin"))
+    assert main(["resume", "a", "--max-tests", "400"]) == 3
+    assert "the model must be the one that was tested" in capsys.readouterr().err
+
+
+def test_random_weights_are_said_to_be_and_are_the_same_in_another_process(root):
+    write_drebin(root)
+    begun = elsewhere(*RUN, "--out", "a", "--json")
+    assert begun.returncode == 0
+    assert begun.stderr.startswith("themis run: mlp-drebin has random weights")
+    assert begun.stderr.count("\n") == 1
+    more = elsewhere("resume", "a", "--max-tests", "400", "--json")
+    assert json.loads(more.stdout)["tests"] == 400, more.stderr
+    assert "random weights" in more.stderr
+
+
+def test_weights_and_data_may_be_others(drebin, capsys):
+    torch.save(build(ZOO["mlp-drebin"], random_seed=7).state_dict(), "other.pt")
+    np.savez("mine.npz", inputs=np.random.default_rng(0).random((20, 215), dtype=np.float32))
+    words = [*RUN, "--weights", "other.pt", "--data", "npz:mine.npz", "--neurons", "channel", "--oracle", "changed"]
+    assert main([*words, "--out", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 200
