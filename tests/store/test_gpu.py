@@ -6,23 +6,15 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from test_resume import StopAt
 
 import themis
-from themis import Callback, Target
+from themis import Target
 from themis.replay import Replayer
 from themis.store import Reader, writer
 from themis.zoo import resnet56
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-
-class StopAt(Callback):
-    def __init__(self, number):
-        self.number = number
-
-    def on_round(self, round):
-        if round.number == self.number:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
