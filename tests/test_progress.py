@@ -24,7 +24,7 @@ def shown(is_terminal, **options):
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
-    options = {"magnitude": 0.5, "max_tests": 640, "tolerance": 1e-9, **options}
+    options = {"magnitude": 0.5, "max_tests": 640, "tolerance": 1e-6, **options}
     result = themis.run(net, torch.rand(30, 4), "gaussian", callbacks=[ShowProgress(console)], **options)
     return result, file.getvalue()
 
@@ -49,3 +49,9 @@ def test_a_live_line_in_a_terminal():
 def test_what_is_not_known_is_said_so():
     _, text = shown(False, uniform_share=0.0)
     assert "unknown: no uniform stream" in text
+
+
+def test_a_goal_that_nobody_can_reach_is_called_so():
+    _, text = shown(False, tolerance=1e-12)
+    assert "the coverage goal is out of reach" in text
+    assert "to go" not in text

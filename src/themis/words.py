@@ -7,6 +7,9 @@ from typing import Any
 from themis.judge.estimate import Estimate
 from themis.result import Round, Run, Start, percent
 
+MANY = 10**10
+"""Tests that nobody will run."""
+
 
 def summary_rows(run: Run) -> list[tuple[str, str]]:
     """What a campaign found, for a person: names and texts."""
@@ -32,7 +35,9 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         ("time", _times(run)),
     ]
     if run.stop_reason != "coverage" and last.coverage.forecast:
-        rows.append(("forecast", f"about {last.coverage.forecast:,} more tests to the coverage goal"))
+        more = last.coverage.forecast
+        text = f"about {more:,} more tests to the coverage goal" if more < MANY else "the coverage goal is out of reach"
+        rows.append(("forecast", text))
     if run.normality is not None:
         rows.append(("normality", run.normality.verdict))
     return rows
@@ -69,7 +74,7 @@ def _oracle(start: Start) -> str:
 def round_line(round: Round) -> str:
     """Where the campaign stands."""
     forecast = round.coverage.forecast
-    more = "" if not forecast else f", ~{forecast:,} to go"
+    more = "" if not forecast or forecast >= MANY else f", ~{forecast:,} to go"
     return (
         f"{percent(round.coverage.sampled)}, {round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
         f"{_rate(round):,.0f}/s{more}"
