@@ -33,7 +33,7 @@ def inputs_of(spec):
     return read_seeds(read_data(spec)).inputs
 
 
-def same(spec, expected, labels=None):
+def assert_reads(spec, expected, labels=None):
     """Whether a reader gives these inputs and labels, lazily and in memory."""
     seeds = read_data(spec)
     assert seeds.shape == expected.shape
@@ -59,13 +59,13 @@ def test_a_folder_of_class_folders_is_read(here, suffix, options):
     for name, part in (("cat", PIXELS[:2]), ("dog", PIXELS[2:5]), ("owl", PIXELS[5:])):
         save_pictures(here / "pets" / name, part, suffix, **options)
     (here / "pets" / "notes.txt").write_text("not a picture")
-    seeds = same("images:pets", PIXELS / np.float32(255), LABELS)
+    seeds = assert_reads("images:pets", PIXELS / np.float32(255), LABELS)
     assert isinstance(seeds.inputs, Rows)
 
 
 def test_a_flat_folder_has_no_labels(here):
     save_pictures(here / "flat")
-    same("images:flat", PIXELS / np.float32(255))
+    assert_reads("images:flat", PIXELS / np.float32(255))
 
 
 def test_jpeg_is_read_nearly(here):
@@ -76,8 +76,8 @@ def test_jpeg_is_read_nearly(here):
 
 def test_grey_pictures_have_one_channel_unless_asked_otherwise(here):
     save_pictures(here / "grey", PIXELS[:, :1])
-    same("images:grey", PIXELS[:, :1] / np.float32(255))
-    same("images:grey?mode=rgb", PIXELS[:, [0, 0, 0]] / np.float32(255))
+    assert_reads("images:grey", PIXELS[:, :1] / np.float32(255))
+    assert_reads("images:grey?mode=rgb", PIXELS[:, [0, 0, 0]] / np.float32(255))
     Image.fromarray(PIXELS[0, 0]).convert("RGB").save(here / "grey" / "99.png")
     assert len(inputs_of("images:grey")) == 7
 
@@ -88,7 +88,7 @@ def test_pictures_are_scaled_and_cropped(here):
     Image.fromarray(PIXELS[0].transpose(1, 2, 0)).save(here / "b" / "wide.png")
     assert inputs_of("images:b?size=8").shape == (3, 3, 8, 8)
     assert inputs_of("images:b?size=9&crop=7").shape == (3, 3, 7, 7)
-    same("images:a?crop=8", PIXELS[:, :, 1:9, 2:10] / np.float32(255))
+    assert_reads("images:a?crop=8", PIXELS[:, :, 1:9, 2:10] / np.float32(255))
     expected = Image.fromarray(PIXELS[0].transpose(1, 2, 0)).resize((6, 5), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(
         inputs_of("images:a?size=5")[0], np.array(expected)[:, :5].transpose(2, 0, 1) / np.float32(255)
@@ -102,23 +102,23 @@ def test_pictures_are_scaled_and_cropped(here):
 def test_an_archive_is_read(save):
     values = RNG.random((9, 2, 3))
     save("a.npz", inputs=values, labels=np.arange(9))
-    same("npz:a.npz", values, range(9))
+    assert_reads("npz:a.npz", values, range(9))
     save("b.npz", X=np.asfortranarray(values.astype("f4")), y=np.arange(9) / 2)
-    same("npz:b.npz?inputs=X&labels=y", values.astype("f4"), np.arange(9) / 2)
+    assert_reads("npz:b.npz?inputs=X&labels=y", values.astype("f4"), np.arange(9) / 2)
     save("c.npz", inputs=values)
-    same("npz:c.npz", values)
+    assert_reads("npz:c.npz", values)
 
 
 def test_an_array_is_read_where_it_lies():
     values = RNG.random((9, 2, 3)).astype(">f4")
     np.save("a.npy", values)
-    assert isinstance(same("npy:a.npy", values).inputs, Rows)
+    assert isinstance(assert_reads("npy:a.npy", values).inputs, Rows)
     np.save("a_labels.npy", np.arange(9))
-    same("npy:a.npy", values, range(9))
+    assert_reads("npy:a.npy", values, range(9))
     np.save("other.npy", np.arange(9) / 4)
-    same("npy:a.npy?labels=other.npy", values, np.arange(9) / 4)
+    assert_reads("npy:a.npy?labels=other.npy", values, np.arange(9) / 4)
     np.save("b.npy", np.asfortranarray(values))
-    same("npy:b.npy", values)
+    assert_reads("npy:b.npy", values)
 
 
 def idx(values):
@@ -136,9 +136,9 @@ def test_idx_files_are_read(here, is_gz):
     write("train-labels-idx1-ubyte", np.array(LABELS, "u1"))
     write("t10k-images-idx3-ubyte", PIXELS[:2, 1])
     end = ".gz" if is_gz else ""
-    same(f"idx:train-images-idx3-ubyte{end}", PIXELS[:, :1] / np.float32(255), LABELS)
-    same("idx:.?split=train", PIXELS[:, :1] / np.float32(255), LABELS)
-    same("mnist:.", PIXELS[:2, 1:2] / np.float32(255))
+    assert_reads(f"idx:train-images-idx3-ubyte{end}", PIXELS[:, :1] / np.float32(255), LABELS)
+    assert_reads("idx:.?split=train", PIXELS[:, :1] / np.float32(255), LABELS)
+    assert_reads("mnist:.", PIXELS[:2, 1:2] / np.float32(255))
     write("numbers-idx2", RNG.random((5, 4)).astype("f4"))
     assert inputs_of(f"idx:numbers-idx2{end}").shape == (5, 4)
 
@@ -168,25 +168,25 @@ def python2_pickle(data, labels):
 
 def test_pickled_batches_are_read(here):
     (here / "test_batch").write_bytes(python2_pickle(FLAT, [3, 1, 2, 0]))
-    same("cifar:test_batch", TINY, [3, 1, 2, 0])
-    same("cifar:.", TINY, [3, 1, 2, 0])
+    assert_reads("cifar:test_batch", TINY, [3, 1, 2, 0])
+    assert_reads("cifar:.", TINY, [3, 1, 2, 0])
     for protocol in (2, 5):
         batch = {b"data": FLAT, b"fine_labels": [9, 8, 7, 6], b"coarse_labels": [1, 1, 0, 0], b"filenames": [b"x"]}
         (here / "train").write_bytes(pickle.dumps(batch, protocol))
-        same("cifar:train", TINY, [9, 8, 7, 6])
-        same("cifar:.?split=train&labels=coarse", TINY, [1, 1, 0, 0])
+        assert_reads("cifar:train", TINY, [9, 8, 7, 6])
+        assert_reads("cifar:.?split=train&labels=coarse", TINY, [1, 1, 0, 0])
     (here / "unlabelled").write_bytes(pickle.dumps({"data": FLAT}))
-    same("cifar:unlabelled", TINY)
+    assert_reads("cifar:unlabelled", TINY)
 
 
 def test_binary_batches_are_read(here):
     labels = np.array([[3], [1], [2], [0]], "u1")
     (here / "data_batch_1.bin").write_bytes(np.hstack([labels, FLAT]).tobytes())
     (here / "data_batch_2.bin").write_bytes(np.hstack([labels, FLAT]).tobytes())
-    same("cifar:.?split=train", np.concatenate([TINY, TINY]), [3, 1, 2, 0] * 2)
+    assert_reads("cifar:.?split=train", np.concatenate([TINY, TINY]), [3, 1, 2, 0] * 2)
     (here / "test.bin").write_bytes(np.hstack([labels, labels + 5, FLAT]).tobytes())
-    same("cifar:test.bin", TINY, [8, 6, 7, 5])
-    same("cifar:test.bin?labels=coarse", TINY, [3, 1, 2, 0])
+    assert_reads("cifar:test.bin", TINY, [8, 6, 7, 5])
+    assert_reads("cifar:test.bin?labels=coarse", TINY, [3, 1, 2, 0])
 
 
 def test_mosaics_are_read(here):
@@ -211,16 +211,16 @@ FEATURES = np.array([[0.5, -1], [2, 1e-3], [3, 4]])
 def test_a_csv_table_is_read(here, separator, label):
     lines = [f"a,{label},b", "0.5,0,-1", '2,"1", 1e-3', "", "3,1,4"]
     (here / "t.csv").write_text("\n".join(lines).replace(",", separator), encoding="utf-8-sig")
-    same("csv:t.csv", FEATURES, [0, 1, 1])
+    assert_reads("csv:t.csv", FEATURES, [0, 1, 1])
 
 
 def test_columns_of_a_table_are_named(here):
     (here / "t.csv").write_text("id,a,kind,b\nx1,0.5,cat,-1\nx2,2,owl,0.001\nx3,3,cat,4\n")
-    same("csv:t.csv?label=kind&drop=id", FEATURES, [0, 1, 0])
-    same("csv:t.csv?drop=id,kind", FEATURES)
+    assert_reads("csv:t.csv?label=kind&drop=id", FEATURES, [0, 1, 0])
+    assert_reads("csv:t.csv?drop=id,kind", FEATURES)
     (here / "u.csv").write_text("y,a,angle\n1,0.5,0.25\n1,2,-3.5\n")
-    same("csv:u.csv?label=angle", np.array([[1, 0.5], [1, 2]]), [0.25, -3.5])
-    same("csv:u.csv?label=", np.array([[1, 0.5, 0.25], [1, 2, -3.5]]))
+    assert_reads("csv:u.csv?label=angle", np.array([[1, 0.5], [1, 2]]), [0.25, -3.5])
+    assert_reads("csv:u.csv?label=", np.array([[1, 0.5, 0.25], [1, 2, -3.5]]))
 
 
 def test_a_parquet_table_is_read(here):
@@ -229,10 +229,10 @@ def test_a_parquet_table_is_read(here):
 
     table = pa.table({"a": FEATURES[:, 0], "label": pa.array([2, 0, 1], pa.int8()), "b": FEATURES[:, 1].astype("f4")})
     parquet.write_table(table, "t.parquet", row_group_size=2)
-    same("parquet:t.parquet", FEATURES.astype("f4"), [2, 0, 1])
+    assert_reads("parquet:t.parquet", FEATURES.astype("f4"), [2, 0, 1])
     parquet.write_table(table.set_column(1, "name", pa.array(["owl", "cat", "owl"])), "u.parquet")
-    same("parquet:u.parquet?label=name", FEATURES.astype("f4"), [1, 0, 1])
-    same("parquet:u.parquet?drop=name", FEATURES.astype("f4"))
+    assert_reads("parquet:u.parquet?label=name", FEATURES.astype("f4"), [1, 0, 1])
+    assert_reads("parquet:u.parquet?drop=name", FEATURES.astype("f4"))
 
 
 def test_a_large_table_is_spilled_to_disk(here, monkeypatch):
@@ -251,15 +251,15 @@ def test_a_large_table_is_spilled_to_disk(here, monkeypatch):
 def test_features_of_files_and_apps_are_read(here):
     sources = np.array(["contagio-ben", "google-ben", "contagio-mal"])
     np.savez("pdf_features.npz", X=FEATURES, y=np.array([0, 0, 1], "u1"), source=sources)
-    same("pdf:.", FEATURES, [0, 0, 1])
-    assert same("pdf:.?split=contagio", FEATURES[[0, 2]], [0, 1]).seed_id.tolist() == [0, 2]
+    assert_reads("pdf:.", FEATURES, [0, 0, 1])
+    assert assert_reads("pdf:.?split=contagio", FEATURES[[0, 2]], [0, 1]).seed_id.tolist() == [0, 2]
     bits = RNG.integers(0, 2, (5, 11), dtype=np.uint8)
     names = np.array([f"f{k}" for k in range(11)])
     np.savez("drebin215.npz", X=np.packbits(bits, axis=1), y=np.array([0, 1, 0, 1, 1], "u1"), feature_names=names)
-    same("drebin:.", bits, [0, 1, 0, 1, 1])
+    assert_reads("drebin:.", bits, [0, 1, 0, 1, 1])
     (here / "weights").mkdir()
     np.save("weights/test_rows.npy", np.array([1, 4]))
-    assert same("drebin:.?split=test", bits[[1, 4]], [1, 1]).seed_id.tolist() == [1, 4]
+    assert assert_reads("drebin:.?split=test", bits[[1, 4]], [1, 1]).seed_id.tolist() == [1, 4]
 
 
 def test_a_drive_is_read_with_its_angles(here):
@@ -270,14 +270,14 @@ def test_a_drive_is_read_with_its_angles(here):
     angles = RNG.normal(size=6).round(3)
     rows = [f"{k:02},{angle},0" for k, angle in enumerate(angles)][::-1]
     (here / "CH2_final_evaluation.csv").write_text("\n".join(["frame_id,steering_angle,public", *rows]))
-    seeds = same("udacity:.", PIXELS / np.float32(255), torch.tensor(angles).float().tolist())
+    seeds = assert_reads("udacity:.", PIXELS / np.float32(255), torch.tensor(angles).float().tolist())
     assert seeds.labels.dtype == torch.float32
 
 
 def test_pictures_with_a_table_of_labels_are_read(here):
     save_pictures(here / "images")
     (here / "labels.csv").write_text("file,class_index,name\n03.png,7,tench\n01.png,2,owl\n")
-    same("imagenet:.", PIXELS[[3, 1]] / np.float32(255), [7, 2])
+    assert_reads("imagenet:.", PIXELS[[3, 1]] / np.float32(255), [7, 2])
 
 
 def test_the_folder_of_known_data_sets_comes_from_the_environment(here, monkeypatch):
@@ -335,7 +335,7 @@ def test_a_data_set_of_the_hub_is_read(monkeypatch):
         return Hub()
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    same("hf:some/pets?split=validation", PIXELS / np.float32(255), LABELS)
+    assert_reads("hf:some/pets?split=validation", PIXELS / np.float32(255), LABELS)
     assert asked == [(("some/pets", None), {"split": "validation"})]
     with pytest.raises(UsageError, match="did you mean 'image'"):
         read_data("hf:some/pets?image=imag")

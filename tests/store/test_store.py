@@ -200,7 +200,7 @@ def test_two_readers_and_a_writer(trained, tmp_path, monkeypatch):
     everything = [fault.id for fault in result.faults]
     for ids in (*seen[0], *seen[1]):
         assert ids == everything[: len(ids)], "a reader sees the faults so far, in order, none missing"
-    assert len({len(ids) for ids in (*seen[0], *seen[1])}) > 1, "it grew while it was read"
+    assert len({len(ids) for ids in seen[0]}) > 3, "it grew while it was read"
 
 
 FULL = """
