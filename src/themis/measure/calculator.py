@@ -23,7 +23,7 @@ from themis.measure.moments import Accumulator, Moments
 from themis.measure.tests import Details, Results, Tests
 from themis.oracle import Oracle
 from themis.oracle.oracle import are_finite
-from themis.perturb.perturbation import Context, Perturbation, perturb
+from themis.perturb import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
 from themis.target import AnyTarget
 
@@ -189,11 +189,19 @@ class Calculator:
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
-        context = Context(self.target, self.reference[rows], loss=self.oracle.loss)
+        context = self._context(rows)
         inputs = self.inputs[rows]
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_valid // len(rows)
         return inputs, disturbed
+
+    def _context(self, rows: Tensor) -> Context:
+        def margin(outputs: Tensor) -> Tensor:
+            labels = None if self.labels is None else self.labels[rows]
+            return self.oracle.compare(self.clean_outputs[rows], outputs, labels).margin
+
+        features = self.seeds.features if self.perturbation.inputs == "table" else None
+        return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
 
     def run_chunk(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor]:
         """Inputs and outputs of at most `chunk` tests, computed at that shape; nothing is folded."""

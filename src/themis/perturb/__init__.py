@@ -1,35 +1,23 @@
 """Perturbations `E(theta)`, by name."""
 
-from themis.errors import UsageError, nearest
-from themis.perturb.attack import fgsm
-from themis.perturb.noise import gaussian
-from themis.perturb.perturbation import Context, Perturbation, Theta, perturb
+from __future__ import annotations
 
-_SHARE = "share of the input range"
+from themis.perturb.attack import ATTACKS
+from themis.perturb.context import Context
+from themis.perturb.noise import NOISE
+from themis.perturb.perturbation import Perturbation, Theta, columns, perturb
+from themis.perturb.spec import read_perturbation
 
-PERTURBATIONS = {
-    "gaussian": Perturbation("gaussian", (Theta("sigma", 0.0, 0.1, unit=_SHARE),), gaussian, theta_is_magnitude=True),
-    "fgsm": Perturbation(
-        "fgsm",
-        (Theta("radius", 0.0, 8 / 255, unit=_SHARE),),
-        fgsm,
-        is_random=False,
-        theta_is_magnitude=True,
-        passes=3,
-        needs_gradient=True,
-    ),
-}
+FAMILIES: tuple[tuple[Perturbation, ...], ...] = (NOISE, ATTACKS)
+
+PERTURBATIONS: dict[str, Perturbation] = {each.name: each for family in FAMILIES for each in family}
 
 
 def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
-    """A perturbation by name or as it is, with its reach set by `magnitude`."""
+    """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:STRIPES`) or as it is, its reach set."""
     if isinstance(perturbation, str):
-        if perturbation not in PERTURBATIONS:
-            raise UsageError(
-                f"perturbation must be a known name, got {perturbation!r}: {nearest(perturbation, PERTURBATIONS)}"
-            )
-        perturbation = PERTURBATIONS[perturbation]
+        perturbation = read_perturbation(perturbation, PERTURBATIONS)
     return perturbation.at(magnitude)
 
 
-__all__ = ["PERTURBATIONS", "Context", "Perturbation", "Theta", "choose_perturbation", "perturb"]
+__all__ = ["PERTURBATIONS", "Context", "Perturbation", "Theta", "choose_perturbation", "columns", "perturb"]

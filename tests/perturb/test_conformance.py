@@ -1,0 +1,251 @@
+"""One contract, and every perturbation in the table keeps it."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from themis import Target, UsageError
+from themis.perturb import PERTURBATIONS, Context, perturb
+from themis.perturb.perturbation import check_fits
+
+NAMES = list(PERTURBATIONS)
+RANDOM = [name for name in NAMES if PERTURBATIONS[name].is_random]
+ATTACKS = [name for name in NAMES if PERTURBATIONS[name].needs_gradient]
+TABLES = [name for name in NAMES if PERTURBATIONS[name].inputs == "table"]
+SMOOTH = [name for name in NAMES if PERTURBATIONS[name].is_smooth]
+EXEMPT = {"cw", "jpeg"}  # docs/perturbations.md says why
+PICTURE = (3, 24, 20)
+
+
+class Net(nn.Module):
+    """A small smooth net for any shape, so that attacks have a gradient."""
+
+    def __init__(self, shape):
+        super().__init__()
+        torch.manual_seed(0)
+        wide = 4 * torch.Size(shape).numel() if len(shape) == 1 else 4 * 16
+        self.first = nn.Conv2d(shape[0], 4, 3, padding=1) if len(shape) == 3 else None
+        self.last = nn.Linear(wide if self.first is None else 64, 5)
+
+    def forward(self, x):
+        if self.first is not None:
+            x = F.adaptive_avg_pool2d(self.first(x - 0.5).tanh(), 4).flatten(1)
+        else:
+            x = (x - 0.5).repeat(1, 4)
+        return self.last(x) * 3
+
+
+def pictures(n=4, shape=PICTURE, bounds=(0.0, 1.0)):
+    """Smooth pictures with some texture, away from the bounds."""
+    draw = torch.Generator().manual_seed(3)
+    coarse = torch.rand(n, shape[0], 4, 4, generator=draw)
+    smooth = F.interpolate(coarse, shape[1:], mode="bilinear", align_corners=False)
+    unit = (0.15 + 0.6 * smooth + 0.1 * torch.rand(n, *shape, generator=draw)).clamp(0.1, 0.9)
+    return unit * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def inputs_for(name, n=4, **how):
+    if name in TABLES:
+        from table_rows import rows
+
+        return rows(n)
+    shape = how.pop("shape", PICTURE)
+    return pictures(n, shape, **how)
+
+
+def context_for(name, inputs, bounds=(0.0, 1.0)):
+    torch.manual_seed(0)
+    net = Net(tuple(inputs.shape[1:])).to(inputs.device, torch.float64 if inputs.dtype == torch.float64 else None)
+    target = Target(net, bounds=bounds)
+    with torch.no_grad():
+        reference = target.forward(inputs.to(target.dtype)).argmax(1)
+    features = None
+    if name in TABLES:
+        from table_rows import features
+    margin = margin_of(reference)
+    return Context(bounds, target, reference, margin=margin, features=features)
+
+
+def margin_of(reference):
+    def margin(outputs):
+        own = outputs.gather(1, reference[:, None])[:, 0]
+        others = outputs.scatter(1, reference[:, None], -torch.inf).amax(1)
+        return own - others
+
+    return margin
+
+
+def ends(name, end, n, dtype=torch.float32):
+    return torch.tensor([[getattr(each, end) for each in PERTURBATIONS[name].theta]], dtype=dtype).repeat(n, 1)
+
+
+def strongest(name, n):
+    """Each theta at the end that is further from its identity."""
+    return torch.tensor(
+        [[max((t.low, t.high), key=lambda end, t=t: abs(end - t.identity)) for t in PERTURBATIONS[name].theta]]
+    ).repeat(n, 1)
+
+
+def inner(name, n, seed=0, dtype=torch.float32):
+    """Theta well inside its box, another one each test."""
+    draw = torch.Generator().manual_seed(seed)
+    share = 0.2 + 0.6 * torch.rand(n, len(PERTURBATIONS[name].theta), generator=draw, dtype=dtype)
+    low, high = ends(name, "low", n, dtype), ends(name, "high", n, dtype)
+    return low + share * (high - low)
+
+
+def apply(name, inputs, theta, seeds=None, bounds=(0.0, 1.0), rows=None):
+    """Disturb; `rows` says of which tests of a larger batch these are."""
+    seeds = torch.arange(len(inputs)) * 7919 + 11 if seeds is None else seeds
+    context = context_for(name, inputs, bounds)
+    if rows is not None:
+        context = replace(context, reference=rows, margin=margin_of(rows))
+    return perturb(PERTURBATIONS[name], inputs, theta, seeds, context)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_it_is(name):
+    perturbation = PERTURBATIONS[name]
+    assert perturbation.name == name
+    assert perturbation.about.endswith("."), "a sentence"
+    assert perturbation.family in ("noise", "weather", "camera", "geometry", "attack", "table")
+    assert all(each.unit for each in perturbation.theta), "every theta has a unit"
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
+def test_results_stay_inside_the_bounds_and_move(name, bounds):
+    inputs = inputs_for(name, bounds=bounds)
+    before = inputs.clone()
+    disturbed = apply(name, inputs, strongest(name, 4), bounds=bounds)
+    assert bounds[0] <= disturbed.min()
+    assert disturbed.max() <= bounds[1]
+    assert (disturbed - inputs).flatten(1).abs().amax(1).min() > 0.01 * (bounds[1] - bounds[0]), "each picture changes"
+    assert torch.equal(inputs, before), "the seeds are left alone"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TABLES, *ATTACKS)])
+def test_the_bounds_change_nothing_but_the_unit(name):
+    inputs = inputs_for(name)
+    theta = inner(name, 4)
+    plain = apply(name, inputs, theta)
+    scaled = apply(name, inputs * 255, theta, bounds=(0.0, 255.0)) / 255
+    torch.testing.assert_close(scaled, plain, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in EXEMPT])
+def test_the_identity_is_the_identity(name):
+    inputs = inputs_for(name)
+    torch.testing.assert_close(apply(name, inputs, ends(name, "identity", 4)), inputs, atol=2e-5, rtol=0)
+
+
+def test_there_are_at_most_three_exemptions_and_they_are_declared():
+    assert {name for name in NAMES if not PERTURBATIONS[name].has_identity} <= EXEMPT
+    assert len(EXEMPT) <= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_test_is_the_same_in_any_batch(name):
+    inputs, theta, seeds = inputs_for(name, 5), inner(name, 5), torch.arange(5) * 10**12 + 5
+    reference = context_for(name, inputs).reference
+    whole = apply(name, inputs, theta, seeds)
+    for rows in ([0], [1], [4], [3, 2], [4, 3, 1]):
+        part = apply(name, inputs[rows], theta[rows], seeds[rows], rows=reference[rows])
+        if name in ATTACKS:  # the model's kernels round otherwise for other batch sizes
+            torch.testing.assert_close(part, whole[rows], atol=1e-4, rtol=0)
+        else:
+            assert torch.equal(part, whole[rows]), rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_noise_seed_and_nothing_else_decides(name):
+    inputs, theta = inputs_for(name), inner(name, 4)
+    one, again = (apply(name, inputs, theta, torch.arange(4)) for _ in range(2))
+    other = apply(name, inputs, theta, torch.arange(4) + 2**40)
+    assert torch.equal(one, again)
+    differs = (one != other).flatten(1).any(1)
+    assert bool(differs.all()) if PERTURBATIONS[name].is_random else not bool(differs.any())
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_theta_gradients_agree_with_finite_differences(name):
+    inputs = inputs_for(name, 3).double()
+    weights = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    size = ends(name, "high", 3, torch.float64) - ends(name, "low", 3, torch.float64)
+    reference = context_for(name, inputs).reference
+    has_slope = torch.zeros(size.shape[1], dtype=torch.bool)
+    for seed in range(3):
+        middle = inner(name, 3, seed, torch.float64)
+
+        def value(theta):
+            return (apply(name, inputs, theta, rows=reference) * weights).flatten(1).sum(1)
+
+        theta = middle.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(value(theta).sum(), theta)
+        for k in range(size.shape[1]):
+            step = torch.zeros_like(middle)
+            step[:, k] = 1e-5 * size[:, k]
+            slope = (value(middle + step) - value(middle - step)) / 2e-5  # for the whole range
+            torch.testing.assert_close(gradient[:, k] * size[:, k], slope, rtol=2e-2, atol=2e-3)
+            has_slope[k] |= bool((slope.abs() > 1e-6).any())
+    assert bool(has_slope.all()), "every theta does something"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_breaks_down_at_the_ends_of_theta(name):
+    spans = [(each.low, each.high) for each in PERTURBATIONS[name].theta]
+    corners = torch.tensor(list(itertools.islice(itertools.product(*spans), 64)))
+    corners = torch.cat([corners, ends(name, "identity", 1)])
+    inputs = inputs_for(name, 1).expand(len(corners), *inputs_for(name, 1).shape[1:]).contiguous()
+    if name not in TABLES:
+        inputs[0], inputs[-2] = 0.0, 1.0
+    theta = corners.requires_grad_()
+    disturbed = apply(name, inputs, theta)
+    assert bool(disturbed.isfinite().all())
+    if disturbed.requires_grad:
+        (gradient,) = torch.autograd.grad(disturbed.sum(), theta)
+        assert bool(gradient.isfinite().all())
+    else:
+        assert not PERTURBATIONS[name].is_smooth, "the result must depend on theta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision(name, dtype):
+    inputs = inputs_for(name).to(dtype)
+    context = context_for(name, inputs.float())
+    context = replace(context, target=Target(context.target.module.to(dtype)))
+    seeds = torch.arange(4)
+    disturbed = perturb(PERTURBATIONS[name], inputs, inner(name, 4), seeds, context)
+    assert disturbed.dtype == dtype
+    assert bool(disturbed.isfinite().all())
+    if name not in ATTACKS:
+        full = perturb(PERTURBATIONS[name], inputs.float(), inner(name, 4), seeds, context)
+        torch.testing.assert_close(disturbed.float(), full, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 1), (1, 24, 20), (3, 5, 40), (4, 9, 9), (3, 512, 512)], ids=lambda shape: "x".join(map(str, shape))
+)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
+def test_any_picture(name, shape):
+    perturbation = PERTURBATIONS[name]
+    if perturbation.channels not in (None, shape[0]):
+        with pytest.raises(UsageError, match=f"needs pictures with {perturbation.channels} channels"):
+            check_fits(perturbation, shape)
+        return
+    inputs = inputs_for(name, 1, shape=shape)
+    theta = strongest(name, 1).requires_grad_()
+    disturbed = apply(name, inputs, theta)
+    assert disturbed.shape == inputs.shape
+    assert bool(disturbed.isfinite().all())
+    assert 0 <= disturbed.detach().min()
+    assert disturbed.detach().max() <= 1
+    if disturbed.requires_grad:
+        assert bool(torch.autograd.grad(disturbed.sum(), theta)[0].isfinite().all())
+    if shape[-1] > 1:
+        assert not torch.equal(disturbed, inputs)
