@@ -41,7 +41,7 @@ RECORD = {
 }
 
 
-FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "ssim")
+FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
 
 
 def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Generator):

@@ -20,13 +20,16 @@ def test_a_block_runs(block, capsys):
     if "run" in space:
         assert space["run"].rounds[-1].tests > 0
         assert "True" in capsys.readouterr().out
-    elif "BRIGHTNESS" in space:
+    elif "STRIPES" in space:
         import torch
 
         import themis
 
-        result = themis.run(torch.nn.Linear(4, 3), torch.rand(9, 4), space["BRIGHTNESS"], max_tests=50)
-        assert result.start.perturbation == "brightness"
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
+        result = themis.run(net, torch.rand(9, 3, 6, 6), space["STRIPES"], max_tests=50)
+        assert result.start.perturbation == "stripes"
+    elif "rainy" in space:
+        assert "True" in capsys.readouterr().out
     else:
         pytest.fail("a block that nothing is checked of")
 

@@ -1,9 +1,11 @@
 """Noise is a function of its noise seed alone, and it is good noise."""
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
+from themis import native
 from themis.rng import Rng, mix, uniform
 
 
@@ -63,3 +65,13 @@ def test_every_word_matters_and_so_does_their_order():
 
 def test_uniform_numbers_by_counter_are_uniform():
     assert stats.kstest(uniform(0, np.arange(20_000)), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.skipif(native.library() is None, reason="the compiled part was not built")
+def test_the_compiled_numbers_are_those_of_torch_to_the_bit():
+    compiled = Rng(seeds(50))
+    plain = Rng(seeds(50))
+    plain._native = None
+    for n in (1, 7, 5000, 3):
+        assert torch.equal(compiled.uniform(n), plain.uniform(n))
+    assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))

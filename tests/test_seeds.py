@@ -16,7 +16,7 @@ from themis.data import read_seeds, rows
 from themis.data.rows import Cache, Rows
 from themis.data.seeds import from_arrays
 from themis.fingerprint import hash_seeds
-from themis.measure.calculator import place
+from themis.measure.inputs import place
 from themis.replay import Replayer
 from themis.store import Reader
 

@@ -56,6 +56,7 @@ def gives_a_mean(): return Net(lambda scores: scores.mean())
 def gives_fewer_rows(): return Net(lambda scores: scores[:1])
 
 def data(): return INPUTS
+def rows(): return INPUTS.flatten(1)
 def labelled(labels): return INPUTS, torch.as_tensor(labels)
 def with_nan(): return torch.where(INPUTS > 0.99, float("nan"), INPUTS)
 def with_infinity(): return torch.where(INPUTS > 0.99, float("inf"), INPUTS)
@@ -265,6 +266,19 @@ WRONG = {
     "means of other channels": (run("--mean 1,2,3 --std 1,2,3"), 3, "one a channel, got 3 for inputs with 1 channel"),
     # names
     "perturbation": (run("--perturb gausian"), 2, "did you mean 'gaussian'?"),
+    "one of two perturbations": (run("--perturb rain+fogg"), 2, "did you mean 'fog'?"),
+    "theta that the perturbation does not have": (run("--perturb rain(angel=1:2)"), 2, "did you mean 'angle'?"),
+    "theta that is no range": (run("--perturb rain(angle=wide)"), 2, "must be NAME=LOW:HIGH"),
+    "theta outside of what it means": (run("--perturb rain(density=0:3)"), 2, "'density' must lie in 0..1, got 3"),
+    "magnitude that takes theta too far": (run("--perturb jpeg --magnitude 9"), 2, "'quality' must lie in 1..100"),
+    "bracket that is not closed": (run("--perturb rain(angle=1:2"), 2, "must be names joined by +"),
+    "perturbation of no module": (run("--perturb nowhere:STRIPES"), 2, "No module named 'nowhere'"),
+    "perturbation that is something else": (run("--perturb mine:net"), 2, "must be a themis.Perturbation, got Net"),
+    "picture perturbation on a table": (run("--data mine:rows --perturb rain"), 2, "'rain' needs pictures"),
+    "table perturbation on pictures": (run("--perturb edit"), 2, "'edit' needs rows of a table"),
+    "colours of grey pictures": (run("--perturb hue"), 2, "needs pictures with 3 channels, got 1"),
+    "similarity of tiny pictures": (run("--min-ssim 0.9"), 2, "min_ssim needs pictures"),
+    "similarity over one": (run("--min-ssim 1.5"), 2, "min_ssim must lie in (0, 1)"),
     "policy": (run("--policy schedule"), 2, "did you mean 'scheduled'?"),
     "judge": (run("--judge exakt"), 2, "did you mean 'exact'?"),
     "preset": (run("--preset papper"), 2, "preset must be 'paper'"),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from themis.begin import resume, run
     from themis.blackbox import BlackBox
     from themis.callback import Callback
+    from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.faults import Fault
     from themis.judge.coverage import Coverage
@@ -28,6 +29,7 @@ _HOMES = {
     "Coverage": "judge.coverage",
     "DataError": "errors",
     "Fault": "faults",
+    "Features": "data.features",
     "MissingExtraError": "errors",
     "ModelError": "errors",
     "Moments": "measure.moments",
@@ -49,6 +51,7 @@ __all__ = [
     "Coverage",
     "DataError",
     "Fault",
+    "Features",
     "MissingExtraError",
     "ModelError",
     "Moments",

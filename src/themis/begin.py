@@ -12,13 +12,15 @@ from torch import nn
 
 from themis.callback import Callback, Callbacks
 from themis.campaign import Campaign
-from themis.data.seeds import read_seeds
+from themis.data.features import Features
+from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment, describe_run, describe_tested, list_changes, threads
 from themis.errors import DataError, ModelError, UsageError, nearest
 from themis.judge import choose_judge
+from themis.measure.recognise import check_similarity
 from themis.origin import Origin
 from themis.perturb import Perturbation, choose_perturbation
-from themis.perturb.perturbation import check_gradient
+from themis.perturb.perturbation import check_fits, check_gradient
 from themis.replay import Replayer
 from themis.result import Run
 from themis.search import POLICIES, Policy, choose_policy
@@ -38,12 +40,14 @@ def run(
     out: str | Path | None = None,
     callbacks: Iterable[Callback] = (),
     origin: Origin | None = None,
+    features: Features | str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Test `target` on `data` under `perturbation`; options are the fields of `Settings`.
 
     data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results. origin: how
-    another process makes target and data again; without it a resumed run must be given both.
+    another process makes target and data again; without it a resumed run must be given both. features: what a table's
+    columns may hold and how they may change, or a CSV file that says so; by default as the data shows it.
     """
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
@@ -51,12 +55,17 @@ def run(
     chosen = choose_perturbation(perturbation, settings.magnitude)
     target = as_target(target)
     check_gradient(chosen, target)
-    seeds = read_seeds(data, settings.max_seeds)
+    seeds = _described(read_seeds(data, settings.max_seeds), features)
+    check_fits(chosen, seeds.shape[1:])
+    if chosen.inputs == "table":
+        seeds.features.check_inside(target.bounds)
+    check_similarity(settings.min_ssim, seeds.shape[1:])
     with nullcontext() if out is None else closing(Writer(out)) as store, target.opened():
         environment = describe_environment(target.device)
         if store:
             environment |= describe_tested(target, seeds, origin)
-            store.create(describe_run(settings, origin, chosen, environment), settings.max_stored)
+            record = describe_run(settings, origin, chosen, environment) | _features_hash(chosen, seeds)
+            store.create(record, settings.max_stored)
         return Campaign(target, seeds, chosen, policy, settings, Callbacks(callbacks), store, environment).run()
 
 
@@ -79,16 +88,21 @@ def resume(
     perturbation: Perturbation | None = None,
     policy: Policy | None = None,
     origin: Origin | None = None,
+    features: Features | str | Path | None = None,
     callbacks: Iterable[Callback] = (),
     **options: Any,
 ) -> Run:
     """Go on with the run in the folder `out`; it ends as if it had never been stopped.
 
-    target, data, perturbation, policy: needed where the run cannot make them again: a model that lives in memory,
-    objects of your own. options: limits that shall differ from the first time.
+    target, data, features, perturbation, policy: needed where the run cannot make them again: a model that lives in
+    memory, objects of your own. options: limits that shall differ from the first time.
     """
+    if features is not None and data is None:
+        raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
     with closing(Reader(out)) as run:
         settings = _settings(run, options)
+        if features is not None:
+            data = _described(read_seeds(data, settings.max_seeds), features)
         chosen = policy or _policy(settings)
         made = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
         with closing(Writer(run.path)) as store, threads(run.record["environment"]["threads"]), made.target.opened():
@@ -103,6 +117,15 @@ def resume(
                 faults = run.faults("id < ?", (checkpoint.tests,))
                 campaign.restore(checkpoint, run.rounds(checkpoint.rounds), faults)
             return campaign.run()
+
+
+def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
+    return seeds if features is None else seeds.described(features)
+
+
+def _features_hash(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
+    """What tells a table's features from others, where tests depend on them."""
+    return {"features_sha256": seeds.features.sha256} if perturbation.inputs == "table" else {}
 
 
 def _settings(run: Reader, options: dict[str, Any]) -> Settings:
@@ -128,6 +151,11 @@ def _checked_environment(made: Replayer, run: Reader) -> dict[str, Any]:
                 f"the {what} must be the one that was tested, its hash is {tested[name][:12]}..., the run's was "
                 f"{then[name][:12]}...: give the same {what}, or begin a new run"
             )
+    if _features_hash(made.perturbation, made.seeds).get("features_sha256") != run.record.get("features_sha256"):
+        raise DataError(
+            "the table's features must be those that were tested, others are described now: give the same ones, or "
+            "begin a new run"
+        )
     now = describe_environment(made.target.device)
     changes = list_changes({name: then[name] for name in now}, now)
     if changes:

@@ -163,6 +163,7 @@ class Campaign:
             batch_size=settings.batch_size,
             chunk=chunk,
             clean_bytes=int(settings.clean_memory_gib * 2**30),
+            min_ssim=settings.min_ssim,
         )
         self.clean = self.calculator.sweep()
         self.scale = relative_scale(self.clean, self.calculator.layers) if settings.scale == "relative" else None
@@ -214,9 +215,10 @@ class Campaign:
                 "confidence": details.confidence,
                 "margin": results.margin[at],
                 "distance": details.distance,
+                "linf": details.linf,
                 "ssim": details.ssim,
                 "signature": details.signature,
-                "position": at,
+                "position": details.position,
                 "chunk": np.full(n, self.calculator.chunk),
             }
             self.faults.add(**columns)
@@ -262,6 +264,7 @@ class Campaign:
         done = Round(
             number=len(self.rounds) + 1,
             tests=tally.tests,
+            dropped=tally.dropped,
             passes=self.calculator.passes,
             faults=tally.faults,
             distinct_faults=len(tally.distinct),
@@ -356,7 +359,7 @@ class Campaign:
                 fault_rate=fault_rate(
                     tally.uniform_tests_by_seed[self.space.seeds], tally.uniform_faults_by_seed[self.space.seeds]
                 ),
-                residual_risk=residual_risk(tally.times_seen(), tally.uniform_tests),
+                residual_risk=residual_risk(tally.times_seen(), int(tally.uniform_tests_by_seed.sum())),
                 coverage_uniform=self._cover(uniform, exact)[0].all if tally.uniform_tests else None,
                 coverage_interval=coverage_interval(
                     blocks, coverage.all, self.rule, is_judged, coverage.n_neurons - coverage.n_dead

@@ -13,7 +13,7 @@ import torch
 
 from themis.data.seeds import Seeds
 from themis.fingerprint import hash_file, hash_seeds
-from themis.measure.native import library
+from themis.native import library
 from themis.origin import Origin
 from themis.perturb.perturbation import Perturbation
 from themis.settings import Settings

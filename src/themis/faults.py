@@ -60,6 +60,9 @@ class Fault:
     """NaN in tasks that have none, and where the output was not finite."""
     margin: float
     distance: float
+    """L2, from the seed."""
+    linf: float
+    """The largest change of any value."""
     ssim: float | None
     signature: dict[str, float] = field(repr=False)
     """Share of the test's sensitivity by layer."""

@@ -32,6 +32,10 @@ class Origin:
         "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, hf, digits, "
         "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
     )
+    features: str | None = option(
+        None,
+        "CSV that says what a table's features may hold and how they may change: name,kind,low,high,change",
+    )
     bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, as 0,255")
     mean: list[float] | None = option(None, "normalisation mean: one number, or one a channel as 0.4,0.5,0.4")
     std: list[float] | None = option(None, "normalisation spread: one number, or one a channel")
@@ -64,7 +68,7 @@ class Origin:
         from themis.target import AnyTarget, Target
 
         trust = Trust.of(self.trust)
-        with self._at_home():
+        with self.at_home():
             made, version = load_model(self.model, trust, has_weights=self.weights is not None)
             if isinstance(made, AnyTarget):
                 self._refuse_what_a_target_has()
@@ -99,17 +103,26 @@ class Origin:
         return Target(made, **options, version=version)
 
     def read(self) -> Any:
-        """The data, read again."""
+        """The data, read again, with its features where they are described."""
+        data = self._read()
+        if self.features is None:
+            return data
+        from themis.data.seeds import read_seeds
+
+        with self.at_home():
+            return read_seeds(data).described(self.features)
+
+    def _read(self) -> Any:
         if self.zoo is not None and not self.data:
             from themis.zoo import data
 
-            with self._at_home():
+            with self.at_home():
                 return data(self.zoo)
         from themis.data.readers import READERS, read_data
         from themis.models.factory import call_factory
 
         name, _, rest = self.data.partition(":")
-        with self._at_home():
+        with self.at_home():
             return read_data(self.data) if name in READERS or not rest else call_factory(self.data, "data")
 
     def weights_path(self) -> Path | None:
@@ -129,7 +142,7 @@ class Origin:
             if getattr(self, each) != getattr(plain, each):
                 raise UsageError(f"--{each} must be left out, {name} of the zoo has its own: leave out --zoo to set it")
         layers = "auto" if self.layers is None else tuple(self.layers)
-        with self._at_home():
+        with self.at_home():
             how: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
             target = load(name, self.weights, trust=Trust.of(self.trust), **how)
         if self.device is not None:
@@ -141,7 +154,7 @@ class Origin:
             return None
         from themis.zoo import find_weights
 
-        with self._at_home():
+        with self.at_home():
             path = find_weights(self.zoo)
             return None if path is None else path.absolute()
 
@@ -154,7 +167,7 @@ class Origin:
                 )
 
     @contextmanager
-    def _at_home(self) -> Iterator[None]:
+    def at_home(self) -> Iterator[None]:
         """In the folder where the names were given, if it is still there; modules are looked up there too."""
         before = os.getcwd()
         home = self.folder if self.folder is not None and os.path.isdir(self.folder) else before

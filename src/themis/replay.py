@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.tests import Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.origin import Origin
-from themis.perturb import PERTURBATIONS, Perturbation, choose_perturbation
+from themis.perturb import Perturbation, choose_perturbation
 from themis.store.reader import Reader
 from themis.store.tensors import Tensors
 from themis.target import AnyTarget
@@ -99,7 +100,8 @@ class Replayer:
 
     @cached_property
     def perturbation(self) -> Perturbation:
-        return recorded_perturbation(self.run, self._perturbation)
+        with nullcontext() if self.origin is None else self.origin.at_home():
+            return recorded_perturbation(self.run, self._perturbation)
 
     @cached_property
     def changes(self) -> list[str]:
@@ -167,9 +169,12 @@ def _chosen(spec: str) -> Oracle:
 def recorded_perturbation(run: Reader, given: str | Perturbation | None) -> Perturbation:
     """The run's perturbation by its name, or the one given if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
-    if given is None and name not in PERTURBATIONS:
-        raise UsageError(f"the run's perturbation {name!r} has no name that is known here: pass perturbation=...")
-    chosen = choose_perturbation(given or name, magnitude)
+    try:
+        chosen = choose_perturbation(given or name, magnitude)
+    except UsageError as error:
+        raise UsageError(
+            f"the run's perturbation {name!r} has no name that is known here: pass perturbation=... ({error})"
+        ) from error
     recorded = [(each["name"], each["low"], each["high"]) for each in run.record["theta"]]
     if (chosen.name, [(each.name, each.low, each.high) for each in chosen.theta]) != (name, recorded):
         raise UsageError(

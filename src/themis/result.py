@@ -56,6 +56,8 @@ class Round:
 
     number: int
     tests: int
+    dropped: int
+    """Of these tests, those that were not run: no longer the same picture."""
     passes: int
     faults: int
     distinct_faults: int
@@ -122,6 +124,7 @@ class Run:
             "design_effect": self.design_effect,
             "forecast_tests": last.coverage.forecast,
             "tests": last.tests,
+            "dropped_tests": last.dropped,
             "passes": last.passes,
             "rounds": len(self.rounds),
             "faults": last.faults,

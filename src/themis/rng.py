@@ -12,6 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis import native
+
+BELOW_ONE = 1 - 2.0**-24
+"""The largest float32 under 1."""
 _UINT64 = (1 << 64) - 1
 
 
@@ -38,9 +42,10 @@ class Rng:
 
     def __init__(self, noise_seed: Tensor) -> None:
         # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
-        self._low = noise_seed.to(torch.int32)
-        self._high = (noise_seed >> 32).to(torch.int32)
+        self._low = noise_seed.to(torch.int32).contiguous()
+        self._high = (noise_seed >> 32).to(torch.int32).contiguous()
         self._drawn = 0
+        self._native = native.library() if noise_seed.device.type == "cpu" else None
 
     def _bits(self, n: int) -> Tensor:
         """`[tests, n]` well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half."""
@@ -49,13 +54,25 @@ class Rng:
         x = counter.mul_(-1640531527) + self._low[:, None]  # 2**32 / golden ratio, as a signed word
         x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
         x.add_(self._high[:, None])
-        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2D97
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2997
         return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform noise in (0, 1), float32 `[tests, *shape]`."""
-        bits = self._bits(math.prod(shape))
-        return (bits >> 8).bitwise_and_(0xFFFFFF).float().add_(0.5).mul_(2.0**-24).view(len(bits), *shape)
+        n = math.prod(shape)
+        if self._native is not None:
+            drawn, self._drawn = self._drawn, self._drawn + n
+            return native.uniform(self._native, self._low, self._high, drawn, n).view(-1, *shape)
+        bits = self._bits(n)
+        return (
+            (bits >> 8)
+            .bitwise_and_(0xFFFFFF)
+            .float()
+            .add_(0.5)
+            .mul_(2.0**-24)
+            .clamp_(max=BELOW_ONE)
+            .view(len(bits), *shape)
+        )
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise, float32 `[tests, *shape]` (Box and Muller's pairs)."""

@@ -31,6 +31,9 @@ class Settings:
     uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model come from them alone")
     round_size: int | None = option(None, "tests a round; by default 640 or five chunks, under policy paper one a seed")
     batch_size: int | None = option(None, "tests in one pass on an accelerator (256); never changes the result")
+    min_ssim: float | None = option(
+        None, "drop tests that are less like their seed than this SSIM: 1 is the same picture"
+    )
     max_seeds: int | None = option(None, "use a random sample of this many seeds, always the same")
     max_tests: int | None = option(20_000, "stop after this many tests; null is no limit")
     max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
@@ -53,6 +56,7 @@ class Settings:
             "sample": (self.sample >= 1, "be at least 1"),
             "scale": (self.scale in ("absolute", "relative"), "be 'absolute' or 'relative'"),
             "uniform_share": (0 <= self.uniform_share <= 1, "lie in [0, 1]"),
+            "min_ssim": (self.min_ssim is None or 0 < self.min_ssim < 1, "lie in (0, 1), or be None to drop no test"),
             "max_stored": (self.max_stored >= 0, "be 0 or more"),
             "clean_memory_gib": (self.clean_memory_gib >= 0, "be 0 or more"),
         }

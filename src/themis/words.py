@@ -32,6 +32,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{last.coverage.n_unseen:,} not yet moved",
         ),
         ("tests", f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, {_rate(last):,.0f} a second"),
+        *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
     ]
     if run.stop_reason != "coverage" and last.coverage.forecast:
@@ -95,6 +96,12 @@ def _estimate_all(run: Run) -> str:
     text = f"{percent(run.judged.all)} of all"
     interval = run.coverage_interval
     return text if interval is None else f"{text} (95%: {percent(interval.low)} to {percent(interval.high)})"
+
+
+def _dropped(run: Run) -> str:
+    last, least = run.rounds[-1], run.start.settings.min_ssim
+    share = percent(last.dropped / max(last.tests, 1))
+    return f"{last.dropped:,} tests ({share}) that were no longer the same picture: SSIM under {least:g}"
 
 
 def _times(run: Run) -> str:

@@ -9,7 +9,8 @@ from torch import nn
 
 from themis import DataError, ModelError, Target
 from themis.data import read_seeds
-from themis.measure.calculator import Calculator, chunk_size
+from themis.measure.calculator import Calculator
+from themis.measure.chunk import chunk_size
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
 from themis.measure.tests import Details, Results, Tests

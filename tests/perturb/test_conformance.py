@@ -18,11 +18,11 @@ ATTACKS = [name for name in NAMES if PERTURBATIONS[name].needs_gradient]
 TABLES = [name for name in NAMES if PERTURBATIONS[name].inputs == "table"]
 SMOOTH = [name for name in NAMES if PERTURBATIONS[name].is_smooth]
 EXEMPT = {"cw", "jpeg"}  # docs/perturbations.md says why
-PICTURE = (3, 24, 20)
+PICTURE = (3, 23, 19)  # a number of values that fits no vector of the processor
 
 
 class Net(nn.Module):
-    """A small smooth net for any shape, so that attacks have a gradient."""
+    """A small smooth net for any shape, so that attacks have a gradient; with many hills, so that the start matters."""
 
     def __init__(self, shape):
         super().__init__()
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         if self.first is not None:
-            x = F.adaptive_avg_pool2d(self.first(x - 0.5).tanh(), 4).flatten(1)
+            x = F.adaptive_avg_pool2d((20 * self.first(x - 0.5)).sin(), 4).flatten(1)
         else:
             x = (x - 0.5).repeat(1, 4)
         return self.last(x) * 3
@@ -60,7 +60,8 @@ def inputs_for(name, n=4, **how):
 def context_for(name, inputs, bounds=(0.0, 1.0)):
     torch.manual_seed(0)
     net = Net(tuple(inputs.shape[1:])).to(inputs.device, torch.float64 if inputs.dtype == torch.float64 else None)
-    target = Target(net, bounds=bounds)
+    low, high = bounds
+    target = Target(net, bounds=bounds, preprocess=lambda x: (x - low) / (high - low))
     with torch.no_grad():
         reference = target.forward(inputs.to(target.dtype)).argmax(1)
     features = None
@@ -151,11 +152,13 @@ def test_there_are_at_most_three_exemptions_and_they_are_declared():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_test_is_the_same_in_any_batch(name):
     inputs, theta, seeds = inputs_for(name, 5), inner(name, 5), torch.arange(5) * 10**12 + 5
+    if name in ATTACKS:  # the model's kernels round otherwise for other batch sizes: here in the last of many places
+        inputs = inputs.double()
     reference = context_for(name, inputs).reference
     whole = apply(name, inputs, theta, seeds)
     for rows in ([0], [1], [4], [3, 2], [4, 3, 1]):
         part = apply(name, inputs[rows], theta[rows], seeds[rows], rows=reference[rows])
-        if name in ATTACKS:  # the model's kernels round otherwise for other batch sizes
+        if name in ATTACKS:
             torch.testing.assert_close(part, whole[rows], atol=1e-4, rtol=0)
         else:
             assert torch.equal(part, whole[rows]), rows
@@ -243,7 +246,7 @@ def test_any_picture(name, shape):
     disturbed = apply(name, inputs, theta)
     assert disturbed.shape == inputs.shape
     assert bool(disturbed.isfinite().all())
-    assert 0 <= disturbed.detach().min()
+    assert disturbed.detach().min() >= 0
     assert disturbed.detach().max() <= 1
     if disturbed.requires_grad:
         assert bool(torch.autograd.grad(disturbed.sum(), theta)[0].isfinite().all())

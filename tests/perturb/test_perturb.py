@@ -1,4 +1,4 @@
-"""Every perturbation keeps its contract."""
+"""What a perturbation is, and how its reach is set."""
 
 import pytest
 import torch
@@ -10,75 +10,18 @@ from themis.perturb import PERTURBATIONS, Context, choose_perturbation, perturb
 from themis.perturb.perturbation import column
 from themis.zoo import lenet5
 
-NAMES = sorted(PERTURBATIONS)
-
 
 def setting(bounds=(0.0, 1.0), n=6):
     rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     target = Target(lenet5(), bounds=bounds)
     inputs = torch.rand(n, 1, 28, 28, generator=rng) * (bounds[1] - bounds[0]) + bounds[0]
-    return inputs, Context(target, torch.arange(n) % 10)
+    return inputs, Context(bounds, target, torch.arange(n) % 10)
 
 
 def run(name, inputs, theta, context, seeds=None):
     seeds = torch.arange(len(inputs)) * 7919 if seeds is None else seeds
     return perturb(PERTURBATIONS[name], inputs, theta, seeds, context)
-
-
-def box(name, end, n):
-    return torch.tensor([[getattr(each, end) for each in PERTURBATIONS[name].theta]]).expand(n, -1)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0), (-1.0, 1.0)])
-def test_results_stay_inside_the_bounds_and_move(name, bounds):
-    inputs, context = setting(bounds)
-    disturbed = run(name, inputs, box(name, "high", 6), context)
-    assert bounds[0] <= disturbed.min()
-    assert disturbed.max() <= bounds[1]
-    assert (disturbed - inputs).abs().mean() > 0.001 * (bounds[1] - bounds[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_identity_changes_nothing(name):
-    inputs, context = setting()
-    assert torch.equal(run(name, inputs, box(name, "identity", 6), context), inputs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_test_is_the_same_in_any_batch(name):
-    inputs, context = setting()
-    theta = box(name, "high", 6).clone()
-    seeds = torch.arange(6) + 100
-    whole = run(name, inputs, theta, context, seeds)
-    part = run(name, inputs[2:4], theta[2:4], Context(context.target, context.reference[2:4]), seeds[2:4])
-    assert torch.equal(part, whole[2:4])
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if PERTURBATIONS[name].is_random])
-def test_another_noise_seed_gives_another_test(name):
-    inputs, context = setting()
-    theta = box(name, "high", 6)
-    assert not torch.equal(run(name, inputs, theta, context), run(name, inputs, theta, context, torch.arange(6) + 5))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_theta_gradients_agree_with_finite_differences(name):
-    inputs, context = setting()
-    inputs = inputs * 0.2 + 0.4  # away from the bounds, where clipping is not smooth
-    middle = (box(name, "low", 6) + box(name, "high", 6)) / 2
-    theta = middle.clone().requires_grad_()
-    weights = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(1))
-    value = (run(name, inputs, theta, context) * weights).sum()
-    (gradient,) = torch.autograd.grad(value, theta)
-    for k in range(theta.shape[1]):
-        step = torch.zeros_like(middle)
-        step[:, k] = 1e-2 * (box(name, "high", 6) - box(name, "low", 6))[:, k]
-        up, down = (
-            (run(name, inputs, middle + sign * step, context) * weights).flatten(1).double().sum(1) for sign in (1, -1)
-        )
-        torch.testing.assert_close(gradient[:, k].double(), (up - down) / (2 * step[:, k]), rtol=2e-3, atol=2e-2)
 
 
 def test_fgsm_steps_along_the_sign_of_the_loss_gradient_and_counts_its_passes():

@@ -20,6 +20,7 @@ import themis
 from themis import StoreError, UsageError
 from themis.faults import telling
 from themis.store import Reader
+from themis.store.schema import SCHEMA
 from themis.store.tensors import choose_kept, read_tensors
 
 faults_found = st.lists(
@@ -122,15 +123,16 @@ def test_pandas_reads_the_folder_without_themis(stored):
     assert sum(layers) == pytest.approx(10_000, abs=3)
 
 
-def test_a_newer_schema_is_refused_and_left_alone(stored, tmp_path):
+@pytest.mark.parametrize(("version", "whose"), [(SCHEMA + 1, "a newer"), (SCHEMA - 1, "an older")])
+def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, whose):
     import shutil
 
     shutil.copytree(stored[0], tmp_path / "run")
     with closing(sqlite3.connect(tmp_path / "run/run.sqlite")) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute(f"PRAGMA user_version = {version}")
     before = (tmp_path / "run/run.sqlite").read_bytes()
     for attempt in (Reader, themis.resume):
-        with pytest.raises(StoreError, match=r"must have schema 1 or older, it has 2: a newer Themis wrote it"):
+        with pytest.raises(StoreError, match=f"must have schema {SCHEMA}, it has {version}: {whose} Themis wrote it"):
             attempt(tmp_path / "run")
     assert (tmp_path / "run/run.sqlite").read_bytes() == before
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "resume": "go on with a run that was interrupted, or give it more budget",
     "replay": "run faults again and compare them with what was recorded",
     "faults": "list, sort and export the faults of a run",
+    "perturbations": "list what a model can be disturbed with, and draw it",
     "zoo": "list, verify and train the models of the zoo",
     "doctor": "check the installation and say what this machine has",
     "completion": "print a script that completes options in a shell",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, chosen
-from themis.cli.run import check_names, home, require
+from themis.cli.run import PERTURB, check_names, home, require
 from themis.cli.values import write
 from themis.origin import Origin
 from themis.settings import Settings
@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add_config(parser)
     add_fields(parser.add_argument_group("model and data"), Origin)
     campaign = parser.add_argument_group("campaign")
-    add_option(campaign, "perturb", str, "gaussian", "name of the perturbation")
+    add_option(campaign, "perturb", str, "gaussian", PERTURB)
     add_fields(campaign, Settings, only=("magnitude", "max_seeds", "max_tests", "batch_size", "clean_memory_gib"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -44,11 +44,12 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     options = chosen(arguments, Settings, said)
     settings = Settings.of(**options)
     require(arguments, "model", "data")
-    check_names(arguments.perturb, settings)
     from themis.check import check
 
     origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
-    seen = check(origin.target(), origin.read(), arguments.perturb, **options)
+    with origin.at_home():
+        perturbation = check_names(arguments.perturb, settings)
+    seen = check(origin.target(), origin.read(), perturbation, **options)
     if arguments.json:
         import json
 

@@ -19,7 +19,16 @@ echo 'eval "$(themis completion bash)"' >> ~/.bashrc
 themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
 """
 NAMES = {
-    "perturb": ("gaussian", "fgsm"),
+    "perturb": (
+        *("gaussian", "shot", "speckle", "impulse", "salt_and_pepper"),
+        *("gaussian_blur", "motion_blur", "defocus_blur", "zoom_blur", "brightness", "contrast", "saturation"),
+        *("hue", "gamma", "exposure", "vignette", "jpeg", "pixelate", "dead_pixels", "stripes", "occlusion"),
+        *("rolling_shear",),
+        *("rain", "snow", "raindrops", "fog", "frost", "glare", "shadow", "low_light"),
+        *("rotate", "shift", "scale", "shear", "perspective", "elastic"),
+        *("fgsm", "pgd", "pgd_l2", "apgd", "cw"),
+        *("edit", "edit_worst", "table_noise"),
+    ),
     "policy": ("random", "corners", "paper", "scheduled"),
     "preset": ("paper",),
     "judge": ("exact", "gibbs", "pymc"),

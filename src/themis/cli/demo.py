@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
-from themis.cli.run import add_verbosity, callbacks, check_names, free, report
+from themis.cli.run import PERTURB, add_verbosity, callbacks, check_names, free, report
 from themis.origin import Origin
 from themis.settings import Settings
 
@@ -32,7 +32,7 @@ EPOCHS = 15
 
 def add_arguments(parser: Parser) -> None:
     campaign = parser.add_argument_group("campaign")
-    add_option(campaign, "perturb", str, "gaussian", "name of the perturbation: gaussian, fgsm")
+    add_option(campaign, "perturb", str, "gaussian", PERTURB)
     add_option(campaign, "magnitude", float | None, None, "its reach: by default 0.25 for gaussian, 0.1 for fgsm")
     add_option(campaign, "policy", str, "scheduled", "random, corners, paper or scheduled")
     add_option(campaign, "max_tests", int, 20_000, "stop after this many tests")

@@ -152,7 +152,7 @@ def _main_memory() -> tuple[float | None, float | None]:
 
 
 def _has_compiled_fold() -> bool:
-    from themis.measure.native import library
+    from themis.native import library
 
     return library() is not None
 

@@ -27,6 +27,7 @@ METAVARS = {
     "weights": "FILE",
     "trust": "FILE,...",
     "data": "DATA",
+    "features": "FILE",
     "folder": "FOLDER",
     "out": "FOLDER",
 }

@@ -30,7 +30,7 @@ EXAMPLES = """
 themis replay runs/first 1204
 themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
 """
-PLACES = ("model", "weights", "trust", "data", "bounds", "mean", "std", "oracle", "device")
+PLACES = ("model", "weights", "trust", "data", "features", "bounds", "mean", "std", "oracle", "device")
 ENDINGS = (".png", ".npz")
 SHOWN = ("id", "seed_id", "perturbation", "theta", "label", "clean_answer", "clean_value")
 

@@ -26,7 +26,7 @@ EXAMPLES = """
 themis resume runs/first
 themis resume runs/first --max-tests 50000 --max-seconds null
 """
-PLACES = ("model", "weights", "trust", "data", "device")
+PLACES = ("model", "weights", "trust", "data", "features", "device")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -65,8 +65,9 @@ def moved(run: Reader, arguments: Namespace, said: set[str]) -> Origin | None:
         raise UsageError("--model and --data must both be given: the run was made in Python and remembers neither")
     if "model" in changes:
         changes["zoo"] = None
-    if changes.get("weights"):
-        changes["weights"] = os.path.abspath(changes["weights"])  # said here, not where the run was made
+    for name in ("weights", "features"):
+        if changes.get(name):
+            changes[name] = os.path.abspath(changes[name])  # said here, not where the run was made
     if os.path.isfile(changes.get("model", "")):
         changes["model"] = os.path.abspath(changes["model"])
     if changes.get("trust"):

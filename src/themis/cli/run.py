@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from themis.callback import Callback
+    from themis.perturb import Perturbation
     from themis.result import Run
 
 HELP = (
@@ -32,7 +33,7 @@ themis run --config campaign.yaml --max-seconds 60 --out runs/short
 themis run --zoo resnet56-cifar10 --perturb gaussian
 """
 LIMITS = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau")
-PERTURB = "name of the perturbation: gaussian, fgsm"
+PERTURB = "a perturbation, as gaussian, 'rain(angle=-10:10) + fog' or module:NAME; see themis perturbations"
 FRESH = "auto"
 """The value of `--out` that stands for a folder of its own."""
 
@@ -63,16 +64,17 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         print(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
     require(arguments, "model", "data", "perturb")
-    check_names(arguments.perturb, settings)
+    origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
+    with origin.at_home():
+        perturbation = check_names(arguments.perturb, settings)
     from themis.begin import run
 
-    origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
     target, data = origin.target(), origin.read()
     if arguments.out == FRESH:
         arguments.out = str(fresh_folder())
     with kept_in(arguments.out):
         result = run(
-            target, data, arguments.perturb, out=arguments.out, origin=origin, callbacks=callbacks(arguments), **options
+            target, data, perturbation, out=arguments.out, origin=origin, callbacks=callbacks(arguments), **options
         )
     return report(result, arguments)
 
@@ -168,12 +170,14 @@ def free(path: Path) -> Path:
     return tried
 
 
-def check_names(perturbation: str, settings: Settings) -> None:
-    """Refuse unknown names before a model and its data are loaded, which may take long."""
+def check_names(perturbation: str, settings: Settings) -> Perturbation:
+    """Refuse unknown names before a model and its data are loaded, which may take long; the perturbation meant."""
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy
 
-    choose_perturbation(perturbation, settings.magnitude)
+    chosen = choose_perturbation(perturbation)
+    chosen.at(settings.magnitude)
     choose_policy(settings.policy)
     choose_judge(settings.judge)
+    return chosen

@@ -83,7 +83,7 @@ def read_drebin(path: Path | None = None, *, split: str = "all") -> Seeds:
     file = _file(path or data_folder() / "drebin215", "drebin215.npz")
     arrays = _arrays(file, ("X", "y", "feature_names"))
     bits = np.unpackbits(np.asarray(arrays["X"], np.uint8), axis=1)[:, : len(arrays["feature_names"])]
-    seeds = from_arrays(bits, arrays["y"])
+    seeds = from_arrays(bits, arrays["y"]).named([*map(str, arrays["feature_names"])])
     if split == "all":
         return seeds
     return seeds[torch.from_numpy(np.array(read_npy(file.parent / "weights" / "test_rows.npy"), np.int64))]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
+from themis.data.features import Described, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError
 from themis.rng import mix
@@ -27,8 +29,11 @@ class Seeds:
     memory; where they come with the inputs of a data set, asking for them reads it.
     """
 
-    def __init__(self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor) -> None:
+    def __init__(
+        self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor, about: Described | None = None
+    ) -> None:
         self.inputs, self._labels, self.seed_id = inputs, labels, seed_id
+        self._about = about or Described(inputs)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -36,7 +41,7 @@ class Seeds:
     def __getitem__(self, rows: Any) -> Seeds:
         inputs = self.inputs.part(rows) if isinstance(self.inputs, Rows) else self.inputs[rows]
         labels = self._labels[rows] if isinstance(self._labels, Tensor) else self._labels
-        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1))
+        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1), self._about)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,7 +64,26 @@ class Seeds:
         """The same with its inputs in memory, where they are few enough."""
         if isinstance(self.inputs, Tensor):
             return self
-        return Seeds(self.inputs.held(), self._labels, self.seed_id)
+        inputs, about = self.inputs.held(), self._about
+        if about.inputs is self.inputs:  # no need to read them again
+            about = Described(inputs, about.names)
+        return Seeds(inputs, self._labels, self.seed_id, about)
+
+    @property
+    def features(self) -> Features:
+        """What a table's columns may hold and how they may change: as given, or as all rows of the data show it."""
+        return self._about.features
+
+    def named(self, names: Sequence[str]) -> Seeds:
+        """The same with names for a table's columns."""
+        return Seeds(self.inputs, self._labels, self.seed_id, Described(self.inputs, tuple(names)))
+
+    def described(self, features: Features | str | Path) -> Seeds:
+        """The same with features as given, or as a CSV file says of those that are known; all seeds must be valid."""
+        if not isinstance(features, Features):
+            features = read_features(features, self.features)
+        features.check(self.inputs, self.seed_id)
+        return Seeds(self.inputs, self._labels, self.seed_id, Described(self.inputs, features.names, features))
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
@@ -147,10 +171,11 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
     if len(dataset) == 0:
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
     rows = _sample(len(dataset), max_seeds)
-    rows = torch.arange(len(dataset)) if rows is None else rows
-    items = _Items(dataset)
-    first = items.read(int(rows[0]))
-    return _checked(Rows(items.read, rows, tuple(first.shape)), items.labels if items.has_labels else None, rows)
+    items, index = _Items(dataset), torch.arange(len(dataset))
+    first = items.read(0 if rows is None else int(rows[0]))
+    whole = Rows(items.read, index, tuple(first.shape))
+    seeds = _checked(whole, items.labels if items.has_labels else None, index)
+    return seeds if rows is None else seeds[rows]
 
 
 class _Items:

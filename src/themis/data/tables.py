@@ -104,7 +104,8 @@ def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[An
         if n == 0:
             raise DataError(f"{path} must hold at least one row under its names, got none: check the file")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
-    return from_arrays(values, None if columns.label is None else _class_numbers(labels, columns))
+    seeds = from_arrays(values, None if columns.label is None else _class_numbers(labels, columns))
+    return seeds.named([columns.names[k] for k in columns.features])
 
 
 def _class_numbers(labels: list[Any], columns: Columns) -> Numbers:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import math
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -13,41 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.data.rows import Cache, Rows
+from themis.data.rows import Rows
 from themis.data.seeds import Seeds
-from themis.errors import DataError, ModelError
+from themis.errors import ModelError
+from themis.measure.chunk import chunk_size, is_out_of_memory, padded
 from themis.measure.clean import Activations, CleanActivations, Located
-from themis.measure.distance import l2, ssim
+from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import Climb, Fold, Objective, Picked
+from themis.measure.inputs import check_bounds, place
 from themis.measure.moments import Accumulator, Moments
+from themis.measure.recognise import recognisable_first, spread
 from themis.measure.tests import Details, Results, Tests
 from themis.oracle import Oracle
-from themis.oracle.oracle import are_finite
+from themis.oracle.oracle import Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
 from themis.target import AnyTarget
 
-CHUNK_ACTIVATIONS = 1 << 24
-"""Activations of one chunk on a CPU: 64 MiB of them; larger chunks fall out of its caches."""
-CHUNK_LEAST, CHUNK_MOST = 8, 256
-ACCELERATOR_BATCH = 256
 DIFFERENCE = 0.01
 """Step of a finite difference in theta, as a share of its range."""
 
 OnPanel = Callable[[Tensor, Tensor], None]
 """Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
-
-
-def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> int:
-    """Tests in one forward pass.
-
-    On a CPU a function of the model alone: kernels round differently for different batch shapes, and results must not
-    depend on `batch_size`. On an accelerator it is `batch_size`, and only near-ties can differ.
-    """
-    if device.type != "cpu":
-        return batch_size or ACCELERATOR_BATCH
-    fitting = max(1, CHUNK_ACTIVATIONS // n_neurons)
-    return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
 
 
 class Calculator:
@@ -63,10 +50,11 @@ class Calculator:
         batch_size: int | None = None,
         chunk: int | None = None,
         clean_bytes: int,
+        min_ssim: float | None = None,
     ) -> None:
         """`chunk` is the number of tests a forward pass when it is known, from an earlier campaign."""
         self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
-        self.seeds = seeds
+        self.seeds, self.min_ssim = seeds, min_ssim
         if isinstance(seeds.inputs, Tensor):
             check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
         self.inputs = place(seeds.inputs, self.device)
@@ -155,7 +143,7 @@ class Calculator:
         columns = {name: column.cpu() for name, column in self._with_room(attempt).items()}
         tensors = {name: columns.pop(name) for name in ("inputs", "outputs")}
         arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
-        details = {name: arrays.pop(name) for name in ("value", "confidence", "distance", "ssim", "signature")}
+        details = {each.name: arrays.pop(each.name) for each in fields(Details) if each.name in arrays}
         # Four decimals: more says nothing, and whole numbers are stored in a third of the time.
         details["signature"] = np.rint(details["signature"] * np.float32(1e4)) / np.float32(1e4)
         return Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
@@ -197,8 +185,7 @@ class Calculator:
 
     def _context(self, rows: Tensor) -> Context:
         def margin(outputs: Tensor) -> Tensor:
-            labels = None if self.labels is None else self.labels[rows]
-            return self.oracle.compare(self.clean_outputs[rows], outputs, labels).margin
+            return self._compare(rows, outputs).margin
 
         features = self.seeds.features if self.perturbation.inputs == "table" else None
         return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
@@ -238,27 +225,35 @@ class Calculator:
     def _measure_chunk(
         self, tests: Tests, into: Accumulator, climbed: Picked | None, scale: Tensor | None
     ) -> dict[str, Tensor]:
-        n = len(tests)
+        n = n_tests = len(tests)
         rows, theta, noise_seed = self._columns(tests, self.chunk)
         panel = None if self.panel is None else self.panel[0]
         backward = climbed if self.target.has_gradient else None
-        locate = self._clean(rows, n)
-        fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward, scale)
-        theta.requires_grad_(backward is not None)
+        leaf = theta.requires_grad_(backward is not None)
         with torch.set_grad_enabled(backward is not None):
             inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
+            order = torch.arange(len(rows), device=self.device)
+            if self.min_ssim is not None:
+                order, n = recognisable_first(inputs, disturbed, n, self.target.bounds, self.min_ssim)
+            if n < n_tests:
+                if n == 0:
+                    return self._none_was_run(inputs, theta, n_tests, climbed is not None)
+                tests = tests[order[:n].cpu().numpy()]
+                rows, theta, noise_seed, inputs, disturbed = (
+                    each[order] for each in (rows, theta, noise_seed, inputs, disturbed)
+                )
+            locate = self._clean(rows, n)
+            fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward, scale)
             outputs = self._forward(disturbed, fold.visit)
-            gradient = None if backward is None else _gradient(fold.objective, theta)[:n]
+            gradient = None if backward is None else _gradient(fold.objective, leaf)[order][:n]
         self.passes += n * (1 if backward is None else 3)
         if climbed is not None and backward is None:
             gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, climbed, scale))
         with torch.no_grad():
             outputs, rows = outputs.detach()[:n].float(), rows[:n]
-            labels = None if self.labels is None else self.labels[rows]
-            verdict = self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+            verdict = self._compare(rows, outputs)
             at = verdict.is_fault.nonzero().squeeze(1)
-            value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
-            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at))
+            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at), verdict, at)
             climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
             is_finite = are_finite(outputs)
             if bool(is_finite.all()):
@@ -268,7 +263,21 @@ class Calculator:
             elif bool(is_finite.any()):
                 # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
                 self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
-            return {**verdict._asdict(), "value": value[at], **climb, **found}
+            came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
+            return {**(came if n == n_tests else spread(came, order[:n], n_tests)), **found}
+
+    def _compare(self, rows: Tensor, outputs: Tensor) -> Verdict:
+        labels = None if self.labels is None else self.labels[rows]
+        return self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+
+    def _none_was_run(self, inputs: Tensor, theta: Tensor, n: int, climbs: bool) -> dict[str, Tensor]:
+        """What came of tests that were all dropped."""
+        none, outputs = torch.empty(0, dtype=torch.int64, device=self.device), self.clean_outputs[:0]
+        verdict = self._compare(none, outputs)
+        signature = torch.empty(0, len(self.layers), device=self.device)
+        climb = {"gradient": theta.detach()[:0]} if climbs else {}
+        came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
+        return spread(came, none, n) | self._details(inputs[:0], inputs[:0], outputs, signature, verdict, none)
 
     def _differences(
         self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n: int, climb: Callable[[], Climb]
@@ -290,11 +299,18 @@ class Calculator:
             gradient[:n, k] = (heights[1] - heights[0]) / (ends[1] - ends[0])
         return gradient[:n]
 
-    def _details(self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor) -> dict[str, Tensor]:
+    def _details(
+        self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor, verdict: Verdict, at: Tensor
+    ) -> dict[str, Tensor]:
+        """What is kept of the faults; `at` is where they stand among the tests of the verdict."""
+        value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
         return {
+            "value": value[at],
             "confidence": self.oracle.confidence(outputs),
             "distance": l2(inputs, disturbed),
+            "linf": linf(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
+            "position": at,
             "signature": signature,
             "inputs": disturbed,
             "outputs": outputs,
@@ -303,7 +319,7 @@ class Calculator:
     def _columns(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Seeds, theta and noise seeds, padded to the chunk's shape by repeating the last test."""
         rows, theta, noise_seed = (
-            _padded(torch.from_numpy(np.ascontiguousarray(each)), chunk).to(self.device)
+            padded(torch.from_numpy(np.ascontiguousarray(each)), chunk).to(self.device)
             for each in (tests.seed, tests.theta, tests.noise_seed)
         )
         return rows, theta, noise_seed
@@ -322,7 +338,7 @@ class Calculator:
 
     def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
         self.passes += len(rows)
-        inputs = self.inputs[_padded(rows, self.chunk)]
+        inputs = self.inputs[padded(rows, self.chunk)]
         if isinstance(self.seeds.inputs, Rows):  # others were checked at once
             check_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
         with torch.no_grad():
@@ -353,51 +369,7 @@ class Calculator:
         return first, second
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that memory ran out."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-            return True
-        error = error.__cause__
-    return False
-
-
-def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
-    """Inputs where they are tested: all on the device where half of what is free there is enough, else row by row."""
-    if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
-        return inputs.to(device)
-    if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
-        return inputs.to(device)
-    held = inputs
-    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=Cache(0))
-
-
-def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:
-    """Refuse inputs outside the bounds; the common mistakes get their own remedy."""
-    low, high = bounds
-    least, most = (float(each) for each in inputs.aminmax())
-    if low <= least and most <= high:
-        return
-    is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
-    first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
-    remedy = "rescale the inputs or pass their true bounds"
-    if high <= 1 and most > 2 and least >= 0:
-        remedy = "divide by 255 or pass bounds=(0, 255)"
-    elif least < 0 <= low:
-        remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
-    raise DataError(
-        f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}, first in seed {first}: {remedy}"
-    )
-
-
 def _gradient(objective: Tensor | float, theta: Tensor) -> Tensor:
     if not isinstance(objective, Tensor) or not objective.requires_grad:
         return torch.zeros_like(theta)
     return torch.autograd.grad(objective, theta)[0]
-
-
-def _padded(rows: Tensor, size: int) -> Tensor:
-    """`rows` filled up to `size` by repeating the last: a forward pass always has the same shape."""
-    if len(rows) == size:
-        return rows
-    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])

@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+WINDOW = 7
+"""Side in pixels of the windows that SSIM looks at."""
+
 
 def l2(inputs: Tensor, disturbed: Tensor) -> Tensor:
     """Euclidean distance `[tests]`."""
     return (disturbed - inputs).flatten(1).square().sum(1).sqrt()
+
+
+def linf(inputs: Tensor, disturbed: Tensor) -> Tensor:
+    """The largest change of any value `[tests]`."""
+    return (disturbed - inputs).flatten(1).abs().amax(1)
 
 
 def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
@@ -16,7 +24,7 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
 
     Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; NaN for what is no such picture.
     """
-    if inputs.ndim != 4 or min(inputs.shape[2:]) < 7 or not len(inputs):
+    if inputs.ndim != 4 or min(inputs.shape[2:]) < WINDOW or not len(inputs):
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
     a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough
     moments = torch.stack([a, b, a * a, b * b, a * b]).flatten(0, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
-from themis.measure.native import fold, library_for
+from themis.native import fold, library_for
 from themis.probe import Layer
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from themis.measure.native import accumulate, library_for
+from themis.native import accumulate, library_for
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Tally:
     """Counts over a campaign. A distinct fault is a seed with a wrong outcome."""
 
     def __init__(self, n_seeds: int) -> None:
-        self.tests = self.faults = self.uniform_tests = 0
+        self.tests = self.dropped = self.faults = self.uniform_tests = 0
         self.distinct: set[tuple[int, int]] = set()
         self.failing_seeds: set[int] = set()
         self.uniform_tests_by_seed = np.zeros(n_seeds, dtype=np.int64)
@@ -37,7 +37,7 @@ class Tally:
             "uniform_distinct": np.array(pairs, dtype=np.int64).reshape(-1, 2),
             "uniform_times_seen": self.times_seen(),
             "near_ties": np.array(self.near_ties, dtype=np.int64),
-            "counts": {"tests": self.tests, "faults": self.faults, "uniform_tests": self.uniform_tests},
+            "counts": {name: getattr(self, name) for name in ("tests", "dropped", "faults", "uniform_tests")},
             "kinds": self.kinds,
         }
 
@@ -53,17 +53,19 @@ class Tally:
         self.uniform_times_seen = Counter({(seed, outcome): n for (seed, outcome), n in seen})
 
     def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
-        """Count some tests."""
+        """Count some tests; those that were dropped say nothing about the model."""
+        run = results.was_run
         at = np.flatnonzero(results.is_fault)
         found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
         self.tests += len(tests)
+        self.dropped += int((~run).sum())
         self.faults += len(at)
         self.distinct.update(found)
         self.failing_seeds.update(seed for seed, _ in found)
         if is_uniform:
             n_seeds = len(self.uniform_tests_by_seed)
             self.uniform_tests += len(tests)
-            self.uniform_tests_by_seed += np.bincount(tests.seed, minlength=n_seeds)
+            self.uniform_tests_by_seed += np.bincount(tests.seed[run], minlength=n_seeds)
             self.uniform_faults_by_seed += np.bincount(tests.seed[at], minlength=n_seeds)
             self.uniform_times_seen.update(found)
         self._add_kinds(tests, results)

@@ -40,32 +40,48 @@ class Details:
     value: Floats  # the answer as a number; NaN in tasks that have none, as is the confidence
     confidence: Floats
     distance: Floats  # L2, from the seed
+    linf: Floats  # the largest change of any value
     ssim: Floats
     signature: Floats  # [faults, layers]: share of the fault's sensitivity by layer
+    position: Ints  # row in the forward pass
     inputs: Tensor  # [faults, ...], on the CPU
     outputs: Tensor  # to these, on the CPU
 
 
 @dataclass(frozen=True)
 class Results:
-    """What came of some tests, in their order."""
+    """What came of some tests, in their order. Of dropped ones nothing did: their margin is NaN."""
 
     is_fault: Bools
     outcome: Ints
     margin: Floats
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]
     faults: Details | None = None  # not kept longer than it takes to store them
+    is_dropped: Bools | None = None  # which were no longer the same picture; None is none of them
 
     def __len__(self) -> int:
         return len(self.is_fault)
+
+    def __getitem__(self, rows: Bools) -> Results:
+        """Those of some tests, without details."""
+        gradient = None if self.gradient is None else self.gradient[rows]
+        dropped = None if self.is_dropped is None else self.is_dropped[rows]
+        return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, is_dropped=dropped)
+
+    @property
+    def was_run(self) -> Bools:
+        """Which tests the model was given."""
+        return np.ones(len(self), dtype=bool) if self.is_dropped is None else ~self.is_dropped
 
     @staticmethod
     def join(parts: Sequence[Results]) -> Results:
         """All results in order, without details."""
         gradients = [each.gradient for each in parts if each.gradient is not None]
+        drops = any(each.is_dropped is not None for each in parts)
         return Results(
             np.concatenate([each.is_fault for each in parts]),
             np.concatenate([each.outcome for each in parts]),
             np.concatenate([each.margin for each in parts]),
             np.concatenate(gradients) if gradients else None,
+            is_dropped=~np.concatenate([each.was_run for each in parts]) if drops else None,
         )

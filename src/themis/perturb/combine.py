@@ -20,6 +20,7 @@ Range = float | tuple[float, float]
 
 def combine(*parts: Perturbation) -> Perturbation:
     """All of them in order. Theta is that of all; a name that two of them have gets its perturbation's in front."""
+    parts = tuple(part for each in parts for part in each.parts or (each,))
     kinds = {each.inputs for each in parts} - {"any"}
     channels = {each.channels for each in parts} - {None}
     if len(kinds) > 1 or len(channels) > 1:
@@ -30,8 +31,10 @@ def combine(*parts: Perturbation) -> Perturbation:
     sizes = [len(each.theta) for each in parts]
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-        for part, its in zip(parts, theta.split(sizes, 1), strict=True):
-            inputs = apply_inside(part, inputs, its, rng, context)
+        first = 0
+        for part, size in zip(parts, sizes, strict=True):
+            inputs = apply_inside(part, inputs, theta[:, first : first + size], rng, context)
+            first += size
         return inputs
 
     apply.__doc__ = "; then: ".join(each.about.rstrip(".") for each in parts) + "."
@@ -47,6 +50,7 @@ def combine(*parts: Perturbation) -> Perturbation:
         is_smooth=all(each.is_smooth for each in parts),
         has_identity=all(each.has_identity for each in parts),
         family="combination",
+        parts=parts,
     )
 
 

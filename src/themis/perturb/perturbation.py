@@ -17,6 +17,9 @@ from themis.rng import Rng
 if TYPE_CHECKING:
     from themis.target import AnyTarget
 
+AT_ONCE = 1 << 20
+"""Values of the inputs that a CPU disturbs at a time: 4 MiB, so that what is made of them on the way stays in its
+caches. No result depends on it."""
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 
 
@@ -76,6 +79,7 @@ class Perturbation:
         bounds are; `table`, rows of features. channels: how many a picture must have, if that matters.
     is_smooth: whether the gradient in theta is the slope of the result, or only a guide.
     has_identity: whether all of theta at its identity leaves the input as it is.
+    parts: what it was combined of.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Perturbation:
     is_smooth: bool = True
     has_identity: bool = True
     family: str = "own"
+    parts: tuple[Perturbation, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -166,7 +171,17 @@ def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:
     """The tests' inputs: `inputs` disturbed at `theta`, clipped to the bounds."""
-    return apply_inside(perturbation, inputs, theta, Rng(noise_seed), context)
+    size = max(1, AT_ONCE * len(inputs) // max(inputs.numel(), 1))
+    if inputs.device.type != "cpu" or perturbation.passes or size >= len(inputs):
+        return apply_inside(perturbation, inputs, theta, Rng(noise_seed), context)
+    parts = []
+    for first in range(0, len(inputs), size):
+        rows = slice(first, first + size)
+        reference = None if context.reference is None else context.reference[rows]
+        part = replace(context, reference=reference, passes=0)
+        parts.append(apply_inside(perturbation, inputs[rows], theta[rows], Rng(noise_seed[rows]), part))
+        context.passes += part.passes
+    return torch.cat(parts)
 
 
 def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -182,7 +197,13 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
         )
     if is_scaled:
         disturbed = disturbed * context.span + low
-    return disturbed.clamp(low, high).to(inputs.dtype)
+    if disturbed.requires_grad or not disturbed.is_contiguous() or _share_memory(disturbed, inputs):
+        return disturbed.clamp(low, high).to(inputs.dtype)
+    return disturbed.clamp_(low, high).to(inputs.dtype)  # one picture's memory less to fetch
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def column(theta: Tensor, k: int, inputs: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ def side(pictures: Tensor) -> int:
 
 
 def places(pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """Where pixel centres lie: x `[1, 1, 1, width]` and y `[1, 1, height, 1]`, from the picture's centre, x to the right
-    and y down, in shares of the shorter side."""
+    """Where pixel centres lie, from the picture's centre, in shares of the shorter side.
+
+    x `[1, 1, 1, width]` grows to the right, y `[1, 1, height, 1]` downwards.
+    """
     height, width = pictures.shape[2:]
     unit = side(pictures)
     x = (torch.arange(width, dtype=pictures.dtype, device=pictures.device) - (width - 1) / 2) / unit
@@ -37,17 +39,20 @@ def blend(pictures: Tensor, layer: Tensor | float, alpha: Tensor) -> Tensor:
 
 
 def warp(pictures: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The pictures read off at the places `x` and `y` (as `places`, `[tests, 1, height, width]`), between pixels
-    linearly; beyond the edge they are mirrored."""
+    """The pictures read off at the places `x` and `y` (`[tests, 1, height, width]`, as `places` gives them).
+
+    Between pixels linearly; beyond the edge they are mirrored.
+    """
     height, width = pictures.shape[2:]
     unit = side(pictures)
     shape = (len(pictures), height, width)
-    grid = torch.stack([(x * (2 * unit / width))[:, 0].expand(shape), (y * (2 * unit / height))[:, 0].expand(shape)], -1)
+    across, down = (x * (2 * unit / width))[:, 0], (y * (2 * unit / height))[:, 0]
+    grid = torch.stack([across.expand(shape), down.expand(shape)], -1)
     return F.grid_sample(pictures, grid.to(pictures.dtype), "bilinear", "reflection", align_corners=False)
 
 
 def convolve(pictures: Tensor, kernel: Tensor) -> Tensor:
-    """Each picture's channels convolved with its own kernel `[tests, rows, columns]`, odd in size; edges are repeated."""
+    """Each picture convolved with its own kernel `[tests, rows, columns]`, odd in size; edges are repeated."""
     n, channels, height, width = pictures.shape
     rows, across = kernel.shape[1:]
     padded = F.pad(pictures, (across // 2, across // 2, rows // 2, rows // 2), mode="replicate")
@@ -64,11 +69,13 @@ def field(pictures: Tensor, rng: Rng, scale: Tensor, octaves: int = 4, roughness
     multiplies their height by `roughness`.
     """
     x, y = places(pictures)
+    shape = (len(pictures), *pictures.shape[2:])
     total = torch.zeros((), dtype=pictures.dtype, device=pictures.device)
     heights = [roughness**k for k in range(octaves)]
     for k, height in enumerate(heights):
         lattice = rng.uniform(1, LATTICE, LATTICE).to(pictures.dtype)
-        grid = torch.stack(torch.broadcast_tensors(*(_smoothed(each * 2**k / scale) for each in (x, y))), -1)[:, 0]
+        across, down = (_smoothed(each * 2**k / scale)[:, 0].expand(shape) for each in (x, y))
+        grid = torch.stack([across, down], -1)
         total = total + height / sum(heights) * F.grid_sample(
             lattice, grid * (2 / LATTICE), "bilinear", "reflection", align_corners=False
         )
@@ -80,3 +87,57 @@ def _smoothed(u: Tensor) -> Tensor:
     whole = (u - 0.5).floor() + 0.5
     part = u - whole
     return whole + part * part * (3 - 2 * part)
+
+
+def warp_lines(pictures: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    """As `warp`, at places that are a part of their column plus a part of their row: faster.
+
+    columns: x and y `[tests, 1, 1, width]`. rows: x and y `[tests, 1, height, 1]`.
+    """
+    height, width = pictures.shape[2:]
+    unit = side(pictures)
+
+    def part(x: Tensor, y: Tensor, *shape: int) -> Tensor:
+        scaled = (x * (2 * unit / width))[:, 0], (y * (2 * unit / height))[:, 0]
+        return torch.stack([each.expand(len(pictures), *shape) for each in scaled], -1)
+
+    grid = part(*columns, 1, width) + part(*rows, height, 1)
+    return F.grid_sample(pictures, grid.to(pictures.dtype), "bilinear", "reflection", align_corners=False)
+
+
+def halved(pictures: Tensor) -> Tensor:
+    """Pictures at half the resolution: the means of four pixels; where a side is odd, its last ones are repeated."""
+    height, width = pictures.shape[2:]
+    if height % 2 or width % 2:
+        pictures = F.pad(pictures, (0, width % 2, 0, height % 2), mode="replicate")
+    pairs = pictures[:, :, ::2] + pictures[:, :, 1::2]
+    return (pairs[..., ::2] + pairs[..., 1::2]) / 4
+
+
+def doubled(pictures: Tensor, like: Tensor) -> Tensor:
+    """Pictures at twice the resolution, of the size of `like` which they were halved from; linear between pixels."""
+    n, channels, height, width = pictures.shape
+    alone = pictures.reshape(n * channels, 1, height, width)  # channels by themselves are drawn up many times faster
+    whole = F.interpolate(alone, scale_factor=2, mode="bilinear", align_corners=False)
+    return whole.view(n, channels, 2 * height, 2 * width)[:, :, : like.shape[2], : like.shape[3]]
+
+
+def eased(x: Tensor) -> Tensor:
+    """0 below 0, 1 above 1, and a smooth step between."""
+    x = x.clamp(0, 1)
+    return x * x * (3 - 2 * x)
+
+
+def read_turned(
+    sheet: Tensor, pictures: Tensor, angle: Tensor, width: Tensor | float, height: Tensor | float
+) -> Tensor:
+    """A sheet `[tests, 1, rows, columns]` about the centre, turned by an angle in radians, at the pictures' pixels.
+
+    width, height: of the sheet, in shares of the pictures' shorter side; beyond it, it is mirrored.
+    """
+    x, y = places(pictures)
+    cos, sin = angle.cos(), angle.sin()
+    across, down = 2 / width, 2 / height
+    columns = torch.stack([(x * cos * across)[:, 0], (x * -sin * down)[:, 0]], -1)
+    rows = torch.stack([(y * sin * across)[:, 0], (y * cos * down)[:, 0]], -1)
+    return F.grid_sample(sheet, (columns + rows).to(sheet.dtype), "bilinear", "reflection", align_corners=False)

@@ -47,7 +47,7 @@ def draw_pairs(
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     width, height = 3.1 * columns, 1.95 * rows + 0.6  # inches
-    figure = _figure(width, height)
+    figure = blank_figure(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
         rows, columns, left=0.01, right=0.99, top=1 - 0.72 / height, bottom=0.25 / height, wspace=0.1, hspace=0.32
@@ -58,7 +58,7 @@ def draw_pairs(
         said = ((clean, before, RIGHT), (disturbed, after, WRONG))
         for at, (picture, text, colour) in enumerate(said):
             axes = figure.add_subplot(pair[at])
-            axes.imshow(_pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
@@ -71,7 +71,7 @@ def draw_pairs(
     figure.savefig(file, dpi=110)
 
 
-def _figure(width: float, height: float) -> Any:
+def blank_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def _class(answer: int, classes: Sequence[str] | None) -> str:
     return str(answer) if classes is None else classes[answer]
 
 
-def _pixels(picture: Tensor, bounds: tuple[float, float]) -> NDArray[np.float32]:
+def pixels(picture: Tensor, bounds: tuple[float, float]) -> NDArray[np.float32]:
     """`[height, width(, 3)]` in 0..1; pictures of other than one or three channels as their mean."""
     pixels = (picture.float() - bounds[0]) / (bounds[1] - bounds[0])
     if len(pixels) not in (1, 3):

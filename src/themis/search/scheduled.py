@@ -18,6 +18,9 @@ MEMORY = 0.9
 """What a round's tallies of the kinds keep to the next: ten rounds count, since what pays off changes."""
 DOUBT = 20
 """What is learnt from a round starts from so many tests that went as expected: no kind is given up for good."""
+DROPPED, STRIDE = 0.25, 0.5
+"""Where tests are dropped for being another picture, corners are drawn in, a round by at most this power of e, until a
+quarter of them is dropped: the strongest disturbances that count lie at that edge."""
 REMEMBERED = 1000
 """Thetas of faults that are offered to other seeds, the latest ones."""
 
@@ -44,6 +47,7 @@ class Scheduled:
             "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
             "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # where it was seen
             "corners": np.zeros(n, dtype=np.int64),  # tried so far
+            "reach": np.ones(()),  # how far out corners lie: 1 is the bounds
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
             "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number
             "seen": np.zeros(0, dtype=np.int64),  # tests as seed and theta in one number, where there is no noise
@@ -130,6 +134,8 @@ class Scheduled:
         index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all before it repeats one
         theta = space.corners(number)
         theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
+        if self.state["reach"] < 1:
+            theta = (space.identity + self.state["reach"] * (theta - space.identity)).astype(np.float32)
         is_new = (turn < n_corners) | space.is_random
         return np.where(is_new[:, None], theta, space.uniform_theta(SEARCH_STREAM, number)), is_new
 
@@ -142,7 +148,12 @@ class Scheduled:
         return flipped
 
     def observe(self, tests: Tests, results: Results) -> None:
-        state, space = self.state, self.space
+        state, space, run = self.state, self.space, results.was_run
+        at_corner = tests.kind == "corner"
+        if at_corner.any():
+            pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
+            state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
+        tests, results = tests[run], results[run]
         position = space.position(tests.seed)
         # In order of falling margin, so that a seed tested twice keeps the smaller one.
         order = np.argsort(-results.margin, kind="stable")

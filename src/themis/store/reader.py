@@ -38,6 +38,7 @@ _KINDS = {
     "confidence": "float32",
     "margin": "float32",
     "distance": "float32",
+    "linf": "float32",
     "ssim": "float32",
     "position": "int64",
     "chunk": "int64",
@@ -254,6 +255,6 @@ def _round(row: tuple[Any, ...]) -> Round:
     from themis.judge.coverage import Coverage
     from themis.result import Round
 
-    number, tests, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged = row
+    number, tests, dropped, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged = row
     coverage = Coverage(sampled, of_all, json.loads(by_layer), *judged)
-    return Round(number, tests, passes, faults, distinct, failing, coverage, seconds)
+    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds)

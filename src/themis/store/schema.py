@@ -10,8 +10,8 @@ from pathlib import Path
 from themis.errors import StoreError
 
 DATABASE = "run.sqlite"
-SCHEMA = 1
-"""Version of the tables, kept as SQLite's user_version. Raise it with every change that an older Themis cannot read."""
+SCHEMA = 2
+"""Version of the tables, kept as SQLite's user_version. Raise it with every change."""
 SHARES = 10_000
 """Parts that the share of a layer in a signature is counted in: whole numbers are written three times as fast."""
 APPLICATION = 0x7E315
@@ -26,6 +26,7 @@ CREATE TABLE run (           -- what the campaign is; written once
 CREATE TABLE rounds (        -- one row a round; counts are totals since the start
   number INTEGER PRIMARY KEY,
   tests INTEGER NOT NULL,
+  dropped INTEGER NOT NULL,  -- tests among them that were not run: no longer the same picture
   passes INTEGER NOT NULL,   -- a forward is 1, a backward 2
   faults INTEGER NOT NULL,
   distinct_faults INTEGER NOT NULL,  -- seeds with a wrong outcome, each pair once
@@ -57,6 +58,7 @@ CREATE TABLE faults (        -- one row a fault: a test whose answer broke
   confidence REAL,           -- of the wrong answer; NULL in tasks that have none, and where the output was not finite
   margin REAL NOT NULL,      -- how far the answer was from right, in the output's unit; negative, or -Inf
   distance REAL NOT NULL,    -- L2 distance of the input from the clean one
+  linf REAL NOT NULL,        -- largest change of any value of the input
   ssim REAL,                 -- structural similarity to the clean picture; NULL for other data
   position INTEGER NOT NULL, -- row of the test in its forward pass
   chunk INTEGER NOT NULL,    -- rows of that forward pass
@@ -95,10 +97,9 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise StoreError(f"{path} must be a run of Themis, it is another database: check the path")
-    if version > SCHEMA:
-        raise StoreError(
-            f"{path} must have schema {SCHEMA} or older, it has {version}: a newer Themis wrote it; upgrade Themis"
-        )
+    if version != SCHEMA:
+        whose, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
+        raise StoreError(f"{path} must have schema {SCHEMA}, it has {version}: {whose} Themis wrote it; {remedy}")
 
 
 def read_signature(text: str) -> list[float]:

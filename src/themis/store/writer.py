@@ -175,10 +175,10 @@ class Writer:
         try:
             database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, self._seen))
             if rows:
-                database.executemany(f"INSERT INTO faults VALUES ({', '.join('?' * len(rows[0]))})", rows)
+                database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
             database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(each,) for each in gone])
-            marks = ", ".join("?" * 15)
-            database.executemany(f"INSERT OR REPLACE INTO rounds VALUES ({marks})", [*map(_round_row, self._rounds)])
+            for row in map(_round_row, self._rounds):
+                database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
             if state is not None:
                 database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
             database.execute("COMMIT")
@@ -266,6 +266,7 @@ def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str |
             plain["confidence"],
             plain["margin"],
             plain["distance"],
+            plain["linf"],
             plain["ssim"],
             plain["position"],
             plain["chunk"],
@@ -276,11 +277,16 @@ def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str |
     )
 
 
+def _marks(row: tuple[Any, ...]) -> str:
+    return ", ".join("?" * len(row))
+
+
 def _round_row(done: Round) -> tuple[Any, ...]:
     coverage = done.coverage
     return (
         done.number,
         done.tests,
+        done.dropped,
         done.passes,
         done.faults,
         done.distinct_faults,

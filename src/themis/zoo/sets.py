@@ -6,6 +6,7 @@ Each function `(folder, split) -> Seeds` reads one split. All inputs lie in 0..1
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +14,24 @@ import torch
 from torch import Tensor
 
 from themis.data import Seeds, known
+from themis.data.features import Features
+from themis.data.files import read_npz
 from themis.errors import DataError
 
 Split = Literal["train", "test"]
 Read = Callable[[Path, Split], Seeds]
+RAISED = tuple(
+    f"count_{each}"
+    for each in ("action", "endobj", "font", "javascript", "js", "objstm", "startxref", "trailer", "xref")
+)
+"""Features of a PDF file that may be raised.
+
+They count keywords in the bytes of a file, and one more of each can be put where no reader looks. None may be lowered:
+what is in a malicious file may be what makes it one. All else is fixed: metadata, sizes, times and places, and every
+count from which another feature follows (`count_obj` is in `ratio_size_obj`, `count_stream` in `count_stream_diff`,
+images and boxes in their sums, `count_page`, `count_eof` and `count_acroform` in `pos_...`, and names written in
+disguise are counted twice).
+"""
 
 
 def read_mnist(folder: Path, split: Split) -> Seeds:
@@ -31,14 +46,21 @@ def read_cifar10(folder: Path, split: Split) -> Seeds:
 
 def read_pdf(folder: Path, split: Split) -> Seeds:
     """Features of PDF files, on `FeatureAxes`: Contagio's to train on, those of Google and VirusTotal to test with."""
-    everything = known.read_pdf(folder)
+    everything = known.read_pdf(folder).inputs[:]
     seeds = known.read_pdf(folder, split="contagio" if split == "train" else "other")
-    return Seeds(FeatureAxes(everything.inputs[:]).place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
+    axes, raw = FeatureAxes(everything), Features.of(everything, _names(folder / "pdf_features.npz"))
+    features = replace(raw, change=tuple("raise" if name in RAISED else "fixed" for name in raw.names), axes=axes)
+    return Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id).described(features)
 
 
 def read_drebin(folder: Path, split: Split) -> Seeds:
-    """Apps to test with that are unlike all of those to train on."""
-    return _part(known.read_drebin(folder), known.read_drebin(folder, split="test"), split)
+    """Apps to test with that are unlike all of those to train on.
+
+    An app can be given more permissions and calls, and still does what it did; taken away they may be missed.
+    """
+    seeds = _part(known.read_drebin(folder), known.read_drebin(folder, split="test"), split)
+    features = Features.of(seeds.inputs, _names(folder / "drebin215.npz"))
+    return seeds.described(features.set("*", kind="binary", change="raise"))
 
 
 def read_udacity(folder: Path, split: Split) -> Seeds:
@@ -67,7 +89,8 @@ class FeatureAxes:
 
     def place(self, raw: Tensor) -> Tensor:
         """Raw values `[rows, features]` as places in 0..1; a feature with one value only is always 0."""
-        return torch.log1p(raw - self.low) / torch.where(self.reach > 0, self.reach, 1)
+        reach = torch.where(self.reach > 0, self.reach, 1).to(raw)
+        return torch.log1p(raw - self.low.to(raw)) / reach
 
     def value(self, places: Tensor) -> Tensor:
         """The raw values at `places`; differentiable."""
@@ -85,6 +108,12 @@ class StandardPdf:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return (self.axes.value(inputs) - self.mean.to(inputs)) / self.spread.to(inputs)
+
+
+def _names(file: Path) -> tuple[str, ...] | None:
+    """The names of a table's features, where its file has them."""
+    names = read_npz(file, ("feature_names",)).get("feature_names")
+    return None if names is None else tuple(map(str, names))
 
 
 def _part(everything: Seeds, test: Seeds, split: Split) -> Seeds:

@@ -1,4 +1,5 @@
-"""The fold of one layer in one pass over memory, in C; where it was not built, torch does it in eight."""
+"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise. Where it was not built, torch does
+the same in eight passes or more."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def library() -> ctypes.CDLL | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     found.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
     found.themis_accumulate.argtypes = [pointer, pointer, integer]
-    found.themis_fold.restype = found.themis_accumulate.restype = None
+    found.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    found.themis_fold.restype = found.themis_accumulate.restype = found.themis_uniform.restype = None
     return found
 
 
@@ -59,3 +61,10 @@ def fold(
 def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
     """`total += part`, float64 and float32 `[n]`, without a copy of `part`."""
     native.themis_accumulate(total.data_ptr(), part.data_ptr(), len(part))
+
+
+def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
+    """Uniform numbers in (0, 1), `[tests, n]`, of int32 `low` and `high` `[tests]`: those that `Rng` names."""
+    out = torch.empty(len(low), n)
+    native.themis_uniform(low.data_ptr(), high.data_ptr(), len(low), drawn, n, out.data_ptr())
+    return out

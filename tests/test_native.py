@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from themis.measure import fold as fold_module
-from themis.measure.native import BLOCK, accumulate, fold, library
+from themis.native import BLOCK, accumulate, fold, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
 

@@ -54,3 +54,24 @@ void themis_accumulate(double *total, const float *part, int64_t n)
     for (int64_t j = 0; j < n; j++)
         total[j] += part[j];
 }
+
+/* Uniform numbers in (0, 1), out [n_tests, n]: exactly those of rng.py, whose steps these are. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, int64_t drawn, int64_t n, float *out)
+{
+#pragma omp parallel for schedule(static) if (n_tests * n > 32768)
+    for (int64_t t = 0; t < n_tests; t++) {
+        uint32_t first = (uint32_t)low[t] + (uint32_t)drawn * 0x9E3779B9u, second = (uint32_t)high[t];
+        float *row = out + t * n;
+        for (int64_t j = 0; j < n; j++) {
+            uint32_t x = first + (uint32_t)j * 0x9E3779B9u;
+            x = (x ^ x >> 16) * 0x21F0AAADu + second;
+            x = (x ^ x >> 15) * 0xD35A2997u;
+            x ^= x >> 15;
+            float u = ((float)(int32_t)(x >> 8) + 0.5f) * 0x1p-24f;
+            row[j] = u < 1.0f ? u : 0x1.fffffep-1f;
+        }
+    }
+}

@@ -1,0 +1,280 @@
+"""Attacks beside foolbox's and ART's: how often, by how little and how fast they break the same pictures.
+
+    [THEMIS_DATA=FOLDER] python benchmarks/attacks.py [--device cuda] [--n 256] [--long] [--json FILE]
+
+On ResNet-56 (CIFAR-10) and LeNet-5 (MNIST); without a data folder on a LeNet-5 that is trained on the embedded digits.
+`--data` and `--weights` are CIFAR-10's as in paper.py. The references come with `pip install "themis-dl[attacks]"`.
+
+Both sides get the same model, batches, radius, steps, step size and one random start, and take turns; time is the best
+of some repeats, distortion (the largest change of a value, or the Euclidean norm) the mean over pictures that both have
+broken. In Carlini and Wagner's attack ours sets its own step; `--long` adds a row where the reference searches nine
+times longer. Where foolbox's fails it gives a black picture, and calls it a success if that is answered otherwise: here
+it is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from paper import read_pictures, read_target, write_json
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from themis import Target
+from themis.oracle import Wrong
+from themis.perturb import Context, perturb
+from themis.perturb.apgd import FIRST_STEP
+from themis.perturb.apgd import STEPS as AUTO_STEPS
+from themis.perturb.attack import ATTACKS, STEP, STEPS
+from themis.perturb.carlini import SEARCHES
+from themis.perturb.carlini import STEPS as CARLINI_STEPS
+
+POINTS, MORE = 1.0, 1.05
+"""Aims: success no more than so many points under the reference's, and no more than so many times its distortion."""
+BATCH = {"cpu": 64, "cuda": 256}
+SHORT = f"{SEARCHES}x{CARLINI_STEPS}"
+OURS = {each.name: each for each in ATTACKS}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, pictures that it classifies correctly, and how hard it is attacked."""
+
+    name: str
+    target: Target
+    inputs: Tensor
+    labels: Tensor
+    box: float
+    ball: float
+    confidence: float
+    rate: float
+    """Foolbox's step in Carlini and Wagner's attack: of 0.01 and 0.1 the one with which it does better."""
+
+
+@dataclass(frozen=True)
+class Row:
+    attack: str
+    theta: float
+    steps: str
+    norm: Literal["max", "l2"]
+    theirs: Callable[[Tensor, Tensor], Tensor]
+
+
+class Whole(nn.Module):
+    """The model with its preprocessing, as the references take it."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.module, self.target = target.module, target
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.target.forward(inputs)
+
+
+def rows(bench: Bench, wanted: list[str], is_long: bool) -> list[Row]:
+    whole, device = Whole(bench.target).eval(), bench.target.device
+    foolbox = reference("foolbox")
+    model = foolbox.PyTorchModel(whole, bounds=bench.target.bounds, device=device)
+
+    def fixed(attack: Any, radius: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda inputs, labels: attack(model, inputs, labels, epsilons=radius)[1]
+
+    def nearest(confidence: float, searches: int, steps: int, stops: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        attack = foolbox.attacks.L2CarliniWagnerAttack(
+            binary_search_steps=searches, steps=steps, stepsize=bench.rate, confidence=confidence, abort_early=stops
+        )
+        return lambda inputs, labels: attack(model, inputs, labels, epsilons=None)[0]
+
+    box, ball = bench.box, bench.ball
+    in_box = foolbox.attacks.LinfProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
+    in_ball = foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
+    found = [
+        Row("fgsm", box, "1", "max", fixed(foolbox.attacks.LinfFastGradientAttack(), box)),
+        Row("pgd", box, str(STEPS), "max", fixed(in_box, box)),
+        Row("pgd_l2", ball, str(STEPS), "l2", fixed(in_ball, ball)),
+        Row("cw", 0.0, SHORT, "l2", nearest(0.0, SEARCHES, CARLINI_STEPS, False)),
+        Row("cw", bench.confidence, SHORT, "l2", nearest(bench.confidence, SEARCHES, CARLINI_STEPS, False)),
+    ]
+    if "apgd" in wanted:
+        found.insert(3, Row("apgd", box, str(AUTO_STEPS), "max", auto(whole, bench)))
+    if is_long:
+        found.append(Row("cw", 0.0, f"{SHORT}, theirs 9x100", "l2", nearest(0.0, 9, 100, True)))
+    return [each for each in found if each.attack in wanted]
+
+
+def auto(whole: Whole, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
+    device = bench.target.device
+    classifier = reference("art.estimators.classification").PyTorchClassifier(
+        whole, nn.CrossEntropyLoss(), tuple(bench.inputs.shape[1:]), 10, clip_values=bench.target.bounds,
+        device_type="cpu" if device.type == "cpu" else "gpu",
+    )  # fmt: skip
+
+    def run(inputs: Tensor, labels: Tensor) -> Tensor:
+        attack = reference("art.attacks.evasion").AutoProjectedGradientDescent(
+            classifier, eps=bench.box, eps_step=FIRST_STEP * bench.box, max_iter=AUTO_STEPS, nb_random_init=1,
+            batch_size=len(inputs), verbose=False,
+        )  # fmt: skip
+        return torch.from_numpy(attack.generate(inputs.cpu().numpy(), labels.cpu().numpy())).to(device)
+
+    return run
+
+
+def reference(module: str) -> Any:
+    """A library of attacks; ends the program where it is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ImportError as error:
+        sys.exit(f'the attacks beside which ours are measured are missing ({error}): pip install "themis-dl[attacks]"')
+
+
+def ours(row: Row, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(inputs: Tensor, labels: Tensor) -> Tensor:
+        def margin(outputs: Tensor) -> Tensor:
+            return Wrong().compare(outputs, outputs, labels).margin
+
+        context = Context(bench.target.bounds, bench.target, labels, margin=margin)
+        theta = torch.full((len(inputs), 1), row.theta, device=inputs.device)
+        return perturb(OURS[row.attack], inputs, theta, torch.arange(len(inputs), device=inputs.device), context)
+
+    return run
+
+
+def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: Bench) -> tuple[Tensor, float]:
+    """The attacked pictures, and the seconds it took."""
+    device = bench.inputs.device
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    size = BATCH[device.type]
+    wait()
+    began = perf_counter()
+    found = torch.cat([attack(*pair) for pair in zip(bench.inputs.split(size), bench.labels.split(size), strict=True)])
+    wait()
+    return found, perf_counter() - began
+
+
+def judge(found: Tensor, row: Row, bench: Bench) -> tuple[Tensor, Tensor]:
+    """Which pictures were broken, and how far each was changed."""
+    with torch.no_grad():
+        outputs = torch.cat([bench.target.forward(each) for each in found.split(BATCH[found.device.type])])
+    margin = Wrong().compare(outputs, outputs, bench.labels).margin
+    change = (found - bench.inputs).flatten(1)
+    length = change.norm(dim=1) if row.norm == "l2" else change.abs().amax(1)
+    is_broken = (margin < -(row.theta if row.attack == "cw" else 0.0)) & found.flatten(1).any(1)
+    if row.attack != "cw":
+        assert float(length.max()) <= row.theta * (1 + 1e-4) + 1e-6, "inside the ball"
+    return is_broken, length
+
+
+def measure(row: Row, bench: Bench, repeats: int) -> dict[str, Any]:
+    sides = {"ours": ours(row, bench), "theirs": row.theirs}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    judged: dict[str, tuple[Tensor, Tensor]] = {}
+    torch.manual_seed(0)
+    for _ in range(repeats):
+        for side, attack in sides.items():
+            found, took = in_batches(attack, bench)
+            seconds[side].append(took)
+            judged.setdefault(side, judge(found, row, bench))
+    both = judged["ours"][0] & judged["theirs"][0]
+    result: dict[str, Any] = {"model": bench.name, "attack": row.attack, "theta": row.theta, "steps": row.steps}
+    for side, (is_broken, length) in judged.items():
+        result[side] = {
+            "success": float(is_broken.float().mean()),
+            "distortion": float(length[both].mean()) if bool(both.any()) else None,
+            "seconds": seconds[side],
+            "per_second": len(bench.inputs) / min(seconds[side]),
+        }
+    result["n"], result["n_both"] = len(bench.inputs), int(both.sum())
+    result["ratio"] = result["ours"]["per_second"] / result["theirs"]["per_second"]
+    return result
+
+
+def is_met(result: dict[str, Any]) -> bool:
+    a, b = result["ours"], result["theirs"]
+    is_near = a["distortion"] is None or a["distortion"] <= MORE * b["distortion"]
+    return a["success"] >= b["success"] - POINTS / 100 - 1e-9 and is_near and result["ratio"] >= 1
+
+
+def show(results: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=f"Ours / theirs; aim: {POINTS:g} point of success, {MORE - 1:.0%} of distortion, and as fast")
+    columns = ("model", "attack", "theta", "steps", "pictures", "success %", "distortion", "pictures/s", "ratio", "aim")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "attack", "aim") else "right")
+    for r in results:
+        both = [r["ours"], r["theirs"]]
+        table.add_row(
+            r["model"], r["attack"], f"{r['theta']:.4g}", r["steps"], str(r["n"]),
+            " / ".join(f"{100 * each['success']:.1f}" for each in both),
+            " / ".join("-" if each["distortion"] is None else f"{each['distortion']:.4f}" for each in both),
+            " / ".join(f"{each['per_second']:,.1f}" for each in both),
+            f"{r['ratio']:.2f}", "met" if is_met(r) else "missed",
+        )  # fmt: skip
+    console.print(table)
+
+
+def benches(arguments: argparse.Namespace, device: torch.device) -> list[Bench]:
+    """As many correctly classified pictures of each model as asked for."""
+    found = []
+    if os.environ.get("THEMIS_DATA") or (arguments.data and arguments.weights):
+        pictures, target = read_pictures(arguments.data), read_target(arguments.weights, device)
+        found.append(("ResNet-56", target, pictures.inputs, pictures.labels, (0.5 / 255, 0.1, 5.0, 0.01)))
+    if os.environ.get("THEMIS_DATA"):
+        from themis import zoo
+
+        target, digits = zoo.load("lenet5-mnist"), zoo.data("lenet5-mnist")
+        found.append(("LeNet-5", target, digits.inputs, digits.labels, (0.1, 1.0, 5.0, 0.1)))
+    if not found:
+        from themis.cli.demo import make_data, make_model
+
+        digits = make_data()
+        found.append(("LeNet-5, digits", Target(make_model()), digits.inputs, digits.labels, (0.1, 1.5, 5.0, 0.1)))
+    made = []
+    for name, target, inputs, labels, strength in found:
+        target.module.eval().to(device)
+        inputs, labels = inputs[: 2 * arguments.n].to(device), labels[: 2 * arguments.n].to(device)
+        with torch.no_grad():
+            answers = torch.cat([target.forward(each).argmax(1) for each in inputs.split(BATCH[device.type])])
+        at = (answers == labels).nonzero().squeeze(1)[: arguments.n]
+        made.append(Bench(name, target, inputs[at].contiguous(), labels[at], *strength))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--n", type=int, default=256, help="pictures of each model; a quarter for cw")
+    parser.add_argument("--attacks", default=",".join(OURS), help="apgd needs ART, the others foolbox")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--long", action="store_true", help="also Carlini and Wagner against a longer search of theirs")
+    parser.add_argument("--data", type=Path, help="NumPy archive of CIFAR-10's test set, instead of the data folder")
+    parser.add_argument("--weights", type=Path, help="ResNet-56's state dict, instead of the data folder's")
+    parser.add_argument("--json", "--out", help="write the raw figures to this file")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    results = []
+    for bench in benches(arguments, device):
+        fewer = replace(bench, inputs=bench.inputs[: arguments.n // 4], labels=bench.labels[: arguments.n // 4])
+        for row in rows(bench, arguments.attacks.split(","), arguments.long):
+            is_long = row.steps != SHORT and row.attack == "cw"
+            if not is_long:
+                measure(row, replace(bench, inputs=bench.inputs[:8], labels=bench.labels[:8]), 1)  # warm up
+            results.append(measure(row, fewer if row.attack == "cw" else bench, 1 if is_long else arguments.repeats))
+    show(results, Console(width=None if sys.stdout.isatty() else 140))
+    if arguments.json:
+        write_json(arguments.json, device, results)
+
+
+if __name__ == "__main__":
+    main()

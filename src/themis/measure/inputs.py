@@ -1,0 +1,37 @@
+"""Clean inputs: where they lie while they are tested, and whether they keep the target's bounds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from themis.data.rows import Cache, Rows
+from themis.errors import DataError
+
+
+def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
+    """Inputs where they are tested: all on the device where half of what is free there is enough, else row by row."""
+    if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
+        return inputs.to(device)
+    if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
+        return inputs.to(device)
+    held = inputs
+    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=Cache(0))
+
+
+def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:
+    """Refuse inputs outside the bounds; the common mistakes get their own remedy."""
+    low, high = bounds
+    least, most = (float(each) for each in inputs.aminmax())
+    if low <= least and most <= high:
+        return
+    is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
+    first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
+    remedy = "rescale the inputs or pass their true bounds"
+    if high <= 1 and most > 2 and least >= 0:
+        remedy = "divide by 255 or pass bounds=(0, 255)"
+    elif least < 0 <= low:
+        remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
+    raise DataError(
+        f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}, first in seed {first}: {remedy}"
+    )

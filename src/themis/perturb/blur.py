@@ -1,0 +1,183 @@
+"""Blur, as a camera out of focus, shaken or zoomed makes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from themis.perturb.context import Context
+from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.picture import convolve, places, side
+from themis.rng import Rng
+
+MOST_SIGMA, MOST_LENGTH, MOST_RADIUS = 0.04, 0.1, 0.04
+"""Ends of what a blur can be, in shares of the shorter side: a kernel is as large as the strongest needs."""
+SIDE_OF_A_COPY = 32
+"""Zoom blur takes one copy for so many pixels of the shorter side: about 2 pixels apart at the strongest by default."""
+
+Numbers = TypeVar("Numbers", float, Tensor)
+
+
+def gaussian_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A soft picture: each point spreads as a Gaussian, as of a lens that is dirty or poor."""
+    unit = side(pictures)
+    reach = math.ceil(3 * MOST_SIGMA * unit)
+    kernel, *slopes = _sloped(lambda at: _heat((at * unit) ** 2, reach), theta)
+    across = _convolved(pictures, kernel[:, None])
+    result = _convolved(across, kernel[:, :, None])
+    for slope in slopes:
+        down = _convolved(_convolved(pictures.detach(), slope[:, None]), kernel[:, :, None])
+        result = _hung(result, theta, [down + _convolved(across.detach(), slope[:, :, None])])
+    return result
+
+
+def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A shaken picture: each point is drawn out to a line, as when the camera moves while it exposes."""
+    unit = side(pictures)
+    reach = math.ceil(_half(MOST_LENGTH * unit))
+
+    def kernel(at: Tensor) -> Tensor:
+        length, angle = columns(at, pictures[:, 0])
+        x, y = _offsets(reach, at)
+        cosine, sine = torch.cos(torch.deg2rad(angle)), torch.sin(torch.deg2rad(angle))
+        along, off = x * cosine - y * sine, x * sine + y * cosine
+        beyond = (along.abs() - _half(length * unit)).clamp_min(0)
+        weight = (1 - beyond**2 - off**2).clamp_min(0) ** 2  # by the distance to the line: none from a pixel on
+        return weight / weight.sum((1, 2), keepdim=True)
+
+    return _spread(pictures, theta, kernel)
+
+
+def defocus_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A picture out of focus: each point becomes an even disc, as of an open aperture."""
+    unit = side(pictures)
+    reach = math.ceil(MOST_RADIUS * unit)
+
+    def kernel(at: Tensor) -> Tensor:
+        (radius,) = columns(at, pictures[:, 0])
+        x, y = _offsets(reach, at)
+        inside = (radius * unit + 1 - (x**2 + y**2).sqrt()).clamp(0, 1)
+        weight = inside * inside * (3 - 2 * inside)
+        return weight / weight.sum((1, 2), keepdim=True)
+
+    return _spread(pictures, theta, kernel)
+
+
+def zoom_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A picture zoomed while it is taken: each point is drawn out away from the centre.
+
+    Averages of the picture and a larger copy, again and again with the square of the zoom, hold `2**doublings` copies.
+    """
+    (amount,) = columns(theta, pictures)
+    doublings = max(math.ceil(math.log2(side(pictures) / SIDE_OF_A_COPY)), 2)
+    step = torch.log1p(amount) / (2**doublings - 1)
+    (height, width), (x, y) = pictures.shape[2:], places(pictures)
+    across, down = x * (2 * side(pictures) / width), y * (2 * side(pictures) / height)
+    grid = torch.stack([across.expand(1, 1, height, width), down.expand(1, 1, height, width)], -1)[:, 0]
+    for k in range(doublings):
+        read = (grid * torch.exp(-step * 2**k)).to(pictures.dtype)
+        pictures = torch.lerp(pictures, F.grid_sample(pictures, read, "bilinear", "border", align_corners=False), 0.5)
+    return pictures
+
+
+def _half(length: Numbers) -> Numbers:
+    """Half of a line without its soft ends, so that with them it is as long as said; a pixel's is no line at all."""
+    return length * length / (2 * length + 2)
+
+
+def _heat(variance: Tensor, reach: int) -> Tensor:
+    """The Gaussian of a pixel grid, `[tests, 2 * reach + 1]`: what the heat equation makes of one pixel.
+
+    Unlike a Gaussian read off at the pixels, it is never negative, sums to one and has that variance (`[tests, 1]`, in
+    pixels squared) however narrow it is.
+    """
+    size = 2 * reach + 1
+    offset = torch.arange(-reach, reach + 1, dtype=variance.dtype, device=variance.device)
+    frequency = torch.arange(1, reach + 1, dtype=variance.dtype, device=variance.device) * (2 * math.pi / size)
+    lost = torch.expm1(variance * (torch.cos(frequency) - 1))
+    return (lost[:, None, :] * torch.cos(offset[:, None] * frequency)).sum(2) * (2 / size) + (offset == 0)
+
+
+def _offsets(reach: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    offset = torch.arange(-reach, reach + 1, dtype=like.dtype, device=like.device)
+    return offset.view(1, 1, -1), offset.view(1, -1, 1)
+
+
+def _sloped(kernel: Callable[[Tensor], Tensor], theta: Tensor) -> list[Tensor]:
+    """`kernel(theta)`, and where it is asked for its slope in each theta."""
+    if not (theta.requires_grad and torch.is_grad_enabled()):
+        return [kernel(theta)]
+    at = theta.detach().requires_grad_()
+    weight = kernel(at)
+    pull = torch.ones_like(weight, requires_grad=True)
+    (pulled,) = torch.autograd.grad(weight, at, pull, create_graph=True)
+    slopes = [torch.autograd.grad(each.sum(), pull, retain_graph=True)[0] for each in pulled.unbind(1)]
+    return [weight.detach(), *slopes]
+
+
+def _spread(pictures: Tensor, theta: Tensor, kernel: Callable[[Tensor], Tensor]) -> Tensor:
+    """The pictures convolved with `kernel(theta)`, differentiable in theta.
+
+    A kernel has few theta and many weights. So each theta's slope is itself a convolution, with the kernel's slope: far
+    cheaper than the slope in every weight.
+    """
+    weight, *slopes = _sloped(kernel, theta)
+    return _hung(_convolved(pictures, weight), theta, [_convolved(pictures.detach(), each) for each in slopes])
+
+
+def _hung(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
+    """The same values, with these slopes in theta: each hangs on a zero that has the slope one."""
+    if slopes:
+        for zero, slope in zip(columns(theta - theta.detach(), result), slopes, strict=True):
+            result = torch.addcmul(result, zero.to(result.dtype), slope)
+    return result
+
+
+def _convolved(pictures: Tensor, kernel: Tensor) -> Tensor:
+    if pictures.shape[0] * pictures.shape[1] > 1:
+        return convolve(pictures, kernel)
+    return convolve(pictures.expand(1, 2, -1, -1), kernel)[:, :1]  # a lone channel would be rounded otherwise
+
+
+BLUR = (
+    Perturbation(
+        "gaussian_blur",
+        (Theta("sigma", 0.0, 0.02, unit="share of the shorter side", limits=(0, MOST_SIGMA)),),
+        gaussian_blur,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "motion_blur",
+        (
+            Theta("length", 0.0, 0.08, unit="share of the shorter side", limits=(0, MOST_LENGTH)),
+            Theta("angle", -90.0, 90.0, unit="degrees from level, anticlockwise", limits=(-360, 360)),
+        ),
+        motion_blur,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "defocus_blur",
+        (Theta("radius", 0.0, 0.025, unit="share of the shorter side", limits=(0, MOST_RADIUS)),),
+        defocus_blur,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "zoom_blur",
+        (Theta("amount", 0.0, 0.15, unit="share by which the picture grows", limits=(0, 0.5)),),
+        zoom_blur,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+)

@@ -1,0 +1,77 @@
+"""Perturbations outside of a campaign: disturb some inputs and look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from themis.errors import UsageError, nearest
+from themis.perturb.context import Context
+from themis.perturb.names import choose_perturbation
+from themis.perturb.perturbation import Perturbation, check_fits, check_gradient, perturb
+
+if TYPE_CHECKING:
+    from themis.data.features import Features
+    from themis.target import AnyTarget
+
+
+def disturb(
+    perturbation: str | Perturbation,
+    inputs: Tensor,
+    theta: Mapping[str, float | Tensor],
+    *,
+    noise_seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    target: AnyTarget | None = None,
+    labels: Tensor | None = None,
+    features: Features | None = None,
+) -> Tensor:
+    """`inputs [tests, ...]` disturbed; each value of theta is a number or `[tests]`, what is left out is its identity.
+
+    Input `k` has the noise seed `noise_seed + k`. An attack needs the target; `features` are those of a table.
+    """
+    perturbation = choose_perturbation(perturbation)
+    check_fits(perturbation, tuple(inputs.shape[1:]))
+    values = _theta(perturbation, theta, inputs)
+    seeds = torch.arange(noise_seed, noise_seed + len(inputs), device=inputs.device)
+    if target is None:
+        return perturb(perturbation, inputs, values, seeds, Context(bounds, features=features))
+    check_gradient(perturbation, target)
+    with target.opened():
+        return perturb(perturbation, inputs, values, seeds, _attacked(target, inputs, labels, features))
+
+
+def _theta(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
+    known = [each.name for each in perturbation.theta]
+    for name in theta:
+        if name not in known:
+            raise UsageError(f"theta {name!r} of {perturbation.name!r} must be one it has: {nearest(name, known)}")
+    columns = []
+    for each in perturbation.theta:
+        value = torch.as_tensor(theta.get(each.name, each.identity), dtype=torch.float32, device=inputs.device)
+        least, most = (float(end) for end in value.detach().aminmax())
+        if not (each.low - 1e-6 <= least and most <= each.high + 1e-6):
+            low, high = each.limits
+            raise UsageError(
+                f"theta {each.name!r} of {perturbation.name!r} must lie in {each.low:g}..{each.high:g}, got "
+                f"{least if least < each.low else most:g}: widen it as {perturbation.name}({each.name}=LOW:HIGH), "
+                f"inside {low:g}..{high:g}"
+            )
+        columns.append(value.expand(len(inputs)))
+    return torch.stack(columns, 1)
+
+
+def _attacked(target: AnyTarget, inputs: Tensor, labels: Tensor | None, features: Features | None) -> Context:
+    from themis.oracle import choose_oracle
+
+    with torch.no_grad():
+        clean = target.forward(inputs).float()
+    oracle = choose_oracle(target.oracle).settle(clean, labels)
+
+    def margin(outputs: Tensor) -> Tensor:
+        return oracle.compare(clean, outputs, labels).margin
+
+    return Context(target.bounds, target, oracle.reference(clean, labels), oracle.loss, margin, features)

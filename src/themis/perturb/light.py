@@ -1,0 +1,156 @@
+"""Light and colour, as exposure, lens and processing change them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.perturb.context import Context
+from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.picture import places, side
+from themis.rng import Rng
+
+DISPLAY_GAMMA = 2.2
+"""The power that sRGB's curve nearly is: linear light to a value is `light ** (1 / 2.2)`."""
+DARKEST = 1e-8
+"""What black is taken as where a power of it is, so that its slope stays finite."""
+
+LUMA = (0.299, 0.587, 0.114)
+IN_PHASE = (0.595716, -0.274453, -0.321263)
+QUADRATURE = (0.211456, -0.522591, 0.311135)
+"""The rows of YIQ, television's split of a colour in lightness and two of chroma."""
+CHROMA_TO_RGB = np.linalg.inv(np.array([LUMA, IN_PHASE, QUADRATURE]))[:, 1:]
+
+
+def brightness(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """All values shifted, up or down."""
+    (shift,) = columns(theta, pictures)
+    return pictures + shift
+
+
+def contrast(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Values drawn apart from the picture's mean, or together towards it."""
+    (change,) = columns(theta, pictures)
+    mean = pictures.mean(3).flatten(1).mean(1).view(-1, 1, 1, 1)  # in two steps: as rounded in any batch
+    return torch.addcmul(-change * mean, pictures, 1 + change)
+
+
+def saturation(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Colours made stronger, or paler down to grey."""
+    (change,) = columns(theta, pictures)
+    return torch.addcmul(-change * _mixed(pictures, LUMA), pictures, 1 + change)
+
+
+def hue(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """All colours turned round the colour circle, from red by yellow to green; lightness stays.
+
+    The turn is one of the chroma plane of YIQ, which unlike the hue of HSV is smooth at grey.
+    """
+    (angle,) = columns(torch.deg2rad(theta), pictures)
+    first, second = _mixed(pictures, IN_PHASE), _mixed(pictures, QUADRATURE)
+    sine, less = torch.sin(angle), torch.cos(angle) - 1
+    back = [pictures.new_tensor(each).view(1, 3, 1, 1) for each in CHROMA_TO_RGB.T]
+    turned = torch.addcmul(pictures, less * first + sine * second, back[0])
+    return torch.addcmul(turned, less * second - sine * first, back[1])
+
+
+def gamma(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Midtones made darker or brighter by a power of every value; black and white stay."""
+    (stops,) = columns(theta, pictures)
+    return torch.exp(torch.log(pictures.clamp_min(DARKEST)) * _two_to_the(stops))
+
+
+def exposure(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """More or less light on the sensor, in stops: each doubles it, and what gets too bright burns out.
+
+    Linear light is multiplied. With sRGB's curve taken as the power 2.2 that multiplies the values too.
+    """
+    (stops,) = columns(theta, pictures)
+    return pictures * _two_to_the(stops / DISPLAY_GAMMA)
+
+
+def vignette(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Corners darker than the middle, as of a lens that shades them."""
+    strength, radius = columns(theta, pictures)
+    x, y = places(pictures)
+    corner = math.hypot(*pictures.shape[2:]) / 2 / side(pictures)
+    out = (((x**2 + y**2).sqrt() / corner - radius) / (1 - radius)).clamp(0, 1)
+    return pictures * (1 - strength * out * out * (3 - 2 * out))
+
+
+def _two_to_the(power: Tensor) -> Tensor:
+    return torch.exp(power * math.log(2))  # exp2 rounds by the place in the batch, as pow does
+
+
+def _mixed(pictures: Tensor, weights: tuple[float, float, float]) -> Tensor:
+    """The channels added up, `[tests, 1, height, width]`."""
+    red, green, blue = pictures.unbind(1)
+    return (red * weights[0] + green * weights[1] + blue * weights[2])[:, None]
+
+
+LIGHT = (
+    Perturbation(
+        "brightness",
+        (Theta("shift", -0.25, 0.25, unit="share of the input range", limits=(-1, 1)),),
+        brightness,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "contrast",
+        (Theta("change", -0.6, 0.6, unit="share of the contrast", limits=(-1, 10)),),
+        contrast,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "saturation",
+        (Theta("change", -1.0, 1.0, unit="share of the colour", limits=(-1, 10)),),
+        saturation,
+        is_random=False,
+        inputs="picture",
+        channels=3,
+        family="camera",
+    ),
+    Perturbation(
+        "hue",
+        (Theta("angle", -30.0, 30.0, unit="degrees", limits=(-360, 360)),),
+        hue,
+        is_random=False,
+        inputs="picture",
+        channels=3,
+        family="camera",
+    ),
+    Perturbation(
+        "gamma",
+        (Theta("exponent", -1.0, 1.0, unit="log2 of the power", limits=(-4, 4)),),
+        gamma,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "exposure",
+        (Theta("stops", -1.5, 1.5, unit="EV: doublings of the light", limits=(-8, 8)),),
+        exposure,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "vignette",
+        (
+            Theta("strength", 0.0, 0.8, unit="share of the light lost in the corners", limits=(0, 1)),
+            Theta("radius", 0.15, 0.6, 0.6, unit="share of the half diagonal that stays bright", limits=(0, 0.95)),
+        ),
+        vignette,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+)

@@ -1,0 +1,38 @@
+"""The table of perturbations."""
+
+from __future__ import annotations
+
+from themis.perturb.attack import ATTACKS
+from themis.perturb.blur import BLUR
+from themis.perturb.geometry import GEOMETRY
+from themis.perturb.jpeg import JPEG
+from themis.perturb.light import LIGHT
+from themis.perturb.noise import NOISE
+from themis.perturb.perturbation import Perturbation
+from themis.perturb.rain import RAIN
+from themis.perturb.sensor import SENSOR
+from themis.perturb.spec import read_perturbation
+from themis.perturb.table import TABLE
+from themis.perturb.weather import WEATHER
+
+FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
+    NOISE,
+    BLUR,
+    LIGHT,
+    JPEG,
+    SENSOR,
+    RAIN,
+    WEATHER,
+    GEOMETRY,
+    ATTACKS,
+    TABLE,
+)
+
+PERTURBATIONS: dict[str, Perturbation] = {each.name: each for family in FAMILIES for each in family}
+
+
+def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
+    """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:STRIPES`) or as it is, its reach set."""
+    if isinstance(perturbation, str):
+        perturbation = read_perturbation(perturbation, PERTURBATIONS)
+    return perturbation.at(magnitude)

@@ -1,0 +1,230 @@
+"""What falls from the sky: rain, snow, and drops that stay on the lens.
+
+Drops lie on a lattice, one in each cell, wholly in it and somewhere at random. So a layer of them takes a few passes
+over its pixels however many there are. Falling drops are drawn upright on a sheet, which is then turned into the wind.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from themis.perturb.context import Context
+from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.picture import eased, places, read_turned, side, warp
+from themis.rng import Rng
+
+SOFT = 0.25
+"""Share of the drops that are about to come, and so partly there, at any density."""
+SMALL = 64
+"""Shorter side in pixels up to which single ones matter."""
+MARGIN = 1.15
+"""Of the sheet around the picture."""
+SPREAD = 0.45
+"""Of the drops on a lens about where they gather, a share of the shorter side."""
+LONGEST = 0.5
+"""Of the nearest streaks, a share of the shorter side: the cell they lie in."""
+
+
+class Layer(NamedTuple):
+    """Of falling drops, from near to far. size: against the nearest ones."""
+
+    size: float
+    opacity: float
+
+
+STREAKS = (Layer(1.0, 0.85), Layer(0.7, 0.7), Layer(0.45, 0.5))
+FLAKES = (Layer(1.0, 1.5), Layer(0.65, 1.35), Layer(0.4, 1.2))
+
+
+def rain(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Streaks of falling rain, near ones large and far ones fine, and the grey veil of the rain behind them."""
+    density, length, angle, brightness, depth = columns(theta, inputs)
+    unit, pixel = _grain(inputs)
+    step = max(1.0, 0.012 * unit)  # along the fall a streak has no detail
+    sheet = _sheet(inputs, step)
+    streaks = torch.zeros_like(density)
+    for k, (size, opacity) in enumerate(STREAKS):
+        cell = max(2, round(LONGEST * size * unit / step)), max(4 * pixel, round(0.05 * size * unit))
+        half = length * (0.5 * size * unit / step), torch.full_like(length, max(0.95 * pixel, 0.006 * size * unit))
+        shown = eased(depth * (len(STREAKS) - 1) - (k - 1)) * (brightness * opacity) if k else brightness * opacity
+        streaks = streaks + _drops(rng, sheet, cell, half, density, shown)
+    streaks = _turned(inputs, streaks, angle).clamp(max=1)
+    return _veiled(inputs, 0.6, density * depth * 0.3, 0.9, streaks)
+
+
+def snow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Falling snow flakes, near ones large and far ones fine, in air that they whiten."""
+    density, size, angle, brightness = columns(theta, inputs)
+    unit, pixel = _grain(inputs)
+    sheet = _sheet(inputs, 1.0)
+    flakes = torch.zeros_like(density)
+    for scale, opacity in FLAKES if pixel == 1 else FLAKES[:-1]:  # in small pictures the last would be as large
+        cell = max(4 * pixel, round(0.13 * scale * unit)), max(4 * pixel, round(0.105 * scale * unit))
+        wide = ((size * (2 * scale * unit)).square() + pixel**2).sqrt()  # a pixel at least
+        shown = brightness * opacity
+        flakes = flakes + _drops(rng, sheet, cell, (wide * 1.25, wide), density, shown, share=0.3, power=2)
+    flakes = torch.minimum(_turned(inputs, flakes, angle), brightness)
+    return _veiled(inputs, 0.9, density * 0.25, 1.0, flakes)
+
+
+def _grain(pictures: Tensor) -> tuple[int, int]:
+    """Columns of the sheet in the shorter side and in a pixel, of which small pictures show single ones."""
+    pixel = 1 if side(pictures) > SMALL else 2
+    return side(pictures) * pixel, pixel
+
+
+def _sheet(pictures: Tensor, step: float) -> tuple[int, int]:
+    """Rows, `step` columns high, and columns to draw on."""
+    pixel = _grain(pictures)[1]
+    height, width = (MARGIN * pixel * each for each in pictures.shape[2:])
+    return math.ceil(height / step), math.ceil(width)
+
+
+def _drops(
+    rng: Rng,
+    sheet: tuple[int, int],
+    cell: tuple[int, int],
+    half: tuple[Tensor, Tensor],
+    density: Tensor,
+    opacity: Tensor,
+    share: float = 1.0,
+    power: int = 1,
+) -> Tensor:
+    """A layer of drops, of this opacity in their middle, `[tests, 1, rows, columns]`.
+
+    cell: its rows and columns; half: half the size of the largest drops, in rows and columns; share: of the cells that
+    ever have a drop; power: how soon a drop fades towards its edge.
+    """
+    down, across = (math.ceil(whole / part) for whole, part in zip(sheet, cell, strict=True))
+    chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(density.dtype).unbind(1)
+    there = eased((density[:, :, None] * (1 + SOFT) - chance / share) / SOFT) * opacity[:, :, None]
+
+    def profile(reach: Tensor, where: Tensor, n: int, shape: tuple[int, ...]) -> Tensor:
+        reach = (reach[:, :, None] * (0.6 + 0.4 * small)).clamp(max=n / 2)
+        middle = n / 2 + (2 * where - 1) * (n / 2 - reach)
+        at = torch.arange(n, dtype=density.dtype, device=density.device) + 0.5
+        fade = (1 - ((at.view(shape) - middle) / reach).square()).clamp(min=0)
+        return fade if power == 1 else fade**power
+
+    along = profile(half[0], row, cell[0], (-1, 1, 1))
+    whole = along * (profile(half[1], column, cell[1], (-1,)) * there)
+    return whole.view(len(density), 1, down * cell[0], across * cell[1])[:, :, : sheet[0], : sheet[1]]
+
+
+def _turned(pictures: Tensor, sheet: Tensor, angle: Tensor) -> Tensor:
+    height, width = (MARGIN * each / side(pictures) for each in pictures.shape[2:])
+    return read_turned(sheet, pictures, angle * (math.pi / 180), width, height)
+
+
+def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Drops of water on the lens, large and small, through which the scene is seen bent, at last upside down."""
+    count, radius, x, y, refraction = columns(theta, inputs)
+    right, below = places(inputs)
+    dome = _domes(inputs, rng, (x, y), count, radius, cell=0.25)
+    hidden, shown, glint = dome.inside, dome.inside * dome.shade, dome.glint
+    right, below = right - refraction * dome.right, below - refraction * dome.below
+    if side(inputs) > SMALL:  # between them fine ones, where they can be seen
+        clear = 1 - hidden
+        dome = _domes(inputs, rng, (x, y), count * 6, radius * 0.3, cell=0.085)
+        hidden, shown = hidden + clear * dome.inside, shown + clear * dome.inside * dome.shade
+        bend = refraction * clear
+        right, below = right - bend * dome.right, below - bend * dome.below
+    return warp(inputs, right, below).mul_(shown).add_(inputs * (1 - hidden)).add_(glint)
+
+
+class Domes(NamedTuple):
+    """Drops on the lens, pixel by pixel: whether one covers it, how much light it lets through and mirrors, and how far
+    off its centre the pixel is."""
+
+    inside: Tensor
+    shade: Tensor
+    glint: Tensor
+    right: Tensor
+    below: Tensor
+
+
+def _domes(
+    pictures: Tensor, rng: Rng, middle: tuple[Tensor, Tensor], count: Tensor, radius: Tensor, cell: float
+) -> Domes:
+    """About `count` drops around `middle`."""
+    height, width = pictures.shape[2:]
+    unit = side(pictures)
+    size = max(2, round(cell * unit))
+    room = size / unit / 2
+    down, across = math.ceil(height / size), math.ceil(width / size)
+    chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(pictures.dtype).unbind(1)
+    share = _gathered(middle[1], down, size / unit, height / unit).view(-1, down, 1, 1, 1)
+    share = share * _gathered(middle[0], across, size / unit, width / unit).view(-1, 1, 1, across, 1)
+    there = eased((share * count[:, :, None] * (1 + SOFT) - chance) / SOFT)
+    reach = (radius[:, :, None] * (0.55 + 0.45 * small)).clamp(max=room) * (0.4 + 0.6 * there)
+    at = (torch.arange(size, dtype=pictures.dtype, device=pictures.device) + 0.5) / unit - room
+    below = (at.view(-1, 1, 1) - (2 * row - 1) * (room - reach)) / reach
+    right = (at - (2 * column - 1) * (room - reach)) / reach
+    off = right * right * 1.2 + below * below
+    inside = eased((1 - off) * 3) * there
+    spot = (1 - ((right + 0.35).square() + (below + 0.4).square()) * 16).clamp(min=0)
+    parts = (inside, 1 - 0.55 * off * off, spot * (there * 0.8), inside * (right * reach), inside * (below * reach))
+
+    def joined(part: Tensor) -> Tensor:
+        return part.view(len(pictures), 1, down * size, across * size)[:, :, :height, :width]
+
+    return Domes(*(joined(each) for each in parts))
+
+
+def _gathered(middle: Tensor, cells: int, size: float, whole: float) -> Tensor:
+    """How the drops spread over rows or columns of cells, `[tests, cells]`; it adds up to 1."""
+    at = (torch.arange(cells, dtype=middle.dtype, device=middle.device) + 0.5) * size - whole / 2
+    weight = (((at - middle[:, 0, 0]) / SPREAD).square() * -0.5).exp()
+    return weight / weight.cumsum(1)[:, -1:]  # adds in the same order whatever the number of tests
+
+
+def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tensor) -> Tensor:
+    """A veil of the grey `far` over the pictures, and `near` over it: both in one pass."""
+    light = alpha * (near - veil * far) + veil * far
+    return (pictures * ((1 - alpha) * (1 - veil))).add_(light)
+
+
+RAIN = (
+    Perturbation(
+        "rain",
+        (
+            Theta("density", 0.0, 1.0, unit="share of the drops there can be", limits=(0, 1)),
+            Theta("length", 0.1, 0.3, 0.1, unit="share of the shorter side", limits=(0.01, LONGEST)),
+            Theta("angle", -35.0, 35.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+            Theta("brightness", 0.5, 0.9, 0.5, unit="opacity of a streak", limits=(0, 1)),
+            Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
+        ),
+        rain,
+        inputs="picture",
+        family="weather",
+    ),
+    Perturbation(
+        "snow",
+        (
+            Theta("density", 0.0, 1.0, unit="share of the flakes there can be", limits=(0, 1)),
+            Theta("size", 0.008, 0.02, 0.008, unit="radius as a share of the shorter side", limits=(0.002, 0.026)),
+            Theta("angle", -45.0, 45.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+            Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
+        ),
+        snow,
+        inputs="picture",
+        family="weather",
+    ),
+    Perturbation(
+        "raindrops",
+        (
+            Theta("count", 0.0, 16.0, unit="large drops", limits=(0, 100)),
+            Theta("radius", 0.05, 0.11, 0.05, unit="share of the shorter side", limits=(0.01, 0.125)),
+            Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-3, 3)),
+            Theta("y", -0.5, 0.5, unit="shares of the shorter side below the centre", limits=(-3, 3)),
+            Theta("refraction", 1.0, 4.0, 1.0, unit="shift per distance from the drop's centre", limits=(0, 10)),
+        ),
+        raindrops,
+        inputs="picture",
+        family="weather",
+    ),
+)

@@ -1,0 +1,154 @@
+"""The sensor and what is in front of it: coarse pixels, dead ones, stripes, a hidden patch, a rolling shutter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from themis.perturb.context import Context
+from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.picture import doubled, halved, places, side, warp_lines
+from themis.rng import Rng
+
+PARTLY = 0.25
+"""Share of the dead pixels that are so in part only: what makes the result smooth in their share."""
+STRIPES = 128
+"""Stripes that are drawn; beyond them they are mirrored."""
+STRIPE_EDGE = 0.25
+"""Share of a stripe's width over which it turns into the next."""
+PATCH_EDGE = 0.04
+"""Width of a patch's soft edge, a share of the shorter side."""
+
+
+def pixelate(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Coarse pixels: square blocks of one colour each, its mean there."""
+    (block,) = columns(theta, inputs)
+    unit = side(inputs)
+    size = (1 + (block * unit).square().square()).sqrt().sqrt()  # in pixels, of which one is the least
+    x, y = (size / unit * _stepped(each * unit / size, 1 / size) for each in places(inputs))
+    return warp_lines(_averaged(inputs, size), (x, 0 * x), (0 * y, y))
+
+
+def _averaged(pictures: Tensor, size: Tensor) -> Tensor:
+    """Pictures averaged over about `size` pixels, mixed from copies that are halved again and again."""
+    last = max(pictures.shape[2:]).bit_length() - 1
+    level = (size / math.sqrt(3)).log2().clamp(0, last)  # a halved copy, drawn up, is as soft as a block so much wider
+    halves = [pictures]
+    for _ in range(last):
+        halves.append(halved(halves[-1]))
+    mixed = _hat(level - last) * halves[last]
+    for k in reversed(range(last)):
+        mixed = doubled(mixed, halves[k]) + _hat(level - k) * halves[k]
+    return mixed
+
+
+def _hat(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _stepped(x: Tensor, edge: Tensor | float) -> Tensor:
+    """The middle between the whole numbers around `x`; near one of them, within `edge` in all, a slope to the next."""
+    whole = x.detach().round()
+    part = ((x - whole) / edge).clamp(-0.5, 0.5)
+    return whole + part * (1.5 - 2 * part * part)
+
+
+def dead_pixels(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Single pixels that are stuck at a random brightness."""
+    (share,) = columns(theta, inputs)
+    draw = rng.uniform(1, *inputs.shape[2:]).to(inputs.dtype)
+    steepness = 1 / (PARTLY * share.clamp(min=1e-9))
+    is_dead = (0.5 + 1 / PARTLY - draw * steepness).clamp(0, 1)
+    return torch.lerp(inputs, (draw * 4096).frac(), is_dead.to(inputs.dtype))
+
+
+def stripes(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Straight stripes, each darker or brighter at random, as rows or columns of a sensor that amplify unevenly."""
+    strength, width, angle = columns(theta, inputs)
+    angle = torch.deg2rad(angle)
+    x, y = places(inputs)
+    along = _stepped((x * angle.cos() + y * angle.sin()) / width, STRIPE_EDGE) * (2 / STRIPES)
+    levels = rng.uniform(1, 1, STRIPES).to(inputs.dtype) * 2 - 1
+    grid = torch.stack([along[:, 0], torch.zeros_like(along[:, 0])], -1).to(inputs.dtype)
+    return inputs + strength * F.grid_sample(levels, grid, "bilinear", "reflection", align_corners=False)
+
+
+def occlusion(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A square patch of one random colour that hides a part of the picture."""
+    right, down, size, opacity = columns(theta.to(inputs.dtype), inputs)
+    x, y = places(inputs)
+    colour = rng.uniform(inputs.shape[1], 1, 1).to(inputs.dtype)
+    edge = max(PATCH_EDGE, 1 / side(inputs))
+    return torch.lerp(inputs, colour, opacity * _covered(x - right, size, edge) * _covered(y - down, size, edge))
+
+
+def _covered(x: Tensor, size: Tensor, edge: float) -> Tensor:
+    """How much of a window of width `edge` about `x` lies in a span of width `size` about zero."""
+    start, end = (-size / 2).maximum(x - edge / 2), (size / 2).minimum(x + edge / 2)
+    return (end - start).clamp(min=0) / edge
+
+
+def rolling_shear(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """A rolling shutter in a moving camera: each row is read later than the one above it, so uprights lean and wave."""
+    skew, wobble, waves = columns(theta, inputs)
+    x, y = places(inputs)
+    time = y * (side(inputs) / inputs.shape[2])
+    moved = skew * time + wobble * (2 * math.pi * waves * time).sin()
+    return warp_lines(inputs, (x, 0 * x), (-moved, y))
+
+
+SENSOR = (
+    Perturbation(
+        "pixelate",
+        (Theta("block", 0.0, 0.05, unit="share of the shorter side", limits=(0, 1)),),
+        pixelate,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "dead_pixels",
+        (Theta("share", 0.0, 0.05, unit="share of the pixels", limits=(0, 1)),),
+        dead_pixels,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "stripes",
+        (
+            Theta("strength", 0.0, 0.2, unit="share of the input range", limits=(0, 2)),
+            Theta("width", 0.01, 0.05, 0.01, unit="share of the shorter side", limits=(0.001, 1)),
+            Theta("angle", -90.0, 90.0, unit="degrees from upright", limits=(-360, 360)),
+        ),
+        stripes,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "occlusion",
+        (
+            Theta("x", -0.4, 0.4, unit="share of the shorter side, to the right of the centre", limits=(-10, 10)),
+            Theta("y", -0.4, 0.4, unit="share of the shorter side, below the centre", limits=(-10, 10)),
+            Theta("size", 0.0, 0.4, unit="share of the shorter side", limits=(0, 10)),
+            Theta("opacity", 0.5, 1.0, 0.5, unit="share of the patch in the mixture", limits=(0, 1)),
+        ),
+        occlusion,
+        inputs="picture",
+        family="camera",
+    ),
+    Perturbation(
+        "rolling_shear",
+        (
+            Theta("skew", -0.25, 0.25, unit="sideways from top to bottom, share of the shorter side", limits=(-10, 10)),
+            Theta("wobble", 0.0, 0.02, unit="share of the shorter side", limits=(0, 1)),
+            Theta("waves", 1.0, 5.0, 1.0, unit="waves from top to bottom", limits=(0, 100)),
+        ),
+        rolling_shear,
+        is_random=False,
+        inputs="picture",
+        family="camera",
+    ),
+)

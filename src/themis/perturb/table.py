@@ -1,0 +1,148 @@
+"""Tables: features of a row take other valid values; and, apart from these, the noise that leaves the valid rows.
+
+A row lies in the inputs as `Features.place` puts it. How far a feature moves is a share of its range there. What is
+applied is discrete, the gradient in theta is that of the same change without rounding, so only a guide: the feature
+next in rank fades in as `count` grows, and an integer moves as a number would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from themis.data.features import Features
+from themis.errors import UsageError
+from themis.perturb.context import Context
+from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.rng import Rng
+
+
+class Steps(NamedTuple):
+    """Where a step takes each feature of each row, `[tests, features]`."""
+
+    place: Tensor
+    is_open: Tensor  # whether the step is permitted and changes the row
+
+
+def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Some features of a table's row, chosen at random, take another valid value, in a direction they may change.
+
+    Binary features flip, whatever the amount; integers move by one at the least.
+    """
+    features = _features(context)
+    order, coin = rng.uniform(inputs.shape[1]), rng.uniform(inputs.shape[1])
+    up, down = _steps(inputs, theta, features)
+    rises = up.is_open & (~down.is_open | (coin < 0.5))
+    place = torch.where(rises, up.place, down.place)
+    return _change(inputs, theta, features, place, torch.where(up.is_open | down.is_open, order, torch.inf))
+
+
+def edit_worst(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Those features of a table's row take another valid value whose change promises to raise the model's loss most.
+
+    What a change promises is the loss's gradient times the step. Features that promise nothing are left as they are.
+    """
+    features = _features(context)
+    slope = context.loss_gradient(inputs).to(inputs.dtype)
+    up, down = _steps(inputs, theta, features)
+    gain_up, gain_down = (slope * (each.place - inputs.detach()) * each.is_open for each in (up, down))
+    gain, place = torch.maximum(gain_up, gain_down), torch.where(gain_up >= gain_down, up.place, down.place)
+    return _change(inputs, theta, features, place, torch.where(gain > 0, 1 / gain, torch.inf))
+
+
+def table_noise(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Normal noise on every feature of a table, in units of its range: continuous, so that the rows are not valid ones.
+
+    It is the paper's noise. Values stay in their ranges but between whole numbers, and features move that may not.
+    """
+    low, high = _ends(inputs, _features(context))
+    (sigma,) = columns(theta, inputs)
+    return (inputs + rng.normal(inputs.shape[1]) * sigma * (high - low)).clamp(low, high)
+
+
+def _features(context: Context) -> Features:
+    if context.features is None:
+        raise UsageError("the features of the table must be known, got none: pass features=themis.Features.of(inputs)")
+    return context.features
+
+
+def _ends(inputs: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+    """Where the valid ranges begin and end."""
+    limits = features.limits(inputs.device, inputs.dtype if features.axes is None else torch.float64)
+    return features.place(limits.low).to(inputs.dtype), features.place(limits.high).to(inputs.dtype)
+
+
+def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[Steps, Steps]:
+    """Each feature's valid value that lies `amount` of its range above, and the one below."""
+    dtype = inputs.dtype if features.axes is None else torch.float64
+    limits = features.limits(inputs.device, dtype)
+    here, low, high = inputs.detach().to(dtype), features.place(limits.low), features.place(limits.high)
+    whole, reach = features.value(here).round(), theta.detach()[:, 1:] * (high - low)
+
+    def step(way: int, further: Callable[[Tensor, Tensor], Tensor], may_change: Tensor) -> Steps:
+        moved = (here + way * reach).clamp_(low, high)
+        reached = further(features.value(moved).round(), whole + way).clamp_(limits.low, limits.high)
+        place = further(torch.where(limits.is_number, moved, features.place(reached)), here).to(inputs.dtype)
+        is_open = may_change & (place != inputs)
+        if features.axes is not None:  # there, a place may differ from a value's by rounding
+            is_open &= limits.is_number | (reached != whole)
+        return Steps(place, is_open)
+
+    return step(1, torch.maximum, limits.may_rise), step(-1, torch.minimum, limits.may_fall)
+
+
+def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, order: Tensor) -> Tensor:
+    """Put the first `count` features by `order` at `place`; it is infinite for those that stay where they are."""
+    count, amount = columns(theta, inputs)
+    first = _first(order, count)
+    rank = torch.arange(first.shape[1], device=first.device)
+    weight = (count - rank).clamp(0, 1) * (order.gather(1, first) < torch.inf)
+    before, after = inputs.detach().gather(1, first), place.gather(1, first)
+    changed = inputs.detach().scatter(1, first, torch.where(weight.detach() >= 0.5, after, before))
+    if not (weight.requires_grad or inputs.requires_grad):
+        return changed
+    low, high = (each[first] for each in _ends(inputs, features))
+    moved = (before + (after - before).sign() * amount * (high - low)).clamp(low, high)
+    is_free = ~features.limits(inputs.device).is_binary[first]
+    step = weight * (after - before + is_free * (moved - moved.detach()))
+    relaxed = inputs + torch.zeros_like(inputs, dtype=step.dtype).scatter(1, first, step)
+    return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # less a zero that has a slope
+
+
+def _first(order: Tensor, count: Tensor) -> Tensor:
+    """The first features by `order`, `[tests, n]` for an n that is enough for every `count`; of equals the left one."""
+    n = order.shape[1]
+    most = n if count.is_cuda else min(n, int(count.detach().max()) + 1)  # a GPU would have to be waited for
+    bits = order.float().view(torch.int32).long()  # of positive floats they are in the same order
+    key = (bits << 32) + torch.arange(n, device=order.device)
+    return key.topk(most, dim=1, largest=False).indices
+
+
+COUNT = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
+AMOUNT = Theta("amount", 0.02, 0.3, identity=0.02, unit="share of a feature's range", limits=(0, 1))
+
+TABLE = (
+    Perturbation("edit", (COUNT, AMOUNT), edit, inputs="table", is_smooth=False, family="table"),
+    Perturbation(
+        "edit_worst",
+        (COUNT, AMOUNT),
+        edit_worst,
+        is_random=False,
+        passes=3,
+        needs_gradient=True,
+        inputs="table",
+        is_smooth=False,
+        family="table",
+    ),
+    Perturbation(
+        "table_noise",
+        (Theta("sigma", 0.0, 0.1, unit="share of a feature's range", limits=(0, 10)),),
+        table_noise,
+        theta_is_magnitude=True,
+        inputs="table",
+        family="table",
+    ),
+)

@@ -1,0 +1,83 @@
+"""`themis perturbations`: the list, and the contact sheet."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from themis.cli import main
+from themis.perturb import PERTURBATIONS
+from themis.report.sheet import strengthened
+
+
+def test_everything_is_listed_with_its_ranges(capsys):
+    assert main(["perturbations"]) == 0
+    text = capsys.readouterr().out
+    for name, each in PERTURBATIONS.items():
+        assert f"  {name} " in text
+        for theta in each.theta:
+            assert f"{theta.name} {theta.low:g} to {theta.high:g} {theta.unit}" in text
+
+
+def test_one_family_and_some_names(capsys):
+    assert main(["perturbations", "--family", "noise"]) == 0
+    text = capsys.readouterr().out
+    assert "gaussian" in text
+    assert "rain" not in text
+    assert main(["perturbations", "rain(angle=-3:3) + gaussian"]) == 0
+    assert "angle -3 to 3" in capsys.readouterr().out
+
+
+def test_the_list_as_json(capsys):
+    assert main(["perturbations", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in listed] == list(PERTURBATIONS)
+    assert listed[0]["theta"][0]["name"] == PERTURBATIONS[listed[0]["name"]].theta[0].name
+
+
+def test_a_sheet_is_a_picture_with_a_row_each(tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    assert main(["perturbations", "rain", "gaussian_blur", "fgsm", "--sheet", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "2 perturbations drawn" in text
+    assert "Not drawn, since they need a model, a table or other channels: fgsm" in text
+    with Image.open(out) as picture:
+        assert picture.width > 800
+        assert picture.height > 350
+        assert np.asarray(picture.convert("L")).std() > 20, "it shows something"
+
+
+def test_a_sheet_of_the_users_own_pictures(tmp_path):
+    pixels = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0)).numpy()
+    np.save(tmp_path / "mine.npy", pixels)
+    words = ["--data", f"npy:{tmp_path / 'mine.npy'}", "--index", "1", "--sheet", str(tmp_path / "sheet.png")]
+    assert main(["perturbations", "fog", *words]) == 0
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_strength_runs_from_the_identity_to_the_far_end():
+    rain = PERTURBATIONS["rain"]
+    none, full = (strengthened(rain, [share]) for share in (0.0, 1.0))
+    for theta in rain.theta:
+        assert float(none[theta.name][0]) == pytest.approx(theta.identity)
+        assert float(full[theta.name][0]) in (pytest.approx(theta.low), pytest.approx(theta.high))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["rian"], "did you mean 'rain'"),
+        (["--family", "wether"], "did you mean 'weather'"),
+        (["rain", "--sheet", "out.docx"], "must end in .png"),
+        (["rain", "--sheet", "out.png", "--data", "digits", "--index", "99999"], "--index must lie in"),
+        (["fgsm", "--sheet", "out.png"], "no perturbation to draw"),
+    ],
+)
+def test_wrong_uses_get_one_line(words, text, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["perturbations", *words]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1

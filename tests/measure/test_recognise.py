@@ -1,0 +1,95 @@
+"""Tests that stopped being the same picture are dropped, and counted."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import Target, UsageError
+from themis.measure.distance import ssim
+
+INPUTS = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+LEAST = 0.9
+
+
+@pytest.fixture(scope="module")
+def target():
+    torch.manual_seed(0)
+    return Target(nn.Sequential(nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10)))
+
+
+def run(target, **options):
+    base = {"magnitude": 0.5, "max_tests": 2000, "min_ssim": LEAST, "plateau": None, "tolerance": 1e-9}
+    return themis.run(target, INPUTS, "gaussian", **{**base, **options})
+
+
+@pytest.mark.parametrize("policy", ["random", "corners", "paper", "scheduled"])
+def test_only_recognisable_tests_are_faults_and_the_others_are_counted(target, policy):
+    found = run(target, policy=policy)
+    last = found.rounds[-1]
+    assert 0 < last.dropped <= last.tests == 2000
+    assert found.summary()["dropped_tests"] == last.dropped
+    assert all(fault.ssim >= LEAST for fault in found.faults)
+    for fault in found.faults[:20]:
+        replay = fault.replay()
+        assert replay.is_same
+        assert float(ssim(replay.clean_inputs[None], replay.inputs[None], (0, 1))[0]) == pytest.approx(fault.ssim)
+
+
+def test_the_search_learns_how_far_it_may_go(target):
+    corners, scheduled = (run(target, policy=policy, max_tests=5000) for policy in ("corners", "scheduled"))
+    assert scheduled.rounds[-1].dropped < corners.rounds[-1].dropped / 2
+    assert len(scheduled.faults) > 2 * len(corners.faults)
+
+
+def test_dropped_tests_say_nothing_about_the_model(target):
+    found = run(target, policy="random", uniform_share=1.0)
+    everything = run(target, policy="random", uniform_share=1.0, min_ssim=None)
+    kept = [fault for fault in everything.faults if fault.ssim >= LEAST]
+    assert [fault.id for fault in kept] == [fault.id for fault in found.faults]
+    assert found.judged.tests == 2000 - found.rounds[-1].dropped
+    assert found.fault_rate.value > len(kept) / 2000, "a share of the tests that were run"
+
+
+def test_nothing_recognisable_is_no_fault_and_no_error(target):
+    found = run(target, policy="corners", magnitude=10.0, uniform_share=0.0, max_tests=600)
+    assert found.rounds[-1].dropped == 600
+    assert len(found.faults) == 0
+
+
+def test_a_run_that_drops_is_the_same_after_a_resume(target, tmp_path):
+    whole = run(target, round_size=500)
+    run(target, max_tests=1000, out=tmp_path / "run", round_size=500)
+    resumed = themis.resume(tmp_path / "run", target, INPUTS, max_tests=2000)
+    assert resumed.rounds[-1].dropped == whole.rounds[-1].dropped
+    assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
+    assert [fault.linf for fault in resumed.faults] == [fault.linf for fault in whole.faults]
+
+
+def test_gradients_in_theta_go_to_the_tests_they_belong_to(target):
+    with_drops, without = (run(target, policy="paper", min_ssim=least, max_tests=600) for least in (0.01, None))
+    assert with_drops.rounds[-1].dropped < 600
+    assert with_drops.rounds[-1].tests == without.rounds[-1].tests
+
+
+@pytest.mark.parametrize("shape", [(12,), (1, 6, 16)])
+def test_inputs_without_an_ssim_are_refused(shape):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    with pytest.raises(UsageError, match="min_ssim needs pictures"):
+        themis.run(net, torch.rand(5, *shape), "gaussian", min_ssim=0.5, max_tests=10)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -1])
+def test_a_similarity_that_means_nothing_is_refused(target, value):
+    with pytest.raises(UsageError, match=r"min_ssim must lie in \(0, 1\)"):
+        run(target, min_ssim=value)
+
+
+def test_a_fault_says_how_far_it_is_from_its_seed(target):
+    found = run(target, min_ssim=None, max_tests=300)
+    fault = found.faults[0]
+    replay = fault.replay()
+    change = (replay.inputs - replay.clean_inputs).abs()
+    assert fault.linf == pytest.approx(float(change.max()))
+    assert fault.distance == pytest.approx(float(change.square().sum().sqrt()), rel=1e-5)

@@ -1,0 +1,163 @@
+"""Perturbations in words: combined, narrowed, of the user's own."""
+
+import sys
+
+import pytest
+import torch
+
+from themis import Perturbation, Theta, UsageError
+from themis.perturb import Context, choose_perturbation, disturb, perturb
+from themis.perturb.perturbation import check_fits, column
+
+PICTURES = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.2
+SEEDS = torch.arange(4)
+
+
+def shift(inputs, theta, rng, context):
+    """Adds a constant."""
+    return inputs + column(theta, 0, inputs)
+
+
+def scale(inputs, theta, rng, context):
+    """Multiplies, and adds noise."""
+    return inputs * column(theta, 0, inputs) + rng.normal(*inputs.shape[1:]) * column(theta, 1, inputs)
+
+
+SHIFT = Perturbation("shift_it", (Theta("by", -0.1, 0.1),), shift, is_random=False)
+SCALE = Perturbation("scale_it", (Theta("by", 0.5, 1.5, identity=1), Theta("noise", 0, 0.1)), scale)
+
+
+def names(perturbation):
+    return [each.name for each in perturbation.theta]
+
+
+def test_a_sum_is_one_after_the_other():
+    both = SHIFT + SCALE
+    assert both.name == "shift_it + scale_it"
+    assert names(both) == ["shift_it_by", "scale_it_by", "noise"]
+    theta = torch.tensor([[0.05, 0.9, 0.02]]).repeat(4, 1)
+    first = perturb(SHIFT, PICTURES, theta[:, :1], SEEDS, Context())
+    expected = perturb(SCALE, first, theta[:, 1:], SEEDS, Context())
+    assert torch.equal(perturb(both, PICTURES, theta, SEEDS, Context()), expected)
+
+
+def test_a_sum_of_a_sum_is_the_sum_of_all():
+    three = SHIFT + SCALE + SHIFT
+    assert names(three) == ["shift_it_by", "scale_it_by", "noise", "shift_it_2_by"]
+    assert three.is_random
+    assert three.at(0.5).theta[0].high == 0.05
+
+
+def test_each_part_sees_inputs_inside_the_bounds():
+    seen = []
+
+    def look(inputs, theta, rng, context):
+        seen.append(inputs)
+        return inputs
+
+    high = (Perturbation("up", (Theta("by", 0, 9),), shift) + Perturbation("look", (Theta("at", 0, 1),), look)).at(None)
+    perturb(high, PICTURES, torch.tensor([[5.0, 0.0]]).repeat(4, 1), SEEDS, Context())
+    assert float(seen[0].max()) == 1.0
+
+
+def test_words_name_a_sum_and_narrow_its_parts():
+    both = choose_perturbation("gaussian(sigma=0:0.02) + salt_and_pepper")
+    assert both.name == "gaussian(sigma=0:0.02) + salt_and_pepper"
+    assert both.theta[0].high == 0.02
+    assert choose_perturbation(both.name).theta == both.theta, "the name is enough to make it again"
+
+
+def test_a_theta_can_be_held_fixed():
+    held = choose_perturbation("rain(angle=10, length=0.1)")
+    whole = choose_perturbation("rain")
+    free = [each for each in names(whole) if each not in ("angle", "length")]
+    assert names(held) == free
+    values = {name: next(t for t in whole.theta if t.name == name).high for name in free}
+    fixed = disturb(held, PICTURES, values)
+    assert torch.equal(fixed, disturb(whole, PICTURES, {**values, "angle": 10.0, "length": 0.1}))
+
+
+def test_a_perturbation_of_the_users_own_has_its_place_as_a_name(tmp_path, monkeypatch):
+    (tmp_path / "mine_to_test.py").write_text(
+        "import themis\n"
+        "def darker(inputs, theta, rng, context):\n"
+        "    return inputs * (1 - themis.perturb.columns(theta, inputs)[0])\n"
+        "DARKER = themis.Perturbation('darker', (themis.Theta('by', 0, 0.5),), darker, is_random=False)\n"
+        "NOTHING = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = choose_perturbation("mine_to_test:DARKER(by=0:0.3) + gaussian")
+    assert own.name == "mine_to_test:DARKER(by=0:0.3) + gaussian"
+    assert names(own) == ["by", "sigma"]
+    with pytest.raises(UsageError, match=r"must be a themis\.Perturbation, got int"):
+        choose_perturbation("mine_to_test:NOTHING")
+    with pytest.raises(UsageError, match="did you mean 'DARKER'"):
+        choose_perturbation("mine_to_test:DARKR")
+    sys.modules.pop("mine_to_test")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("rian", "did you mean 'rain'"),
+        ("rain + fogg", "did you mean 'fog'"),
+        ("rain(angel=1:2)", "did you mean 'angle'"),
+        ("rain(density=0:99)", "theta 'density' must lie in"),
+        ("rain(density=99)", "theta 'density' must lie in"),
+        ("rain(density=0.5:0.1)", "low <= identity <= high"),
+        ("rain(density)", "must be NAME=LOW:HIGH"),
+        ("rain(density=a:b)", "must be NAME=LOW:HIGH"),
+        ("rain(", "must be names joined by"),
+        ("", "must be"),
+        ("rain +", "must be"),
+        ("gaussian(sigma=0.1)", "must keep a theta to search"),
+        ("edit + rain", "must disturb one kind of input"),
+        ("nowhere:THING", "No module named 'nowhere'"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, text):
+    with pytest.raises(UsageError, match=text):
+        choose_perturbation(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: a table has 'edit'"),
+        ("rain", (32, 32, 3), "channels last: permute them"),
+        ("rain", (3, 4, 32, 32), "reshape them"),
+        ("hue", (1, 32, 32), "needs pictures with 3 channels, got 1"),
+        ("edit", (3, 32, 32), "needs rows of a table"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(name, shape, text):
+    with pytest.raises(UsageError, match=text):
+        check_fits(choose_perturbation(name), shape)
+
+
+def test_inputs_can_be_disturbed_without_a_campaign():
+    rainy = disturb(choose_perturbation("rain"), PICTURES, {"density": 0.3}, noise_seed=5)
+    assert rainy.shape == PICTURES.shape
+    assert not torch.equal(rainy, PICTURES)
+    each = disturb(choose_perturbation("brightness"), PICTURES, {"shift": torch.tensor([0.0, 0.1, 0.2, 0.0])})
+    change = (each - PICTURES).flatten(1).mean(1)
+    torch.testing.assert_close(change, torch.tensor([0.0, 0.1, 0.2, 0.0]), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("theta", "text"),
+    [({"density": 7.0}, "must lie in .* got 7: widen it as rain.density=LOW:HIGH."), ({"densty": 0.1}, "did you mean")],
+)
+def test_theta_outside_its_range_is_refused(theta, text):
+    with pytest.raises(UsageError, match=text):
+        disturb(choose_perturbation("rain"), PICTURES, theta)
+
+
+def test_an_attack_without_a_model_is_refused():
+    with pytest.raises(UsageError, match="an attack needs the model it attacks"):
+        disturb(choose_perturbation("fgsm"), PICTURES, {"radius": 0.01})
+
+
+def test_a_magnitude_that_leaves_what_means_anything_is_refused():
+    with pytest.raises(UsageError, match=r"theta 'quality' must lie in 1\.\.100, got .*: take a smaller magnitude"):
+        choose_perturbation("jpeg", 5)

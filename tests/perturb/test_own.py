@@ -1,0 +1,63 @@
+"""A perturbation of the user's own, as the documents show it: search, store, resume and replay come for free."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from themis.cli import main
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "perturbations.md"
+MODEL = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(300, 16), nn.ReLU(), nn.Linear(16, 4))
+
+def data():
+    return torch.rand(30, 3, 10, 10, generator=torch.Generator().manual_seed(0))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder with the document's example in it."""
+    (example,) = [
+        block for block in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S) if "STRIPES = " in block
+    ]
+    (tmp_path / "own_stripes.py").write_text(example + MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_stripes", None)
+    sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
+
+
+def test_the_example_is_about_ten_lines(folder):
+    lines = (folder / "own_stripes.py").read_text().partition(MODEL.strip()[:12])[0].splitlines()
+    code = [line for line in lines if line.strip() and not line.lstrip().startswith(("import", "#", '"""'))]
+    assert len(code) <= 14
+
+
+@pytest.mark.parametrize("words", ["own_stripes:STRIPES", "own_stripes:STRIPES(depth=0:0.5) + gaussian"])
+def test_it_is_tested_with_resumed_and_replayed_by_its_place(folder, words, capsys):
+    run = ["--model", "own_stripes:net", "--data", "own_stripes:data", "--perturb", words, "--magnitude", "1.5"]
+    assert main(["run", *run, "--max-tests", "600", "--out", "run", "--quiet"]) == 0
+    sys.modules.pop("own_stripes")
+    assert main(["resume", "run", "--max-tests", "1200", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["faults", "run", "--json"]) == 0
+    faults = json.loads(capsys.readouterr().out)
+    assert faults
+    assert main(["replay", "run", str(faults[0]["id"]), "--json"]) == 0
+    (replay,) = json.loads(capsys.readouterr().out)["faults"]
+    assert replay["is_same"]
+    assert replay["input"] == {"is_kept": True, "gap": 0}
+
+
+def test_it_can_be_drawn(folder):
+    assert main(["perturbations", "own_stripes:STRIPES", "--sheet", "own.png"]) == 0
+    assert Path("own.png").stat().st_size > 10_000
