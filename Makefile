@@ -23,7 +23,7 @@ $(READY): pyproject.toml setup.py constraints.txt src/themis/native.c
 
 # What is compared with: attacks and picture operations of other libraries.
 $(RIVALS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,bench]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)

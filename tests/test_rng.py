@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from themis import native
+from themis import kernels, native
 from themis.rng import Rng, mix, uniform
 
 
@@ -75,3 +75,18 @@ def test_the_compiled_numbers_are_those_of_torch_to_the_bit():
     for n in (1, 7, 5000, 3):
         assert torch.equal(compiled.uniform(n), plain.uniform(n))
     assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_the_same_numbers_in_one_kernel(monkeypatch):
+    fused, there = Rng(seeds(50).cuda()), Rng(seeds(50))
+    assert kernels.uniform(torch.device("cuda:0")) is not None, "the kernel could be made"
+    for n in (1, 7, 5000, 3):
+        assert torch.equal(fused.uniform(n).cpu(), there.uniform(n))
+    torch.testing.assert_close(fused.normal(31, 9).cpu(), there.normal(31, 9), atol=1e-5, rtol=1e-5)
+    plain = Rng(seeds(50).cuda())
+    monkeypatch.setattr(kernels, "uniform", lambda device: None)
+    monkeypatch.setattr(kernels, "pairs", lambda device: None)
+    assert torch.equal(plain.uniform(100), Rng(seeds(50)).uniform(100).cuda())
+    torch.testing.assert_close(plain.normal(9), Rng(seeds(50).cuda()).normal(9))

@@ -169,19 +169,22 @@ def _chosen(spec: str) -> Oracle:
 def recorded_perturbation(run: Reader, given: str | Perturbation | None) -> Perturbation:
     """The run's perturbation by its name, or the one given if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
+    recorded = [(each["name"], each["low"], each["high"]) for each in run.record["theta"]]
+    why = "another one has this name"
     try:
         chosen = choose_perturbation(given or name, magnitude)
+        found = [(each.name, each.low, each.high) for each in chosen.theta]
+        if (chosen.name, found) == (name, recorded):
+            return chosen
     except UsageError as error:
+        why = str(error)
+    if given is None:
         raise UsageError(
-            f"the run's perturbation {name!r} has no name that is known here: pass perturbation=... ({error})"
-        ) from error
-    recorded = [(each["name"], each["low"], each["high"]) for each in run.record["theta"]]
-    if (chosen.name, [(each.name, each.low, each.high) for each in chosen.theta]) != (name, recorded):
-        raise UsageError(
-            f"the perturbation must be the run's {name!r} with theta {recorded}, got {chosen.name!r} with "
-            f"{[(each.name, each.low, each.high) for each in chosen.theta]}"
+            f"the run's perturbation {name!r} has no name that is known here: pass perturbation=... ({why})"
         )
-    return chosen
+    raise UsageError(
+        f"the perturbation must be the run's {name!r} with theta {recorded}, got {chosen.name!r} with {found}"
+    )
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

@@ -6,13 +6,14 @@ So a test's noise is the same in any batch, on any worker, and again when it is 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis import native
+from themis import kernels, native
 
 BELOW_ONE = 1 - 2.0**-24
 """The largest float32 under 1."""
@@ -41,19 +42,23 @@ class Rng:
     """Noise for a batch of tests: row `k` depends on `noise_seed[k]` and on how much was drawn before it."""
 
     def __init__(self, noise_seed: Tensor) -> None:
-        # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
-        self._low = noise_seed.to(torch.int32).contiguous()
-        self._high = (noise_seed >> 32).to(torch.int32).contiguous()
-        self._drawn = 0
+        self._noise_seed, self._drawn = noise_seed, 0
         self._native = native.library() if noise_seed.device.type == "cpu" else None
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
+        seed = self._noise_seed
+        return seed.to(torch.int32).contiguous(), (seed >> 32).to(torch.int32).contiguous()
 
     def _bits(self, n: int) -> Tensor:
         """`[tests, n]` well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half."""
-        counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=self._low.device)
+        low, high = self._halves
+        counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
         self._drawn += n
-        x = counter.mul_(-1640531527) + self._low[:, None]  # 2**32 / golden ratio, as a signed word
+        x = counter.mul_(-1640531527) + low[:, None]  # 2**32 / golden ratio, as a signed word
         x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
-        x.add_(self._high[:, None])
+        x.add_(high[:, None])
         x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2997
         return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
 
@@ -62,25 +67,26 @@ class Rng:
         n = math.prod(shape)
         if self._native is not None:
             drawn, self._drawn = self._drawn, self._drawn + n
-            return native.uniform(self._native, self._low, self._high, drawn, n).view(-1, *shape)
-        bits = self._bits(n)
-        return (
-            (bits >> 8)
-            .bitwise_and_(0xFFFFFF)
-            .float()
-            .add_(0.5)
-            .mul_(2.0**-24)
-            .clamp_(max=BELOW_ONE)
-            .view(len(bits), *shape)
-        )
+            return native.uniform(self._native, *self._halves, drawn, n).view(-1, *shape)
+        if (fused := kernels.uniform(self._noise_seed.device)) is not None:
+            low, high = self._halves
+            counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
+            self._drawn += n
+            bits: Tensor = fused(counter, low[:, None], high[:, None])
+            return bits.view(torch.float32).view(-1, *shape)
+        whole = (self._bits(n) >> 8).bitwise_and_(0xFFFFFF).float()
+        return whole.add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise, float32 `[tests, *shape]` (Box and Muller's pairs)."""
         n = math.prod(shape)
         half = (n + 1) // 2
         u = self.uniform(2 * half)
-        radius = u[:, :half].log().mul_(-2).sqrt_()
-        angle = u[:, half:] * (2 * math.pi)
+        first, second = u[:, :half], u[:, half:]
+        if (fused := kernels.pairs(u.device)) is not None:
+            return torch.cat(fused(first, second), 1)[:, :n].reshape(len(u), *shape)
+        radius = first.log().mul_(-2).sqrt_()
+        angle = second * (2 * math.pi)
         pairs = torch.empty_like(u)
         torch.mul(radius, angle.cos(), out=pairs[:, :half])
         torch.mul(radius, angle.sin_(), out=pairs[:, half:])

