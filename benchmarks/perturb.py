@@ -14,20 +14,18 @@ turns in one run, each timed at its best of several rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
+from paper import write_json
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from themis.environment import describe_environment
 from themis.perturb import PERTURBATIONS, Context, perturb
 
 ROUNDS = 3
@@ -205,7 +203,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="32,224")
     parser.add_argument("--only", default="", help="names, with commas between them")
     parser.add_argument("--seconds", type=float, default=0.4, help="given to each rival in each of the rounds")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", help="write the raw figures to this file")
     arguments = parser.parse_args()
     is_cuda = arguments.device.startswith("cuda")
     names = arguments.only.split(",") if arguments.only else list(PERTURBATIONS)
@@ -246,8 +244,7 @@ def main() -> None:
     faster = sum(ratio > 1 for ratio in ratios)
     console.print(f"{faster} of {len(ratios)} comparisons faster than the library, {slow} slower than half of it")
     if arguments.json:
-        record = {"environment": describe_environment(torch.device(arguments.device)), "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1))
+        write_json(arguments.json, torch.device(arguments.device), rows)
 
 
 if __name__ == "__main__":

@@ -134,4 +134,4 @@ def _command(arguments: Namespace, said: set[str]) -> str:
     words += [f"--{name.replace('_', '-')} {quote(write(getattr(arguments, name)))}" for name in names]
     if "config" in said:
         words.append(f"--config {quote(arguments.config)}")
-    return " ".join([*words, f"--perturb {arguments.perturb}"])
+    return " ".join([*words, f"--perturb {quote(arguments.perturb)}"])

@@ -141,8 +141,14 @@ def _by_reach(
         return blur(pictures, theta, sizes[-1])
     size = torch.bucketize(needed.detach(), needed.new_tensor(sizes)).clamp_(max=len(sizes) - 1)
     rows = [(size == k).nonzero()[:, 0] for k in range(len(sizes))]
-    parts = [blur(pictures[at], theta[at], reach) for at, reach in zip(rows, sizes, strict=True) if len(at)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)[torch.argsort(torch.cat(rows))]
+    groups = [(at, reach) for at, reach in zip(rows, sizes, strict=True) if len(at)]
+    if len(groups) == 1:
+        return blur(pictures, theta, groups[0][1])
+    result = torch.empty_like(pictures, memory_format=torch.contiguous_format)
+    for at, reach in groups:
+        part = blur(pictures[at], theta[at], reach)
+        result = result.index_copy(0, at, part) if part.requires_grad else result.index_copy_(0, at, part)
+    return result
 
 
 def _spread(kernel: Callable[[Tensor, int], Tensor], pictures: Tensor, theta: Tensor, reach: int) -> Tensor:

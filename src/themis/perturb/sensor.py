@@ -41,7 +41,7 @@ def _averaged(pictures: Tensor, size: Tensor) -> Tensor:
         halves.append(halved(halves[-1]))
     mixed = _hat(level - last) * halves[last]
     for k in reversed(range(last)):
-        mixed = doubled(mixed, halves[k]) + _hat(level - k) * halves[k]
+        mixed = torch.addcmul(doubled(mixed, halves[k]), _hat(level - k).to(pictures.dtype), halves[k])
     return mixed
 
 
