@@ -141,7 +141,7 @@ def _list(run: Reader, selection: Selection) -> None:
     print(_say_state(run, selection.count(run), len(rows)))
     theta = [name for name in run.columns if name.startswith("theta_")]
     answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
-    shown = ["id", "seed_id", *theta, *answers, "distance", "linf", "ssim", "stream", "tensors"]
+    shown = ["id", "seed_id", *theta, *answers, "distance", "ssim", "stream", "tensors"]
     if selection.sort in run.columns and selection.sort not in shown:
         shown.insert(-1, selection.sort)
     at = [run.columns.index(name) for name in shown]
