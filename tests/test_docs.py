@@ -42,5 +42,22 @@ def test_links_lead_somewhere(path):
         assert link.startswith("http") or (path.parent / link).exists(), link
 
 
+def test_the_table_of_perturbations_is_what_there_is():
+    from themis.perturb import PERTURBATIONS
+
+    text = (ROOT / "docs" / "perturbations.md").read_text()
+    for name, each in PERTURBATIONS.items():
+        theta = "; ".join(f"`{t.name}` {t.low:g} to {t.high:g} {t.unit}" for t in each.theta)
+        assert f"| `{name}` | {each.about.rstrip('.')}" in text
+        assert f"| {theta} |" in text
+    listed = set(re.findall(r"^\| `(\w+)` \|", text.partition("## Attacks")[0], re.M))
+    assert listed == set(PERTURBATIONS)
+    guides = text.partition("it is a guide only:")[2]
+    assert set(re.findall(r"`(\w+)`", guides)) == {name for name, each in PERTURBATIONS.items() if not each.is_smooth}
+    exempt = text.partition("## Theta at its identity")[2].partition("##")[0]
+    exempt = set(re.findall(r"^- `(\w+)`", exempt, re.M))
+    assert exempt == {name for name, each in PERTURBATIONS.items() if not each.has_identity}
+
+
 def test_there_are_blocks():
     assert len(BLOCKS) >= 2

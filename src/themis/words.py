@@ -46,7 +46,8 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
 
 def opening(start: Start) -> str:
     """What is about to be tested, in three lines."""
-    theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit else ''}" for t in start.theta)
+    few = len(start.theta) <= 2  # more of them, each with its unit, would hide the rest
+    theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit and few else ''}" for t in start.theta)
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     return (
         f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "

@@ -171,7 +171,7 @@ WEATHER = (
     Perturbation(
         "shadow",
         (
-            Theta("strength", 0.0, 0.75, unit="share of the light that is lost", limits=(0, 1)),
+            Theta("strength", 0.0, 0.65, unit="share of the light that is lost", limits=(0, 1)),
             Theta("offset", -0.4, 0.4, unit="shares of the shorter side right of the centre", limits=(-10, 10)),
             Theta("angle", -60.0, 60.0, unit="degrees from the vertical", limits=(-180, 180)),
             Theta("width", 0.3, 0.7, 0.3, unit="share of the shorter side", limits=(0, 20)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from themis.errors import MissingExtraError, UsageError
@@ -46,11 +47,20 @@ def draw_pairs(
         raise UsageError(f"only pictures [channels, height, width] can be drawn, got {list(shape)}")
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
-    width, height = 3.1 * columns, 1.95 * rows + 0.6  # inches
+    captions = [_caption(fault) for fault, _, _ in pictures]
+    more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches that a row needs for further lines
+    width, height = 3.1 * columns, (1.95 + more) * rows + 0.6
     figure = blank_figure(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
-        rows, columns, left=0.01, right=0.99, top=1 - 0.72 / height, bottom=0.25 / height, wspace=0.1, hspace=0.32
+        rows,
+        columns,
+        left=0.01,
+        right=0.99,
+        top=1 - 0.72 / height,
+        bottom=(0.25 + more) / height,
+        wspace=0.1,
+        hspace=(0.47 + more) / 1.48,
     )
     for k, (fault, clean, disturbed) in enumerate(pictures):
         pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
@@ -66,9 +76,15 @@ def draw_pairs(
                 side.set_linewidth(1.6)
             axes.set_title(text, fontsize=10.5, color=colour, pad=3)
             if at == 0:
-                theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
-                axes.set_xlabel(f"seed {fault.seed_id}, {theta}", fontsize=8, color=QUIET, loc="left", labelpad=3)
+                axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
+                axes.xaxis.label.set_multialignment("left")
     figure.savefig(file, dpi=110)
+
+
+def _caption(fault: Fault) -> list[str]:
+    """Seed and theta, in lines as wide as a pair."""
+    theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
+    return wrap(f"seed {fault.seed_id}, {theta}", 50)
 
 
 def blank_figure(width: float, height: float) -> Any:
