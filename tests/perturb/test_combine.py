@@ -67,6 +67,12 @@ def test_words_name_a_sum_and_narrow_its_parts():
     assert choose_perturbation(both.name).theta == both.theta, "the name is enough to make it again"
 
 
+def test_some_have_another_name_and_are_recorded_by_their_own():
+    both = choose_perturbation("rain + blur")
+    assert both.name == "rain + gaussian_blur"
+    assert choose_perturbation("cw_l2").name == "cw"
+
+
 def test_a_theta_can_be_held_fixed():
     held = choose_perturbation("rain(angle=10, length=0.1)")
     whole = choose_perturbation("rain")

@@ -34,11 +34,11 @@ def gaussian_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -
 
     def blurred(pictures: Tensor, theta: Tensor, reach: int) -> Tensor:
         kernel, *slopes = _sloped(lambda at: _heat((at * unit) ** 2, reach), theta)
-        across = _convolved(pictures, kernel[:, None])
-        result = _convolved(across, kernel[:, :, None])
+        across = convolve(pictures, kernel[:, None])
+        result = convolve(across, kernel[:, :, None])
         for slope in slopes:
-            down = _convolved(_convolved(pictures.detach(), slope[:, None]), kernel[:, :, None])
-            result = _hung(result, theta, [down + _convolved(across.detach(), slope[:, :, None])])
+            down = convolve(convolve(pictures.detach(), slope[:, None]), kernel[:, :, None])
+            result = _hung(result, theta, [down + convolve(across.detach(), slope[:, :, None])])
         return result
 
     return _by_reach(pictures, theta, TAIL * unit * theta[:, 0], TAIL * unit * MOST_SIGMA, blurred)
@@ -158,7 +158,7 @@ def _spread(kernel: Callable[[Tensor, int], Tensor], pictures: Tensor, theta: Te
     cheaper than the slope in every weight.
     """
     weight, *slopes = _sloped(lambda at: kernel(at, reach), theta)
-    return _hung(_convolved(pictures, weight), theta, [_convolved(pictures.detach(), each) for each in slopes])
+    return _hung(convolve(pictures, weight), theta, [convolve(pictures.detach(), each) for each in slopes])
 
 
 def _hung(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
@@ -169,46 +169,30 @@ def _hung(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
     return result
 
 
-def _convolved(pictures: Tensor, kernel: Tensor) -> Tensor:
-    if pictures.shape[0] * pictures.shape[1] > 1:
-        return convolve(pictures, kernel)
-    return convolve(pictures.expand(1, 2, -1, -1), kernel)[:, :1]  # a lone channel would be rounded otherwise
-
+_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera")
 
 BLUR = (
-    Perturbation(
+    _camera(
         "gaussian_blur",
         (Theta("sigma", 0.0, 0.02, unit="share of the shorter side", limits=(0, MOST_SIGMA)),),
         gaussian_blur,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "motion_blur",
         (
             Theta("length", 0.0, 0.08, unit="share of the shorter side", limits=(0, MOST_LENGTH)),
             Theta("angle", -90.0, 90.0, unit="degrees from level, anticlockwise", limits=(-360, 360)),
         ),
         motion_blur,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "defocus_blur",
         (Theta("radius", 0.0, 0.025, unit="share of the shorter side", limits=(0, MOST_RADIUS)),),
         defocus_blur,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "zoom_blur",
         (Theta("amount", 0.0, 0.15, unit="share by which the picture grows", limits=(0, 0.5)),),
         zoom_blur,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
 )

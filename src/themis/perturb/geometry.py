@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -68,64 +70,50 @@ def elastic(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor
     return warp(inputs, x + pull[:, :1], y + pull[:, 1:])
 
 
+_geometry = partial(Perturbation, is_random=False, inputs="picture", family="geometry")
+
 GEOMETRY = (
-    Perturbation(
+    _geometry(
         "rotate",
         (Theta("angle", -30.0, 30.0, unit="degrees, counter-clockwise", limits=(-360, 360)),),
         rotate,
-        is_random=False,
-        inputs="picture",
-        family="geometry",
     ),
-    Perturbation(
+    _geometry(
         "shift",
         (
             Theta("x", -0.2, 0.2, unit="share of the shorter side, to the right", limits=(-10, 10)),
             Theta("y", -0.2, 0.2, unit="share of the shorter side, down", limits=(-10, 10)),
         ),
         shift,
-        is_random=False,
-        inputs="picture",
-        family="geometry",
     ),
-    Perturbation(
+    _geometry(
         "scale",
         (Theta("factor", 0.6, 1.6, 1.0, unit="times as large", limits=(0.05, 20)),),
         scale,
-        is_random=False,
-        inputs="picture",
-        family="geometry",
     ),
-    Perturbation(
+    _geometry(
         "shear",
         (
             Theta("lean", -20.0, 20.0, unit="degrees to the right", limits=(-80, 80)),
             Theta("slope", -20.0, 20.0, unit="degrees up to the right", limits=(-80, 80)),
         ),
         shear,
-        is_random=False,
-        inputs="picture",
-        family="geometry",
     ),
-    Perturbation(
+    _geometry(
         "perspective",
         (
             Theta("back", -25.0, 25.0, unit="degrees, the upper edge away", limits=(-45, 45)),
             Theta("aside", -25.0, 25.0, unit="degrees, the right edge away", limits=(-45, 45)),
         ),
         perspective,
-        is_random=False,
-        inputs="picture",
-        family="geometry",
     ),
-    Perturbation(
+    _geometry(
         "elastic",
         (
             Theta("amount", 0.0, 0.04, unit="share of the shorter side", limits=(0, 1)),
             Theta("scale", 0.1, 0.4, 0.4, unit="size of what is pulled, share of the shorter side", limits=(0.02, 10)),
         ),
         elastic,
-        inputs="picture",
-        family="geometry",
+        is_random=True,
     ),
 )

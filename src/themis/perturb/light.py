@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -91,66 +92,47 @@ def _mixed(pictures: Tensor, weights: tuple[float, float, float]) -> Tensor:
     return (red * weights[0] + green * weights[1] + blue * weights[2])[:, None]
 
 
+_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera")
+
 LIGHT = (
-    Perturbation(
+    _camera(
         "brightness",
         (Theta("shift", -0.25, 0.25, unit="share of the input range", limits=(-1, 1)),),
         brightness,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "contrast",
         (Theta("change", -0.6, 0.6, unit="share of the contrast", limits=(-1, 10)),),
         contrast,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "saturation",
         (Theta("change", -1.0, 1.0, unit="share of the colour", limits=(-1, 10)),),
         saturation,
-        is_random=False,
-        inputs="picture",
         channels=3,
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "hue",
         (Theta("angle", -30.0, 30.0, unit="degrees", limits=(-360, 360)),),
         hue,
-        is_random=False,
-        inputs="picture",
         channels=3,
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "gamma",
         (Theta("exponent", -1.0, 1.0, unit="log2 of the power", limits=(-4, 4)),),
         gamma,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "exposure",
         (Theta("stops", -1.5, 1.5, unit="EV: doublings of the light", limits=(-8, 8)),),
         exposure,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "vignette",
         (
             Theta("strength", 0.0, 0.8, unit="share of the light lost in the corners", limits=(0, 1)),
             Theta("radius", 0.15, 0.6, 0.6, unit="share of the half diagonal that stays bright", limits=(0, 0.95)),
         ),
         vignette,
-        is_random=False,
-        inputs="picture",
-        family="camera",
     ),
 )

@@ -31,8 +31,13 @@ FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
 PERTURBATIONS: dict[str, Perturbation] = {each.name: each for family in FAMILIES for each in family}
 
 
+ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_l2": "cw"}
+"""Other names of some, by which they are known too."""
+
+
 def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
     """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:STRIPES`) or as it is, its reach set."""
     if isinstance(perturbation, str):
-        perturbation = read_perturbation(perturbation, PERTURBATIONS)
+        known = PERTURBATIONS | {name: PERTURBATIONS[of] for name, of in ALIASES.items()}
+        perturbation = read_perturbation(perturbation, known)
     return perturbation.at(magnitude)

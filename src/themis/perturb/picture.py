@@ -1,4 +1,4 @@
-"""What picture perturbations are drawn with: coordinates, blends, warps, blurs and smooth random fields.
+"""What picture perturbations are drawn with: coordinates, warps, convolutions and smooth random fields.
 
 Pictures are `[tests, channels, height, width]` in 0..1. Lengths are shares of the shorter side, so that a disturbance
 looks the same at any resolution. All of it works on each test by itself and is differentiable in what comes from theta.
@@ -33,11 +33,6 @@ def places(pictures: Tensor) -> tuple[Tensor, Tensor]:
     return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
 
 
-def blend(pictures: Tensor, layer: Tensor | float, alpha: Tensor) -> Tensor:
-    """`layer` over the pictures; alpha 0 leaves them as they are, to the bit, and 1 hides them."""
-    return pictures + alpha * (layer - pictures)
-
-
 def warp(pictures: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The pictures read off at the places `x` and `y` (`[tests, 1, height, width]`, as `places` gives them).
 
@@ -54,12 +49,13 @@ def warp(pictures: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def convolve(pictures: Tensor, kernel: Tensor) -> Tensor:
     """Each picture convolved with its own kernel `[tests, rows, columns]`, odd in size; edges are repeated."""
     n, channels, height, width = pictures.shape
+    if n * channels == 1:  # a lone channel would be rounded otherwise
+        return convolve(pictures.expand(1, 2, height, width), kernel)[:, :1]
     rows, across = kernel.shape[1:]
     padded = F.pad(pictures, (across // 2, across // 2, rows // 2, rows // 2), mode="replicate")
     weight = kernel.to(pictures.dtype).repeat_interleave(channels, 0)[:, None]
-    return F.conv2d(padded.reshape(1, n * channels, *padded.shape[2:]), weight, groups=n * channels).view(
-        n, channels, height, width
-    )
+    convolved = F.conv2d(padded.reshape(1, n * channels, *padded.shape[2:]), weight, groups=n * channels)
+    return convolved.view(n, channels, height, width)
 
 
 def field(pictures: Tensor, rng: Rng, scale: Tensor, octaves: int = 4, roughness: float = 0.5) -> Tensor:

@@ -7,6 +7,7 @@ over its pixels however many there are. Falling drops are drawn upright on a she
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -188,8 +189,10 @@ def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tens
     return (pictures * ((1 - alpha) * (1 - veil))).add_(light)
 
 
+_weather = partial(Perturbation, inputs="picture", family="weather")
+
 RAIN = (
-    Perturbation(
+    _weather(
         "rain",
         (
             Theta("density", 0.0, 1.0, unit="share of the drops there can be", limits=(0, 1)),
@@ -199,10 +202,8 @@ RAIN = (
             Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
         ),
         rain,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "snow",
         (
             Theta("density", 0.0, 1.0, unit="share of the flakes there can be", limits=(0, 1)),
@@ -211,10 +212,8 @@ RAIN = (
             Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
         ),
         snow,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "raindrops",
         (
             Theta("count", 0.0, 16.0, unit="large drops", limits=(0, 100)),
@@ -224,7 +223,5 @@ RAIN = (
             Theta("refraction", 1.0, 4.0, 1.0, unit="shift per distance from the drop's centre", limits=(0, 10)),
         ),
         raindrops,
-        inputs="picture",
-        family="weather",
     ),
 )

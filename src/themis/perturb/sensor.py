@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -100,23 +101,21 @@ def rolling_shear(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
     return warp_lines(inputs, (x, 0 * x), (-moved, y))
 
 
+_camera = partial(Perturbation, inputs="picture", family="camera")
+
 SENSOR = (
-    Perturbation(
+    _camera(
         "pixelate",
         (Theta("block", 0.0, 0.05, unit="share of the shorter side", limits=(0, 1)),),
         pixelate,
         is_random=False,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "dead_pixels",
         (Theta("share", 0.0, 0.05, unit="share of the pixels", limits=(0, 1)),),
         dead_pixels,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "stripes",
         (
             Theta("strength", 0.0, 0.2, unit="share of the input range", limits=(0, 2)),
@@ -124,10 +123,8 @@ SENSOR = (
             Theta("angle", -90.0, 90.0, unit="degrees from upright", limits=(-360, 360)),
         ),
         stripes,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "occlusion",
         (
             Theta("x", -0.4, 0.4, unit="share of the shorter side, to the right of the centre", limits=(-10, 10)),
@@ -136,10 +133,8 @@ SENSOR = (
             Theta("opacity", 0.5, 1.0, 0.5, unit="share of the patch in the mixture", limits=(0, 1)),
         ),
         occlusion,
-        inputs="picture",
-        family="camera",
     ),
-    Perturbation(
+    _camera(
         "rolling_shear",
         (
             Theta("skew", -0.25, 0.25, unit="sideways from top to bottom, share of the shorter side", limits=(-10, 10)),
@@ -148,7 +143,5 @@ SENSOR = (
         ),
         rolling_shear,
         is_random=False,
-        inputs="picture",
-        family="camera",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -134,8 +135,10 @@ def _mixed(pictures: Tensor, left: Tensor, colour: tuple[float, float, float]) -
     return (pictures * left).add_(gone * grey)
 
 
+_weather = partial(Perturbation, inputs="picture", family="weather")
+
 WEATHER = (
-    Perturbation(
+    _weather(
         "fog",
         (
             Theta("density", 0.0, 1.8, unit="optical depth at the horizon", limits=(0, 20)),
@@ -143,20 +146,16 @@ WEATHER = (
             Theta("scale", 0.2, 1.0, 0.2, unit="size of a bank as a share of the shorter side", limits=(0.02, 10)),
         ),
         fog,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "frost",
         (
             Theta("amount", 0.0, 0.6, unit="share of the lens that is iced", limits=(0, 1)),
             Theta("scale", 0.02, 0.06, 0.02, unit="width of a needle, share of the shorter side", limits=(0.005, 1)),
         ),
         frost,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "glare",
         (
             Theta("strength", 0.0, 0.9, unit="share of the sensor's range", limits=(0, 1)),
@@ -165,10 +164,8 @@ WEATHER = (
             Theta("size", 0.03, 0.12, 0.03, unit="radius as a share of the shorter side", limits=(0.005, 1)),
         ),
         glare,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "shadow",
         (
             Theta("strength", 0.0, 0.65, unit="share of the light that is lost", limits=(0, 1)),
@@ -178,10 +175,8 @@ WEATHER = (
             Theta("softness", 0.02, 0.15, 0.02, unit="width of its edge, share of the shorter side", limits=(0.005, 5)),
         ),
         shadow,
-        inputs="picture",
-        family="weather",
     ),
-    Perturbation(
+    _weather(
         "low_light",
         (
             Theta("stops", 0.0, 2.5, unit="halvings of the light", limits=(0, 16)),
@@ -189,7 +184,5 @@ WEATHER = (
             Theta("fade", 0.0, 0.6, unit="share of the colour that is lost", limits=(0, 1)),
         ),
         low_light,
-        inputs="picture",
-        family="weather",
     ),
 )
