@@ -2,9 +2,9 @@
 
     [THEMIS_DATA=FOLDER] python benchmarks/kinds.py [--zoo NAME] [--device cuda] [--tests 2000] [--json FILE]
 
-The zoo's resnet56-cifar10 by default; without a data folder the demo's LeNet-5 and its digits, where what needs colours is
-left out. Tests are drawn uniformly over seeds and theta, so that the rates are the model's and not the search's. SSIM is
-that of the faults: how much of the picture was still there when it was misread.
+The zoo's resnet56-cifar10 by default; without a data folder the demo's LeNet-5 and its digits, where what needs colours
+is left out. Tests are drawn uniformly over seeds and theta, so that the rates are the model's and not the search's.
+SSIM is that of the faults: how much of the picture was still there when it was misread.
 """
 
 from __future__ import annotations
