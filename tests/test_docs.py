@@ -20,14 +20,14 @@ def test_a_block_runs(block, capsys):
     if "run" in space:
         assert space["run"].rounds[-1].tests > 0
         assert "True" in capsys.readouterr().out
-    elif "STRIPES" in space:
+    elif "BAND" in space:
         import torch
 
         import themis
 
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
-        result = themis.run(net, torch.rand(9, 3, 6, 6), space["STRIPES"], max_tests=50)
-        assert result.start.perturbation == "stripes"
+        result = themis.run(net, torch.rand(9, 3, 6, 6), space["BAND"], max_tests=50)
+        assert result.start.perturbation == "band"
     elif "rainy" in space:
         assert "True" in capsys.readouterr().out
     else:

@@ -272,7 +272,7 @@ WRONG = {
     "theta outside of what it means": (run("--perturb rain(density=0:3)"), 2, "'density' must lie in 0..1, got 3"),
     "magnitude that takes theta too far": (run("--perturb jpeg --magnitude 9"), 2, "'quality' must lie in 1..100"),
     "bracket that is not closed": (run("--perturb rain(angle=1:2"), 2, "must be names joined by +"),
-    "perturbation of no module": (run("--perturb nowhere:STRIPES"), 2, "No module named 'nowhere'"),
+    "perturbation of no module": (run("--perturb nowhere:BAND"), 2, "No module named 'nowhere'"),
     "perturbation that is something else": (run("--perturb mine:net"), 2, "must be a themis.Perturbation, got Net"),
     "picture perturbation on a table": (run("--data mine:rows --perturb rain"), 2, "'rain' needs pictures"),
     "table perturbation on pictures": (run("--perturb edit"), 2, "'edit' needs rows of a table"),

@@ -55,6 +55,7 @@ def describe_run(
         "settings": {name: _named(value) for name, value in asdict(settings).items()},
         "origin": None if origin is None else origin.as_dict(),
         "perturbation": perturbation.name,
+        "perturbation_code": perturbation.code,
         "theta": [asdict(each) for each in perturbation.theta],
         "environment": environment,
     }

@@ -109,7 +109,10 @@ class Replayer:
         then = self.run.record["environment"]
         with threads(then["threads"]):
             now = describe_environment(self.target.device) | describe_tested(self.target, self.seeds, self.origin)
-        return list_changes(then, now)
+        changes = list_changes(then, now)
+        if self.perturbation.inputs == "table" and self.seeds.features.sha256 != self.run.record["features_sha256"]:
+            changes.append("the table's features are others")
+        return changes
 
     def __call__(self, fault: Fault) -> Replay:
         """Run a fault again."""
@@ -174,7 +177,8 @@ def recorded_perturbation(run: Reader, given: str | Perturbation | None) -> Pert
     try:
         chosen = choose_perturbation(given or name, magnitude)
         found = [(each.name, each.low, each.high) for each in chosen.theta]
-        if (chosen.name, found) == (name, recorded):
+        is_same = given is not None or chosen.code == run.record["perturbation_code"]
+        if is_same and (chosen.name, found) == (name, recorded):
             return chosen
     except UsageError as error:
         why = str(error)

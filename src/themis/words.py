@@ -39,6 +39,8 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         more = last.coverage.forecast
         text = f"about {more:,} more tests to the coverage goal" if more < MANY else "the coverage goal is out of reach"
         rows.append(("forecast", text))
+    if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
+        rows.append(("attention", "no neuron has moved: the perturbation changes nothing, widen its range"))
     if run.normality is not None:
         rows.append(("normality", run.normality.verdict))
     return rows
@@ -102,7 +104,8 @@ def _estimate_all(run: Run) -> str:
 def _dropped(run: Run) -> str:
     last, least = run.rounds[-1], run.start.settings.min_ssim
     share = percent(last.dropped / max(last.tests, 1))
-    return f"{last.dropped:,} tests ({share}) that were no longer the same picture: SSIM under {least:g}"
+    advice = "; a smaller magnitude or range wastes fewer" if 2 * last.dropped > last.tests else ""
+    return f"{last.dropped:,} tests ({share}) that were no longer the same picture: SSIM under {least:g}{advice}"
 
 
 def _times(run: Run) -> str:

@@ -59,10 +59,10 @@ def test_a_sheet_of_the_users_own_pictures(tmp_path):
 
 def test_strength_runs_from_the_identity_to_the_far_end():
     rain = PERTURBATIONS["rain"]
-    none, full = (strengthened(rain, [share]) for share in (0.0, 1.0))
+    none, full = (strengthened(rain, share) for share in (0.0, 1.0))
     for theta in rain.theta:
-        assert float(none[theta.name][0]) == pytest.approx(theta.identity)
-        assert float(full[theta.name][0]) in (pytest.approx(theta.low), pytest.approx(theta.high))
+        assert none[theta.name] == pytest.approx(theta.identity)
+        assert full[theta.name] in (pytest.approx(theta.low), pytest.approx(theta.high))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,10 @@ def test_strength_runs_from_the_identity_to_the_far_end():
         (["--family", "wether"], "did you mean 'weather'"),
         (["rain", "--sheet", "out.docx"], "must end in .png"),
         (["rain", "--sheet", "out.png", "--data", "digits", "--index", "99999"], "--index must lie in"),
-        (["fgsm", "--sheet", "out.png"], "no perturbation to draw"),
+        (["fgsm", "--sheet", "out.png"], "fgsm cannot be drawn on a picture"),
+        (["rain", "--sheet", "nowhere/out.png"], "must be in a folder that exists"),
+        (["rain", "--sheet", "out.png", "--bounds", "1,0"], "bounds"),
+        (["rain", "--family", "camera"], "none of them is in 'camera'"),
     ],
 )
 def test_wrong_uses_get_one_line(words, text, capsys, tmp_path, monkeypatch):

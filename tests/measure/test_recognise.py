@@ -43,6 +43,15 @@ def test_the_search_learns_how_far_it_may_go(target):
     assert len(scheduled.faults) > 2 * len(corners.faults)
 
 
+def test_it_learns_so_where_nothing_is_random_too(target):
+    coarse = torch.rand(40, 1, 3, 3, generator=torch.Generator().manual_seed(1))
+    smooth = nn.functional.interpolate(coarse, (16, 16), mode="bilinear")
+    options = {"max_tests": 6000, "plateau": None, "tolerance": 1e-9, "round_size": 300}
+    rounds = themis.run(target, smooth, "shift", min_ssim=0.95, **options).rounds
+    early, late = rounds[4].dropped, rounds[-1].dropped - rounds[-6].dropped
+    assert late < 0.75 * early, "in five rounds"
+
+
 def test_dropped_tests_say_nothing_about_the_model(target):
     found = run(target, policy="random", uniform_share=1.0)
     everything = run(target, policy="random", uniform_share=1.0, min_ssim=None)

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
-from themis import Perturbation, Theta, UsageError
-from themis.perturb import Context, choose_perturbation, disturb, perturb
+from themis import ModelError, Perturbation, Target, Theta, UsageError
+from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
 from themis.perturb.perturbation import check_fits, column
 
 PICTURES = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.2
@@ -102,6 +103,50 @@ def test_a_perturbation_of_the_users_own_has_its_place_as_a_name(tmp_path, monke
     sys.modules.pop("mine_to_test")
 
 
+def test_a_sum_keeps_what_its_parts_were_set_to(tmp_path, monkeypatch):
+    (tmp_path / "mine_in_sums.py").write_text(
+        "from themis.perturb import PERTURBATIONS as P\nBOTH = P['rain'] + P['fog']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "mine_in_sums:BOTH(length=0.2, rain_density=0:0.01) + jpeg"
+    both = choose_perturbation(words)
+    assert both.name == words
+    assert both.theta[0].high == 0.01
+    assert "length" not in names(both)
+    tenth = (PERTURBATIONS["rain"] + PERTURBATIONS["fog"]).at(0.1) + PERTURBATIONS["jpeg"]
+    assert tenth.theta[0].high == pytest.approx(0.1)
+    sys.modules.pop("mine_in_sums")
+
+
+def test_a_name_is_read_again_as_the_same_numbers():
+    third = choose_perturbation(f"rain(angle={-10 / 3}:{10 / 3}, length={0.1 + 0.2})")
+    again = choose_perturbation(third.name)
+    assert again.theta == third.theta
+    assert again.name == third.name
+
+
+def test_inputs_must_be_left_as_they_are():
+    wrong = Perturbation("wrong", (Theta("by", 0, 1),), lambda inputs, *rest: inputs.add_(0.1))
+    with pytest.raises(ModelError, match="must leave the inputs it is given as they are"):
+        disturb(wrong, PICTURES.clone(), {"by": 0.5})
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "pgd", "pgd_l2", "apgd", "cw"])
+def test_what_comes_before_an_attack_has_a_slope_too(attack):
+    torch.manual_seed(0)
+    target = Target(nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
+    theta = torch.tensor([[0.05, 0.01]]).repeat(4, 1).requires_grad_()
+    reference = target.forward(PICTURES).argmax(1)
+
+    def margin(outputs):
+        return outputs.gather(1, reference[:, None])[:, 0] - outputs.scatter(1, reference[:, None], -9.0).amax(1)
+
+    context = Context(target=target, reference=reference, margin=margin)
+    both = PERTURBATIONS["brightness"] + PERTURBATIONS[attack]
+    (slope,) = torch.autograd.grad(perturb(both, PICTURES, theta, SEEDS, context).sum(), theta)
+    assert bool((slope[:, 0] > 100).all()), "every pixel is brighter"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -110,7 +155,10 @@ def test_a_perturbation_of_the_users_own_has_its_place_as_a_name(tmp_path, monke
         ("rain(angel=1:2)", "did you mean 'angle'"),
         ("rain(density=0:99)", "theta 'density' must lie in"),
         ("rain(density=99)", "theta 'density' must lie in"),
-        ("rain(density=0.5:0.1)", "low <= identity <= high"),
+        ("rain(density=0.5:0.1)", "must be NAME=LOW:HIGH"),
+        ("rain(density=nan)", "must be NAME=LOW:HIGH"),
+        ("rain(density=0:1:2)", "must be NAME=LOW:HIGH"),
+        ("rain(density=0.1:0.1)", "must have low < high"),
         ("rain(density)", "must be NAME=LOW:HIGH"),
         ("rain(density=a:b)", "must be NAME=LOW:HIGH"),
         ("rain(", "must be names joined by"),
@@ -129,7 +177,7 @@ def test_words_that_mean_nothing_are_refused(words, text):
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: a table has 'edit'"),
+        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: for a table there are 'edit'"),
         ("rain", (32, 32, 3), "channels last: permute them"),
         ("rain", (3, 4, 32, 32), "reshape them"),
         ("hue", (1, 32, 32), "needs pictures with 3 channels, got 1"),
@@ -157,6 +205,18 @@ def test_inputs_can_be_disturbed_without_a_campaign():
 def test_theta_outside_its_range_is_refused(theta, text):
     with pytest.raises(UsageError, match=text):
         disturb(choose_perturbation("rain"), PICTURES, theta)
+
+
+def test_inputs_and_theta_of_the_wrong_kind_are_refused():
+    with pytest.raises(UsageError, match="inputs must be floating-point numbers"):
+        disturb("gaussian", (PICTURES * 255).byte(), {"sigma": 0.1})
+    with pytest.raises(UsageError, match="one for each of 4 inputs"):
+        disturb("gaussian", PICTURES, {"sigma": torch.zeros(3)})
+
+
+def test_theta_may_lie_at_the_very_end_of_its_range():
+    shaken = disturb("motion_blur(angle=-70.3:70.3)", PICTURES, {"angle": 70.3, "length": 0.05})
+    assert shaken.shape == PICTURES.shape
 
 
 def test_an_attack_without_a_model_is_refused():

@@ -27,26 +27,26 @@ def data():
 def folder(tmp_path, monkeypatch):
     """A user's folder with the document's example in it."""
     (example,) = [
-        block for block in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S) if "STRIPES = " in block
+        block for block in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S) if "BAND = " in block
     ]
-    (tmp_path / "own_stripes.py").write_text(example + MODEL)
+    (tmp_path / "own_band.py").write_text(example + MODEL)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("own_stripes", None)
+    sys.modules.pop("own_band", None)
     sys.path[:] = [each for each in sys.path if each != str(tmp_path)]
 
 
 def test_the_example_is_about_ten_lines(folder):
-    lines = (folder / "own_stripes.py").read_text().partition(MODEL.strip()[:12])[0].splitlines()
+    lines = (folder / "own_band.py").read_text().partition(MODEL.strip()[:12])[0].splitlines()
     code = [line for line in lines if line.strip() and not line.lstrip().startswith(("import", "#", '"""'))]
     assert len(code) <= 14
 
 
-@pytest.mark.parametrize("words", ["own_stripes:STRIPES", "own_stripes:STRIPES(depth=0:0.5) + gaussian"])
+@pytest.mark.parametrize("words", ["own_band:BAND", "own_band:BAND(depth=0:0.5) + gaussian"])
 def test_it_is_tested_with_resumed_and_replayed_by_its_place(folder, words, capsys):
-    run = ["--model", "own_stripes:net", "--data", "own_stripes:data", "--perturb", words, "--magnitude", "1.5"]
+    run = ["--model", "own_band:net", "--data", "own_band:data", "--perturb", words, "--magnitude", "1.5"]
     assert main(["run", *run, "--max-tests", "600", "--out", "run", "--quiet"]) == 0
-    sys.modules.pop("own_stripes")
+    sys.modules.pop("own_band")
     assert main(["resume", "run", "--max-tests", "1200", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["faults", "run", "--json"]) == 0
@@ -59,5 +59,5 @@ def test_it_is_tested_with_resumed_and_replayed_by_its_place(folder, words, caps
 
 
 def test_it_can_be_drawn(folder):
-    assert main(["perturbations", "own_stripes:STRIPES", "--sheet", "own.png"]) == 0
+    assert main(["perturbations", "own_band:BAND", "--sheet", "own.png"]) == 0
     assert Path("own.png").stat().st_size > 10_000

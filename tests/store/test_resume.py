@@ -117,6 +117,18 @@ def test_time_and_passes_go_on_counting(trained, tmp_path):
     assert resumed.rounds[-1].passes == campaign(trained, max_tests=2560).rounds[-1].passes
 
 
+def test_a_perturbation_of_the_users_own_is_not_taken_for_one_of_the_same_name(tmp_path):
+    def other(inputs, theta, rng, context):
+        return inputs + theta[:, :1]
+
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    own = Perturbation("gaussian", (Theta("sigma", 0.0, 0.1),), other)
+    themis.run(net, data, own, max_tests=100, tolerance=1e-9, out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"'gaussian' has no name that is known here: pass perturbation=.*another one"):
+        themis.resume(tmp_path / "run", net, data, max_tests=200)
+    assert themis.resume(tmp_path / "run", net, data, perturbation=own, max_tests=200).rounds[-1].tests == 200
+
+
 def test_objects_of_the_users_own_can_be_resumed(tmp_path):
     def shift(inputs, theta, rng, context):
         return inputs + theta[:, :1]

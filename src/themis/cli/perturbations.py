@@ -65,8 +65,11 @@ def _chosen(arguments: Namespace) -> list[Perturbation]:
         raise UsageError(f"--family must be a known one, got {arguments.family!r}: {remedy}")
     names = arguments.names or PERTURBATIONS
     with Origin().at_home():  # the user's own are looked up here
-        chosen = [choose_perturbation(name, arguments.magnitude) for name in names]
-    return [each for each in chosen if arguments.family in (None, each.family)]
+        chosen = [choose_perturbation(name) for name in names]
+    chosen = [each.at(arguments.magnitude) for each in chosen if arguments.family in (None, each.family)]
+    if not chosen:
+        raise UsageError(f"--family must fit the names, none of them is in {arguments.family!r}: leave one of both out")
+    return chosen
 
 
 def _listed(perturbations: list[Perturbation]) -> str:
@@ -96,19 +99,31 @@ def _plain(perturbation: Perturbation) -> dict[str, Any]:
 
 
 def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
+    import torch
+
+    from themis.measure.inputs import check_bounds
     from themis.report.sheet import can_draw, draw_sheet
+    from themis.target import check_options
 
     picture, bounds = _picture(arguments), arguments.bounds
     shape = tuple(picture.shape)
     if len(shape) != 3:
         raise UsageError(f"--data must hold pictures [channels, height, width], got inputs {list(shape)}")
+    check_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))
     drawn = [each for each in perturbations if can_draw(each, shape)]
     left = [each.name for each in perturbations if each not in drawn]
     path = Path(arguments.sheet)
+    if not drawn:
+        raise UsageError(
+            f"{', '.join(left)} cannot be drawn on a picture {list(shape)} alone: attacks need a model, tables have no "
+            "picture, and some need 3 channels"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"--sheet must be in a folder that exists, {path.parent} does not: make it")
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {arguments.sheet!r}")
     draw_sheet(picture, drawn, path, bounds=(bounds[0], bounds[1]), noise_seed=arguments.random_seed)
-    print(f"{len(drawn)} perturbations drawn: {path}")
+    print(f"{len(drawn)} {'perturbation' if len(drawn) == 1 else 'perturbations'} drawn: {path}")
     if left:
         print(f"Not drawn, since they need a model, a table or other channels: {', '.join(left)}")
 

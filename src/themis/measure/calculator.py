@@ -68,6 +68,7 @@ class Calculator:
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, OnPanel] | None = None
         self._panel_clean: Activations | None = None
+        self._own_passes = perturbation.passes  # at the least: some tasks take more
         self.passes = 5  # find_layers traced a batch of two and one of three
 
     @cached_property
@@ -181,6 +182,7 @@ class Calculator:
         inputs = self.inputs[rows]
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_valid // len(rows)
+        self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
         return inputs, disturbed
 
     def _context(self, rows: Tensor) -> Context:
@@ -200,7 +202,7 @@ class Calculator:
 
     def cost(self, climbs: bool) -> int:
         """Passes of one test, with its gradient in theta if it climbs."""
-        own = self.perturbation.passes
+        own = self._own_passes
         if not climbs:
             return 1 + own
         return 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))

@@ -34,11 +34,13 @@ def anywhere(inputs: Tensor, radius: Tensor, rng: Rng) -> Tensor:
 def follow(found: Tensor, inputs: Tensor, radius: Tensor, direction: Tensor, context: Context) -> Tensor:
     """`found`, with its slope in the radius: a larger ball stretches the change, and one of no size begins it along
     `direction`. That a larger ball may hold another find is left out."""
+    if inputs.requires_grad:
+        found = found + (inputs - inputs.detach())  # what was done before the attack moves what it finds
     if not radius.requires_grad:
         return found
     size = radius.detach()
     is_small = size < LEAST_RADIUS * context.span
-    slope = torch.where(is_small, direction, (found - inputs) / torch.where(is_small, 1, size))
+    slope = torch.where(is_small, direction, (found - inputs).detach() / torch.where(is_small, 1, size))
     return found + (radius - size) * slope
 
 

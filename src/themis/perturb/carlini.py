@@ -62,11 +62,14 @@ def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
             enough = torch.where(is_found, weight, enough)
             too_low = torch.where(is_found, too_low, weight)
             weight = torch.where(enough.isinf(), weight * RAISED, (too_low + enough) / 2)
+    found = kept.inputs
+    if inputs.requires_grad:
+        found = found + (inputs - inputs.detach())  # what was done before the attack moves what it finds
     if not theta.requires_grad:
-        return kept.inputs
+        return found
     # A little more confidence lies straight down the margin, if in a model that is linear so far.
     further = unit(kept.slope) / norm(kept.slope).clamp_min(1 / math.sqrt(inputs[0].numel())) * context.span
-    return kept.inputs - by_row(theta[:, 0] - theta[:, 0].detach(), inputs) * further
+    return found - by_row(theta[:, 0] - theta[:, 0].detach(), inputs) * further
 
 
 class _Tried(NamedTuple):

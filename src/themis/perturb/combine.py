@@ -37,6 +37,7 @@ def combine(*parts: Perturbation) -> Perturbation:
             first += size
         return inputs
 
+    apply.__qualname__ = " + ".join(each.code for each in parts)
     apply.__doc__ = "; then: ".join(each.about.rstrip(".") for each in parts) + "."
     return Perturbation(
         " + ".join(each.name for each in parts),
@@ -69,7 +70,7 @@ def _theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
 
 def _identifier(name: str) -> str:
     plain = name.partition("(")[0].rpartition(":")[2]
-    return "".join(each if each.isalnum() else "_" for each in plain)
+    return "".join(each if each.isalnum() else "_" for each in plain if each != " ").lstrip("0123456789") or "part"
 
 
 def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturbation:
@@ -93,12 +94,18 @@ def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturb
     words = ", ".join(f"{name}={_word(value)}" for name, value in ranges.items())
     name = f"{perturbation.name}({words})" if ranges else perturbation.name
     is_magnitude = perturbation.theta_is_magnitude and not ranges
-    changed = replace(perturbation, name=name, theta=tuple(theta), theta_is_magnitude=is_magnitude)
+    changed = replace(perturbation, name=name, theta=tuple(theta), theta_is_magnitude=is_magnitude, parts=())
     return replace(changed, apply=_held(perturbation, held)) if held else changed
 
 
 def _word(value: Range) -> str:
-    return f"{value[0]:.12g}:{value[1]:.12g}" if isinstance(value, tuple) else f"{value:.12g}"
+    return ":".join(map(_number, value)) if isinstance(value, tuple) else _number(value)
+
+
+def _number(value: float) -> str:
+    """As short as it can be and still be read as the same number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
 
 
 def _held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
@@ -109,5 +116,6 @@ def _held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[...
         ]
         return perturbation.apply(inputs, torch.stack(whole, 1), rng, context)
 
-    apply.__doc__ = perturbation.apply.__doc__
+    apply.__doc__, apply.__module__ = perturbation.apply.__doc__, perturbation.apply.__module__
+    apply.__qualname__ = perturbation.apply.__qualname__
     return apply

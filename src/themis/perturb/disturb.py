@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ def disturb(
     """
     perturbation = choose_perturbation(perturbation)
     check_fits(perturbation, tuple(inputs.shape[1:]))
+    if not inputs.is_floating_point():
+        raise UsageError(f"inputs must be floating-point numbers, got {inputs.dtype}: write inputs.float() / 255")
     values = _theta(perturbation, theta, inputs)
     seeds = torch.arange(noise_seed, noise_seed + len(inputs), device=inputs.device)
     if target is None:
@@ -52,13 +55,18 @@ def _theta(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inpu
     columns = []
     for each in perturbation.theta:
         value = torch.as_tensor(theta.get(each.name, each.identity), dtype=torch.float32, device=inputs.device)
-        least, most = (float(end) for end in value.detach().aminmax())
-        if not (each.low - 1e-6 <= least and most <= each.high + 1e-6):
+        if value.ndim and value.shape != inputs.shape[:1]:
+            raise UsageError(
+                f"theta {each.name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
+            )
+        outside = value.detach()[(value < np.float32(each.low)) | (value > np.float32(each.high))]
+        if len(outside.reshape(-1)):
             low, high = each.limits
+            plain = perturbation.name.partition("(")[0]
             raise UsageError(
                 f"theta {each.name!r} of {perturbation.name!r} must lie in {each.low:g}..{each.high:g}, got "
-                f"{least if least < each.low else most:g}: widen it as {perturbation.name}({each.name}=LOW:HIGH), "
-                f"inside {low:g}..{high:g}"
+                f"{float(outside.reshape(-1)[0]):g}: widen it as {plain}({each.name}=LOW:HIGH), inside "
+                f"{low:g}..{high:g}"
             )
         columns.append(value.expand(len(inputs)))
     return torch.stack(columns, 1)

@@ -36,7 +36,7 @@ ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_
 
 
 def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
-    """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:STRIPES`) or as it is, its reach set."""
+    """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`) or as it is, its reach set."""
     if isinstance(perturbation, str):
         known = PERTURBATIONS | {name: PERTURBATIONS[of] for name, of in ALIASES.items()}
         perturbation = read_perturbation(perturbation, known)

@@ -79,7 +79,7 @@ class Perturbation:
         bounds are; `table`, rows of features. channels: how many a picture must have, if that matters.
     is_smooth: whether the gradient in theta is the slope of the result, or only a guide.
     has_identity: whether all of theta at its identity leaves the input as it is.
-    parts: what it was combined of.
+    parts: what it was combined of, as long as its theta is theirs.
     """
 
     name: str
@@ -119,12 +119,17 @@ class Perturbation:
         if not (math.isfinite(magnitude) and magnitude > 0):
             raise UsageError(f"magnitude must be a positive number, got {magnitude}")
         if self.theta_is_magnitude:
-            return replace(self, theta=(replace(self.theta[0], high=magnitude),))
+            return replace(self, theta=(replace(self.theta[0], high=magnitude),), parts=())
 
         def scaled(t: Theta) -> Theta:
             return replace(t, low=_scaled(t, t.low, magnitude), high=_scaled(t, t.high, magnitude))
 
-        return replace(self, theta=tuple(scaled(each) for each in self.theta))
+        return replace(self, theta=tuple(scaled(each) for each in self.theta), parts=())
+
+    @property
+    def code(self) -> str:
+        """Where its function is written: what tells two of the same name apart."""
+        return f"{self.apply.__module__}.{self.apply.__qualname__}"
 
     def __add__(self, other: Perturbation) -> Perturbation:
         """Both, one after the other; theta is that of both."""
@@ -142,7 +147,7 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     name, got = perturbation.name, list(shape)
     if perturbation.inputs == "picture":
         if len(shape) != 3:
-            remedy = "a table has 'edit' and 'table_noise'; 'gaussian' fits any" if len(shape) == 1 else "reshape them"
+            remedy = "for a table there are 'edit' and 'edit_worst'" if len(shape) == 1 else "reshape them"
             raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
         if shape[0] > 4 and shape[2] <= 4:
             raise UsageError(
@@ -190,7 +195,13 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0)
     given = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
     given = (given - low) / context.span if is_scaled else given
+    version = given._version
     disturbed = perturbation.apply(given, theta, rng, context)
+    if given._version != version:
+        raise ModelError(
+            f"perturbation {perturbation.name!r} must leave the inputs it is given as they are, it has changed them in "
+            "place: write inputs + change, not inputs.add_(change)"
+        )
     if disturbed.shape != inputs.shape:
         raise ModelError(
             f"perturbation {perturbation.name!r} must keep the shape {list(inputs.shape)}, got {list(disturbed.shape)}"

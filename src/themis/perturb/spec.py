@@ -1,12 +1,13 @@
-"""Perturbations in words: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `mine:STRIPES`."""
+"""Perturbations in words: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `mine:BAND`."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from themis.errors import UsageError, nearest
+from themis.errors import DataError, UsageError, nearest
 from themis.perturb.combine import Range, combine, narrowed
 from themis.perturb.perturbation import Perturbation
 
@@ -32,8 +33,11 @@ def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
     name, ranges = match[1].strip(), match[2]
     chosen = _own(name) if ":" in name else known.get(name)
     if chosen is None:
-        raise UsageError(f"perturbation must be a known name or module:name, got {name!r}: {nearest(name, known)}")
-    if ranges is None:
+        hint = nearest(name, known).partition("known:")[0]
+        raise UsageError(
+            f"perturbation must be a known name or module:name, got {name!r}: {hint}themis perturbations lists them"
+        )
+    if ranges is None or not ranges.strip():
         return chosen
     return narrowed(chosen, dict(_read_range(each, name) for each in _split(ranges, ",")))
 
@@ -41,21 +45,28 @@ def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
 def _own(name: str) -> Perturbation:
     from themis.models.factory import call_factory
 
-    made = call_factory(name, "perturb")
+    try:
+        made = call_factory(name, "perturb")
+    except DataError as error:
+        raise UsageError(
+            f"--perturb {name!r} must be a themis.Perturbation, or a function without arguments that makes one: {error}"
+        ) from error
     if not isinstance(made, Perturbation):
         raise UsageError(f"--perturb {name!r} must be a themis.Perturbation, got {type(made).__name__}")
-    return replace(made, name=name)
+    return replace(made, name=name, parts=())
 
 
 def _read_range(text: str, name: str) -> tuple[str, Range]:
     theta, _, value = text.partition("=")
-    low, colon, high = value.partition(":")
     try:
-        return theta.strip(), (float(low), float(high)) if colon else float(low)
+        ends = [float(each) for each in value.split(":")]
     except ValueError:
+        ends = []
+    if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
         raise UsageError(
             f"theta of {name!r} must be NAME=LOW:HIGH, or NAME=VALUE to hold it fixed, got {text.strip()!r}"
-        ) from None
+        )
+    return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
 
 def _split(text: str, at: str) -> list[str]:

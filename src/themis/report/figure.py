@@ -49,15 +49,17 @@ def draw_pairs(
     rows = -(-len(pictures) // columns)
     captions = [_caption(fault) for fault, _, _ in pictures]
     more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches that a row needs for further lines
-    width, height = 3.1 * columns, (1.95 + more) * rows + 0.6
+    heading = wrap(title, 34 * columns)
+    over = 0.2 * (len(heading) - 1)
+    width, height = 3.1 * columns, (1.95 + more) * rows + 0.6 + over
     figure = blank_figure(width, height)
-    figure.suptitle(title, x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
+    figure.suptitle("\n".join(heading), x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
         rows,
         columns,
         left=0.01,
         right=0.99,
-        top=1 - 0.72 / height,
+        top=1 - (0.72 + over) / height,
         bottom=(0.25 + more) / height,
         wspace=0.1,
         hspace=(0.47 + more) / 1.48,

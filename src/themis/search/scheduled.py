@@ -134,10 +134,11 @@ class Scheduled:
         index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all before it repeats one
         theta = space.corners(number)
         theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
+        is_new = (turn < n_corners) | space.is_random
+        theta = np.where(is_new[:, None], theta, space.uniform_theta(SEARCH_STREAM, number))
         if self.state["reach"] < 1:
             theta = (space.identity + self.state["reach"] * (theta - space.identity)).astype(np.float32)
-        is_new = (turn < n_corners) | space.is_random
-        return np.where(is_new[:, None], theta, space.uniform_theta(SEARCH_STREAM, number)), is_new
+        return theta, is_new
 
     def _flipped(self, theta: Floats, number: Ints) -> Floats:
         """Each theta with one coordinate sent to a bound."""
@@ -149,7 +150,7 @@ class Scheduled:
 
     def observe(self, tests: Tests, results: Results) -> None:
         state, space, run = self.state, self.space, results.was_run
-        at_corner = tests.kind == "corner"
+        at_corner = np.isin(tests.kind, ("corner", "draw"))
         if at_corner.any():
             pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
             state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
