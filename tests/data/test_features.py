@@ -291,3 +291,19 @@ def test_an_app_can_only_be_given_more(tmp_path):
     found = sets.read_drebin(tmp_path, "test").features
     assert found.names == tuple(names)
     assert plain(found) == (("binary",) * 9, [0] * 9, [1] * 9, ("raise",) * 9)
+
+
+def test_a_later_line_gives_a_column_its_own_range_back(tmp_path):
+    lines = (
+        "name,kind,low,high,change",
+        "*,binary,,,raise",
+        "n_files,integer,,,any",
+        "share,number,,,",
+        "version,number,,,",
+    )
+    path = write(tmp_path, "\n".join(lines))
+    said = read_features(path, Features.of(TABLE, NAMES))
+    assert plain(said)[0] == ("binary", "integer", "number", "number")
+    assert said.low.tolist() == [0.0, -2.0, 0.25, 7.0]
+    assert said.high.tolist() == [1.0, 10.0, 1.5, 7.0]
+    assert said.change == ("raise", "any", "raise", "raise")

@@ -141,9 +141,11 @@ class Features:
         for pattern, said in lines:
             for k in self._find(pattern):
                 if said["kind"] is not None:
-                    kinds[k] = said["kind"]
                     if said["kind"] == "binary":
                         lows[k], highs[k] = 0.0, 1.0
+                    elif kinds[k] == "binary":  # a line before said so
+                        lows[k], highs[k] = float(self.low[k]), float(self.high[k])
+                    kinds[k] = said["kind"]
                 lows[k] = lows[k] if said["low"] is None else said["low"]
                 highs[k] = highs[k] if said["high"] is None else said["high"]
                 changes[k] = changes[k] if said["change"] is None else said["change"]
