@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_conformance import ATTACKS, NAMES, PERTURBATIONS, TABLES, context_for, inner, inputs_for
+from test_conformance import ATTACKS, NAMES, PERTURBATIONS, TABLES, context_for, inner, inputs_for, margin_of
 
 from themis.perturb import perturb
 
@@ -14,15 +14,9 @@ def apply(name, device, rows=slice(None), dtype=torch.float32):
     context = context_for(name, inputs)
     if name in ATTACKS:
         context.reference = context.reference[rows]
-        context.margin = None if name != "cw" else margin(context.reference)
+        context.margin = margin_of(context.reference)
     theta, seeds = inner(name, 6).to(device), torch.arange(6, device=device) * 10**12 + 5
     return perturb(PERTURBATIONS[name], inputs[rows], theta[rows], seeds[rows], context)
-
-
-def margin(reference):
-    from test_conformance import margin_of
-
-    return margin_of(reference)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ATTACKS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,56 +69,40 @@ def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 SHARE = "share of the input range"
 
+_attack = partial(Perturbation, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack")
+
 ATTACKS = (
-    Perturbation(
+    _attack(
         "fgsm",
         (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
         fgsm,
         is_random=False,
-        theta_is_magnitude=True,
         passes=3,
-        needs_gradient=True,
-        family="attack",
+        is_smooth=True,
     ),
-    Perturbation(
+    _attack(
         "pgd",
         (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
         pgd,
-        theta_is_magnitude=True,
         passes=3 * STEPS,
-        needs_gradient=True,
-        is_smooth=False,
-        family="attack",
     ),
-    Perturbation(
+    _attack(
         "pgd_l2",
         (Theta("radius", 0.0, 1.0, unit="Euclidean norm in input ranges", limits=(0, math.inf)),),
         pgd_l2,
-        theta_is_magnitude=True,
         passes=3 * STEPS,
-        needs_gradient=True,
-        is_smooth=False,
-        family="attack",
     ),
-    Perturbation(
+    _attack(
         "apgd",
         (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
         auto.apgd,
-        theta_is_magnitude=True,
         passes=auto.PASSES,
-        needs_gradient=True,
-        is_smooth=False,
-        family="attack",
     ),
-    Perturbation(
+    _attack(
         "cw",
         (Theta("confidence", 0.0, 5.0, unit="the oracle's margin, as a difference of scores", limits=(0, math.inf)),),
         carlini.cw,
-        theta_is_magnitude=True,
         passes=carlini.PASSES,
-        needs_gradient=True,
-        is_smooth=False,
         has_identity=False,
-        family="attack",
     ),
 )

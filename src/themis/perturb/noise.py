@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -71,40 +73,32 @@ def _hit(chance: Tensor, share: Tensor) -> Tensor:
     return ramp * ramp * (3 - 2 * ramp)
 
 
+_noise = partial(Perturbation, theta_is_magnitude=True, family="noise")
+
 NOISE = (
-    Perturbation(
+    _noise(
         "gaussian",
         (Theta("sigma", 0.0, 0.1, unit="share of the input range", limits=(0, 10)),),
         gaussian,
-        theta_is_magnitude=True,
-        family="noise",
     ),
-    Perturbation(
+    _noise(
         "shot",
         (Theta("sigma", 0.0, 0.15, unit="share of the input range, at white", limits=(0, 1)),),
         shot,
-        theta_is_magnitude=True,
-        family="noise",
     ),
-    Perturbation(
+    _noise(
         "speckle",
         (Theta("sigma", 0.0, 0.25, unit="share of the signal", limits=(0, 10)),),
         speckle,
-        theta_is_magnitude=True,
-        family="noise",
     ),
-    Perturbation(
+    _noise(
         "impulse",
         (Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)),),
         impulse,
-        theta_is_magnitude=True,
-        family="noise",
     ),
-    Perturbation(
+    _noise(
         "salt_and_pepper",
         (Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)),),
         salt_and_pepper,
-        theta_is_magnitude=True,
-        family="noise",
     ),
 )
