@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-_FOLDERS = ("perturb", "zoo")
+_FOLDERS = ("criteria", "perturb", "zoo")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch import nn
 
 from themis.callback import Callback, Callbacks
 from themis.campaign import Campaign
+from themis.criteria.criterion import Criterion
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
-from themis.environment import describe_environment, describe_run, describe_tested, list_changes, threads
+from themis.environment import describe_environment, describe_run, describe_tested, list_changes, named, threads
 from themis.errors import DataError, ModelError, UsageError, nearest
+from themis.fingerprint import hash_seeds
+from themis.guide import Guide, make_guide
 from themis.judge import choose_judge
 from themis.measure.recognise import check_similarity
 from themis.origin import Origin
@@ -23,7 +27,7 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.replay import Replayer
 from themis.result import Run
-from themis.search import POLICIES, Policy, choose_policy
+from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.store import Reader, Writer
 from themis.target import AnyTarget, Target
@@ -41,17 +45,20 @@ def run(
     callbacks: Iterable[Callback] = (),
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
+    train: Any = None,
+    rivals: Iterable[AnyTarget | nn.Module] = (),
     **options: Any,
 ) -> Run:
     """Test `target` on `data` under `perturbation`; options are the fields of `Settings`.
 
     data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results. origin: how
     another process makes target and data again; without it a resumed run must be given both. features: what a table's
-    columns may hold and how they may change, or a CSV file that says so; by default as the data shows it.
+    columns may hold and how they may change, or a CSV file that says so; by default as the data shows it. train: data
+    that the criterion learns from; by default the clean seeds. rivals: other models of the task, for policy deepxplore.
     """
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
-    policy = choose_policy(settings.policy)
+    policy = _with_rivals(choose_policy(settings.policy), rivals)
     chosen = choose_perturbation(perturbation, settings.magnitude)
     target = as_target(target)
     check_gradient(chosen, target)
@@ -60,13 +67,16 @@ def run(
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
     check_similarity(settings.min_ssim, seeds.shape[1:])
-    with nullcontext() if out is None else closing(Writer(out)) as store, target.opened():
+    with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
         environment = describe_environment(target.device)
+        guide = make_guide(settings, policy, target, seeds, train)
         if store:
             environment |= describe_tested(target, seeds, origin)
             record = describe_run(settings, origin, chosen, environment) | _features_hash(chosen, seeds)
+            record["train_sha256"] = _train_hash(train, settings)
             store.create(record, settings.max_stored)
-        return Campaign(target, seeds, chosen, policy, settings, Callbacks(callbacks), store, environment).run()
+        told = Callbacks(callbacks)
+        return Campaign(target, seeds, chosen, policy, settings, told, store, environment, guide=guide).run()
 
 
 def as_target(target: Any) -> AnyTarget:
@@ -89,13 +99,16 @@ def resume(
     policy: Policy | None = None,
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
+    criterion: Criterion | None = None,
+    train: Any = None,
+    rivals: Iterable[AnyTarget | nn.Module] = (),
     callbacks: Iterable[Callback] = (),
     **options: Any,
 ) -> Run:
     """Go on with the run in the folder `out`; it ends as if it had never been stopped.
 
-    target, data, features, perturbation, policy: needed where the run cannot make them again: a model that lives in
-    memory, objects of your own. options: limits that shall differ from the first time.
+    target, data, features, perturbation, policy, criterion, train, rivals: needed where the run cannot make them again,
+    as a model that lives in memory, or objects of your own. options: limits that shall differ from the first time.
     """
     if features is not None and data is None:
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
@@ -105,18 +118,67 @@ def resume(
             data = _described(read_seeds(data, settings.max_seeds), features)
         chosen = policy or _policy(settings)
         made = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
-        with closing(Writer(run.path)) as store, threads(run.record["environment"]["threads"]), made.target.opened():
+        if made.origin is not None and not rivals:
+            rivals = made.origin.read_rivals()
+        chosen = _with_rivals(chosen, rivals)
+        n_threads = run.record["environment"]["threads"]
+        with closing(Writer(run.path)) as store, threads(n_threads), _opened(made.target, chosen):
             environment = _checked_environment(made, run)
             record = describe_run(settings, made.origin, made.perturbation, run.record["environment"])
             store.reopen(record, settings.max_stored)
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else checkpoint.values["chunk"]
             what = (made.target, made.seeds, made.perturbation, chosen, settings)
-            campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk)
+            guide = _guide(run, criterion, made, chosen, settings, train)
+            campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk, guide)
             if checkpoint is not None:
                 faults = run.faults("id < ?", (checkpoint.tests,))
                 campaign.restore(checkpoint, run.rounds(checkpoint.rounds), faults)
             return campaign.run()
+
+
+def _guide(
+    run: Reader, criterion: Criterion | None, made: Replayer, policy: Policy, settings: Settings, train: Any
+) -> Guide | None:
+    """The run's criterion, which learns again from what it has learnt from."""
+    recorded = settings.criterion
+    if criterion is not None and named(criterion) != recorded:
+        raise UsageError(f"the criterion must be the run's {recorded}, got {criterion!r}: give the same")
+    if criterion is None and recorded is not None and recorded.startswith("<"):
+        raise UsageError(f"the run's criterion {recorded} was made in Python: pass criterion=..., the same")
+    settings = replace(settings, criterion=criterion or recorded)
+    if train is None and run.record["train_sha256"] is not None:
+        if made.origin is None:
+            raise UsageError("the run's criterion learnt from training data that cannot be read again: pass train=...")
+        train = made.origin.read_train()
+    guide = make_guide(settings, policy, made.target, made.seeds, train)
+    if _train_hash(train, settings) != run.record["train_sha256"]:
+        raise DataError("the training data must be what the criterion learnt from, its hash is another: give the same")
+    return guide
+
+
+def _train_hash(train: Any, settings: Settings) -> str | None:
+    """What tells training data from others."""
+    return None if train is None else hash_seeds(read_seeds(train, settings.train_inputs))
+
+
+def _with_rivals(policy: Policy, rivals: Iterable[AnyTarget | nn.Module]) -> Policy:
+    given = tuple(as_target(each) for each in rivals)
+    if not isinstance(policy, DeepXplore):
+        if given:
+            raise UsageError("rivals are models that policy 'deepxplore' sets against the target: pass policy=...")
+        return policy
+    policy.rivals = given or policy.rivals
+    return policy
+
+
+@contextmanager
+def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
+    """The target, and the models that the policy sets against it, ready for use."""
+    with ExitStack() as stack:
+        for each in (target, *getattr(policy, "rivals", ())):
+            stack.enter_context(each.opened())
+        yield
 
 
 def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:

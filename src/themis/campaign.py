@@ -18,6 +18,7 @@ from themis.checkpoint import UnderWay, load, save
 from themis.data.seeds import Seeds
 from themis.errors import StoreError, ThemisError, UsageError
 from themis.faults import Faults
+from themis.guide import Guide
 from themis.interrupt import held_back
 from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, Rule, cover
@@ -66,10 +67,11 @@ class Campaign:
         store: Writer | None,
         environment: dict[str, Any],
         chunk: int | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.began = perf_counter()
         self.seconds = dict.fromkeys(("measure", "judge", "search"), 0.0)
-        self.settings, self.policy, self.callbacks, self.store = settings, policy, callbacks, store
+        self.settings, self.policy, self.guide, self.callbacks, self.store = settings, policy, guide, callbacks, store
         self.target, self.seeds, self.perturbation, self.environment = target, seeds, perturbation, environment
         self.rule = Rule(settings.tolerance, settings.draws, settings.alpha)
         self.rounds: list[Round] = []
@@ -121,7 +123,7 @@ class Campaign:
 
     def _loop(self) -> tuple[str, str]:
         try:
-            while self.under_way or (stop := stop_reason(self.settings, self.rounds, self._cost)) is None:
+            while self.under_way or (stop := stop_reason(self.settings, self.rounds, self._cost, self.guide)) is None:
                 self._round()
             self._save(now=True)
         except KeyboardInterrupt:
@@ -165,6 +167,7 @@ class Campaign:
             clean_bytes=int(settings.clean_memory_gib * 2**30),
             min_ssim=settings.min_ssim,
         )
+        self.calculator.view = None if self.guide is None else self.guide.view(self.calculator)
         self.clean = self.calculator.sweep()
         self.scale = relative_scale(self.clean, self.calculator.layers) if settings.scale == "relative" else None
         neurons = choose_panel(self.calculator.n_neurons, random_seed=settings.random_seed)
@@ -179,11 +182,11 @@ class Campaign:
 
     def _measure(self, under_way: UnderWay, stream: str) -> None:
         """Run the next chunk of a stream, count and keep its faults."""
+        tests, self.stream = under_way.left(stream), stream
         objective = None
         if self.policy.climbs and stream == "search":
-            objective = Objective(self.open_neurons, self.scale)
-        self.stream = stream
-        tests = under_way.left(stream)
+            joint = self.guide and self.guide.objective(self.policy, self.calculator, int(tests.number[0]))
+            objective = joint or Objective(self.open_neurons, self.scale)
         with self._timed("measure"):
             results = self.calculator.measure(tests, self.moments[stream], objective)
         tests = tests[: len(results)]
@@ -220,6 +223,7 @@ class Campaign:
                 "signature": details.signature,
                 "position": details.position,
                 "chunk": np.full(n, self.calculator.chunk),
+                "raised": np.zeros(n, dtype=bool) if results.raised is None else results.raised[at],
             }
             self.faults.add(**columns)
             if self.callbacks.wants("on_fault"):
@@ -271,6 +275,7 @@ class Campaign:
             failing_seeds=len(tally.failing_seeds),
             coverage=coverage,
             seconds=self.elapsed(),
+            criterion_score=None if self.guide is None else self.guide.criterion.score(),
         )
         self.rounds.append(done)
         self.under_way = None
@@ -321,8 +326,7 @@ class Campaign:
 
     @property
     def _cost(self) -> int:
-        """Passes of one test of the policy."""
-        return self.calculator.cost(self.policy.climbs)
+        return self.calculator.cost(self.policy.climbs, len(getattr(self.policy, "rivals", ())))
 
     def _whole_chunks(self) -> int:
         """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
@@ -368,6 +372,8 @@ class Campaign:
                 normality=describe_normality(self.shape),
                 near_ties=tally.near_ties,
                 kinds=tally.kinds,
+                raised=tally.raised,
+                policy=getattr(self.policy, "report", dict)(),
                 seconds=Seconds(**self.seconds, total=0.0),
                 environment=self.environment,
             )

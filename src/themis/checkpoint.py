@@ -63,6 +63,7 @@ def save(campaign: Campaign) -> Checkpoint:
         "shape": campaign.shape.state(),
         "tally": campaign.tally.state(),
         "policy": campaign.policy.state,
+        "criterion": None if campaign.guide is None else campaign.guide.criterion.state,
         "seen": np.fromiter(campaign.novelty.seen, dtype=np.int64),
         "open_neurons": campaign.open_neurons,
         "under_way": None if campaign.under_way is None else campaign.under_way.state(),
@@ -85,6 +86,9 @@ def load(campaign: Campaign, checkpoint: Checkpoint) -> None:
     campaign.shape.restore(tree["shape"], device)
     campaign.tally.restore(_arrays(tree["tally"]))
     campaign.policy.state = _arrays(tree["policy"])
+    if campaign.guide is not None:
+        state = {name: each.to(device) for name, each in tree["criterion"].items()}
+        campaign.guide.criterion.restore(state, campaign.tally.tests - campaign.tally.dropped)
     campaign.novelty.seen = set(tree["seen"].tolist())
     campaign.open_neurons = tree["open_neurons"].to(device)
     campaign.under_way = None if tree["under_way"] is None else UnderWay.of(_arrays(tree["under_way"]))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds
 from themis.fingerprint import hash_file, hash_seeds
 from themis.native import library
@@ -52,7 +53,7 @@ def describe_run(
 ) -> dict[str, Any]:
     """What a run folder records before the first test."""
     return {
-        "settings": {name: _named(value) for name, value in asdict(settings).items()},
+        "settings": {name: named(value) for name, value in asdict(settings).items()},
         "origin": None if origin is None else origin.as_dict(),
         "perturbation": perturbation.name,
         "perturbation_code": perturbation.code,
@@ -79,8 +80,11 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _named(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+def named(value: Any) -> Any:
+    """Plain data as it is; of an object what tells it from others, which no name in words looks like."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return f"<{value!r}>" if isinstance(value, Criterion) else type(value).__name__
 
 
 def _short(value: Any) -> str:

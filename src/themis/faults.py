@@ -70,6 +70,8 @@ class Fault:
     """Row of the test in its forward pass: with the chunk's shape it makes outputs the same to the bit."""
     chunk: int = field(repr=False)
     """Rows of that forward pass."""
+    raised: bool = field(default=False, repr=False)
+    """Whether the test raised the campaign's criterion."""
     _replay: Callable[[Fault], Replay] | None = field(default=None, repr=False, compare=False)
 
     def replay(self) -> Replay:
@@ -152,6 +154,14 @@ class Faults(Sequence[Fault]):
             _replay=self._replay,
             **plain,
         )
+
+    def selected(self) -> list[tuple[int, int]]:
+        """Seed and wrong outcome of each fault whose test raised the campaign's criterion."""
+        columns = self.columns
+        if not columns:
+            return []
+        at = columns["raised"]
+        return list(zip(columns["seed_id"][at].tolist(), columns["answer"][at].tolist(), strict=True))
 
     def distinct(self) -> list[Fault]:
         """One fault for each seed and wrong outcome: the one that needed the smallest change."""

@@ -1,5 +1,5 @@
-"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise. Where it was not built, torch does
-the same in eight passes or more."""
+"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise, counting sections. Where it was
+not built, torch does the same in eight passes or more."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def library() -> ctypes.CDLL | None:
     found.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
     found.themis_accumulate.argtypes = [pointer, pointer, integer]
     found.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    found.themis_sections.argtypes = [
+        *(pointer, integer, integer, pointer, pointer, pointer),
+        *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
+    ]
+    found.themis_sections.restype = integer
     found.themis_fold.restype = found.themis_accumulate.restype = found.themis_uniform.restype = None
     return found
 
@@ -68,3 +73,29 @@ def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) 
     out = torch.empty(len(low), n)
     native.themis_uniform(low.data_ptr(), high.data_ptr(), len(low), drawn, n, out.data_ptr())
     return out
+
+
+def sections(
+    native: ctypes.CDLL,
+    activations: Tensor,
+    low: Tensor,
+    high: Tensor,
+    width: Tensor,
+    k: int,
+    bits: Tensor,
+    *,
+    is_ceil: bool,
+    is_clamped: bool,
+) -> tuple[Tensor, int]:
+    """Set the bits of the sections that `activations [tests, n]` hit; see `Sections` of criteria/sections.py.
+
+    low, high, width `[n]`, float32; bits int32 `[n, words]`; all contiguous, on the CPU. Returns which tests set one,
+    bool `[tests]`, and how many were set.
+    """
+    n_tests, n = activations.shape
+    raised = torch.zeros(n_tests, dtype=torch.bool)
+    n_set = native.themis_sections(
+        activations.data_ptr(), n_tests, n, low.data_ptr(), high.data_ptr(), width.data_ptr(),
+        k, bits.shape[1], is_ceil, is_clamped, bits.data_ptr(), raised.data_ptr(),
+    )  # fmt: skip
+    return raised, n_set

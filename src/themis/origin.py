@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,12 @@ class Origin:
         "",
         "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, hf, digits, "
         "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
+    )
+    train: str | None = option(
+        None, "data that the criterion learns from, as --data; by default the zoo's training data, or the seeds"
+    )
+    rivals: list[str] | None = option(
+        None, "models that policy deepxplore sets against this one: names of the zoo, or as --model"
     )
     features: str | None = option(
         None,
@@ -112,18 +118,46 @@ class Origin:
         with self.at_home():
             return read_seeds(data).described(self.features)
 
+    def read_rivals(self) -> list[AnyTarget]:
+        """The rivals, made again: those of the zoo with their weights, others around as the target is."""
+        from themis.zoo import ZOO
+
+        plain = replace(self, rivals=None, weights=None)
+        return [
+            (replace(plain, zoo=each, model="") if each in ZOO else replace(plain, zoo=None, model=each)).target()
+            for each in self.rivals or ()
+        ]
+
+    def read_train(self) -> Any:
+        """The training data, read again: as named, or that of the zoo's model; None where there is none."""
+        if self.train is not None:
+            return self._read_named(self.train, "train")
+        if self.zoo is None:
+            return None
+        from themis.errors import DataError
+        from themis.zoo import data
+
+        with self.at_home():
+            try:
+                return data(self.zoo, "train")
+            except DataError:
+                return None
+
     def _read(self) -> Any:
         if self.zoo is not None and not self.data:
             from themis.zoo import data
 
             with self.at_home():
                 return data(self.zoo)
+        return self._read_named(self.data, "data")
+
+    def _read_named(self, text: str, flag: str) -> Any:
         from themis.data.readers import READERS, read_data
         from themis.models.factory import call_factory
 
-        name, _, rest = self.data.partition(":")
+        name, _, rest = text.partition(":")
         with self.at_home():
-            return read_data(self.data) if name in READERS or not rest else call_factory(self.data, "data")
+            return read_data(text) if name in READERS or not rest else call_factory(text, flag)
 
     def weights_path(self) -> Path | None:
         """The weights file, if it can be found."""

@@ -44,6 +44,8 @@ class Start:
     """What a fault is, in words."""
     tests_before: int = 0
     """Tests that had been run when the campaign was resumed."""
+    criterion: dict[str, Any] | None = None
+    """The campaign's criterion: its name, whether it leads, what it learnt from."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; the settings are kept elsewhere."""
@@ -64,6 +66,8 @@ class Round:
     failing_seeds: int
     coverage: Coverage
     seconds: float
+    criterion_score: float | None = None
+    """Of the campaign's criterion, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,10 @@ class Run:
     seconds: Seconds
     kinds: dict[str, dict[str, int]]
     """Tests and faults by kind of proposal."""
+    raised: int
+    """Tests that raised the campaign's criterion."""
+    policy: dict[str, Any]
+    """What the policy itself counted."""
     environment: dict[str, Any] = field(repr=False)
 
     @property
@@ -109,6 +117,19 @@ class Run:
     def judged(self) -> Coverage:
         """The last round's coverage in full."""
         return self.rounds[-1].coverage
+
+    def criterion(self) -> dict[str, Any] | None:
+        """How the campaign's criterion did: its score, the tests that raised it and the faults among them."""
+        if self.start.criterion is None:
+            return None
+        selected = self.faults.selected()
+        return {
+            **self.start.criterion,
+            "score": self.rounds[-1].criterion_score,
+            "raised": self.raised,
+            "faults_selected": len(selected),
+            "distinct_faults_selected": len(set(selected)),
+        }
 
     def summary(self) -> dict[str, Any]:
         """Plain data, as written to `summary.json`."""
@@ -143,6 +164,8 @@ class Run:
             "residual_risk": _plain(self.residual_risk),
             "normality": _plain(self.normality),
             "kinds": self.kinds,
+            "criterion": self.criterion(),
+            "policy": {"name": name_of(start.settings.policy), **self.policy},
             "near_ties": len(self.near_ties),
             "seconds": asdict(self.seconds),
             "perturbation": start.perturbation,
@@ -160,6 +183,11 @@ def percent(share: float, digits: int = 1) -> str:
     if share > 0 and text == f"{0:.{digits}f}%":
         return f"<{least:.{digits}f}%"
     return text
+
+
+def name_of(policy: Any) -> str:
+    """A policy's name, or its class's."""
+    return policy if isinstance(policy, str) else type(policy).__name__
 
 
 def _plain(value: Any) -> dict[str, Any] | None:

@@ -19,7 +19,11 @@ class Settings:
     """Options of a campaign. None of a `max_` is no limit."""
 
     magnitude: float | None = option(None, "reach of the perturbation; of noise and attacks the upper end of theta")
-    policy: Any = option("scheduled", "how tests are searched: random, corners, paper or scheduled")
+    policy: Any = option("scheduled", "how tests are searched: random, corners, paper, scheduled, fuzz or deepxplore")
+    criterion: Any | None = option(
+        None, "criterion that guides policy fuzz, the default with it, or watches another: kmnc, 'kmnc(k=100)', nc, ..."
+    )
+    train_inputs: int | None = option(10_000, "training inputs that the criterion learns from, a random sample")
     preset: str | None = option(None, "paper: policy paper, no uniform stream, point MCSE, gibbs each round, no budget")
     coverage: float = option(1.0, "coverage at which to stop")
     judge: str = option("exact", "how the sampled neurons are judged each round: exact, gibbs or pymc")
@@ -60,7 +64,8 @@ class Settings:
             "max_stored": (self.max_stored >= 0, "be 0 or more"),
             "clean_memory_gib": (self.clean_memory_gib >= 0, "be 0 or more"),
         }
-        for name in ("round_size", "batch_size", "max_seeds", "max_tests", "max_passes", "max_seconds", "plateau"):
+        limits = ("train_inputs", "max_seeds", "max_tests", "max_passes", "max_seconds")
+        for name in ("round_size", "batch_size", "plateau", *limits):
             value = getattr(self, name)
             rules[name] = (value is None or value > 0, "be positive, or None")
         for name, (is_kept, rule) in rules.items():
@@ -71,7 +76,7 @@ class Settings:
         """Whole numbers for counts (1e4 is one), numbers for the rest."""
         for each in fields(self):
             value, kind = getattr(self, each.name), str(each.type)
-            if value is None or each.name == "policy" or not kind.startswith(("int", "float")):
+            if value is None or not kind.startswith(("int", "float")):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{each.name} must be a number, got {value!r}")
@@ -87,6 +92,8 @@ class Settings:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        if options.get("criterion") is not None:
+            options.setdefault("policy", "fuzz")
         settings = Settings(**options)
         if settings.preset == "paper":
             paper: dict[str, Any] = {

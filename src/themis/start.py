@@ -43,6 +43,7 @@ def describe_start(campaign: Campaign) -> Start:
         oracle_asked=choose_oracle(campaign.target.oracle).spec(),
         fault=oracle.describe(),
         tests_before=campaign.tally.tests,
+        criterion=None if campaign.guide is None else campaign.guide.describe(),
     )
 
 

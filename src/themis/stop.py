@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from themis.guide import Guide
 from themis.result import Round, percent
 from themis.settings import Settings
 
 
-def stop_reason(settings: Settings, rounds: list[Round], cost: int) -> tuple[str, str] | None:
-    """A word and a clause that say why to stop after these rounds; None to go on. `cost` is the passes of a test."""
+def stop_reason(
+    settings: Settings, rounds: list[Round], cost: int, guide: Guide | None = None
+) -> tuple[str, str] | None:
+    """A word and a clause that say why to stop after these rounds; None to go on. `cost` is the passes of a test.
+
+    The coverage that counts is that of the criterion which leads the search, else of the sensitivities.
+    """
     if not rounds:
         return None
     last = rounds[-1]
-    if last.coverage.sampled >= settings.coverage:
+    if guide is not None and guide.leads:
+        if guide.criterion.laws.bounded and (last.criterion_score or 0) >= settings.coverage:
+            return "coverage", (
+                f"{guide.name} {percent(last.criterion_score or 0)} reached the goal of {percent(settings.coverage)}"
+            )
+    elif last.coverage.sampled >= settings.coverage:
         return "coverage", (
             f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
             f"{percent(settings.coverage)}, confirmed by Markov chains"
@@ -24,10 +35,12 @@ def stop_reason(settings: Settings, rounds: list[Round], cost: int) -> tuple[str
         return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
     if settings.plateau is not None and len(rounds) > settings.plateau:
         before = rounds[-1 - settings.plateau]
-        if (
-            before.distinct_faults == last.distinct_faults
-            and before.coverage.all >= last.coverage.all
-            and before.coverage.sampled >= last.coverage.sampled
-        ):
+        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, guide):
             return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
     return None
+
+
+def _is_flat(before: Round, last: Round, guide: Guide | None) -> bool:
+    if guide is not None and guide.leads:
+        return (before.criterion_score or 0) >= (last.criterion_score or 0)
+    return before.coverage.all >= last.coverage.all and before.coverage.sampled >= last.coverage.sampled

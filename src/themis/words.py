@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from themis.judge.estimate import Estimate
-from themis.result import Round, Run, Start, percent
+from themis.result import Round, Run, Start, name_of, percent
 
 MANY = 10**10
 """Tests that nobody will run."""
@@ -31,6 +29,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{start.n_neurons:,} in {len(start.layers)} layers; {last.coverage.n_dead:,} dead, "
             f"{last.coverage.n_unseen:,} not yet moved",
         ),
+        *([("criterion", _criterion(run))] if start.criterion is not None else []),
         ("tests", f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, {_rate(last):,.0f} a second"),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
@@ -55,9 +54,29 @@ def opening(start: Start) -> str:
         f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "
         f"test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
-        f"{start.perturbation} ({theta}), policy {_name(start.settings.policy)}, on {start.device}, "
+        f"{start.perturbation} ({theta}), policy {name_of(start.settings.policy)}, on {start.device}, "
         f"clean activations kept for {kept} seeds"
+        + _guide(start)
         + (f"\ngoing on after {start.tests_before:,} tests" if start.tests_before else "")
+    )
+
+
+def _guide(start: Start) -> str:
+    criterion = start.criterion
+    if criterion is None:
+        return ""
+    does = "guides the search" if criterion["leads"] else "watches the search"
+    source = f", learnt from {criterion['inputs']:,} inputs of {criterion['source']}" if criterion["source"] else ""
+    return f"\n{criterion['name']} {does}{source}"
+
+
+def _criterion(run: Run) -> str:
+    found = run.criterion()
+    assert found is not None
+    score = percent(found["score"]) if found["is_share"] else f"{found['score']:,.4g}"
+    return (
+        f"{found['name']} {score}; {found['raised']:,} tests raised it, among them {found['faults_selected']:,} faults "
+        f"({found['distinct_faults_selected']:,} distinct)"
     )
 
 
@@ -79,8 +98,10 @@ def round_line(round: Round) -> str:
     """Where the campaign stands."""
     forecast = round.coverage.forecast
     more = "" if not forecast or forecast >= MANY else f", ~{forecast:,} to go"
+    score = round.criterion_score
+    led = "" if score is None else f"criterion {percent(score) if score <= 1 else f'{score:,.4g}'}, "
     return (
-        f"{percent(round.coverage.sampled)}, {round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
+        f"{percent(round.coverage.sampled)}, {led}{round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
         f"{_rate(round):,.0f}/s{more}"
     )
 
@@ -111,7 +132,3 @@ def _dropped(run: Run) -> str:
 def _times(run: Run) -> str:
     s = run.seconds
     return f"measure {s.measure:.1f} s, judge {s.judge:.1f} s, search {s.search:.1f} s"
-
-
-def _name(policy: Any) -> str:
-    return policy if isinstance(policy, str) else type(policy).__name__

@@ -29,7 +29,7 @@ NAMES = {
         *("fgsm", "pgd", "pgd_l2", "apgd", "cw"),
         *("edit", "edit_worst", "table_noise"),
     ),
-    "policy": ("random", "corners", "paper", "scheduled"),
+    "policy": ("random", "corners", "paper", "scheduled", "fuzz", "deepxplore"),
     "preset": ("paper",),
     "judge": ("exact", "gibbs", "pymc"),
     "scale": ("absolute", "relative"),

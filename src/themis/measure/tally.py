@@ -12,13 +12,14 @@ from themis.measure.tests import Ints, Results, Tests
 NEAR_TIE = 1e-4
 """Margin under which another device or batch shape may answer otherwise."""
 LISTED_TIES = 1000
+COUNTS = ("tests", "dropped", "faults", "uniform_tests", "raised")
 
 
 class Tally:
     """Counts over a campaign. A distinct fault is a seed with a wrong outcome."""
 
     def __init__(self, n_seeds: int) -> None:
-        self.tests = self.dropped = self.faults = self.uniform_tests = 0
+        self.tests = self.dropped = self.faults = self.uniform_tests = self.raised = 0
         self.distinct: set[tuple[int, int]] = set()
         self.failing_seeds: set[int] = set()
         self.uniform_tests_by_seed = np.zeros(n_seeds, dtype=np.int64)
@@ -37,7 +38,7 @@ class Tally:
             "uniform_distinct": np.array(pairs, dtype=np.int64).reshape(-1, 2),
             "uniform_times_seen": self.times_seen(),
             "near_ties": np.array(self.near_ties, dtype=np.int64),
-            "counts": {name: getattr(self, name) for name in ("tests", "dropped", "faults", "uniform_tests")},
+            "counts": {name: getattr(self, name) for name in COUNTS},
             "kinds": self.kinds,
         }
 
@@ -60,6 +61,7 @@ class Tally:
         self.tests += len(tests)
         self.dropped += int((~run).sum())
         self.faults += len(at)
+        self.raised += 0 if results.raised is None else int(results.raised.sum())
         self.distinct.update(found)
         self.failing_seeds.update(seed for seed, _ in found)
         if is_uniform:

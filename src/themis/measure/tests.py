@@ -58,6 +58,7 @@ class Results:
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]
     faults: Details | None = None  # not kept longer than it takes to store them
     is_dropped: Bools | None = None  # which were no longer the same picture; None is none of them
+    raised: Bools | None = None  # which raised the criterion; None where there is none
 
     def __len__(self) -> int:
         return len(self.is_fault)
@@ -65,8 +66,8 @@ class Results:
     def __getitem__(self, rows: Bools) -> Results:
         """Those of some tests, without details."""
         gradient = None if self.gradient is None else self.gradient[rows]
-        dropped = None if self.is_dropped is None else self.is_dropped[rows]
-        return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, is_dropped=dropped)
+        dropped, raised = (None if each is None else each[rows] for each in (self.is_dropped, self.raised))
+        return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, None, dropped, raised)
 
     @property
     def was_run(self) -> Bools:
@@ -77,6 +78,7 @@ class Results:
     def join(parts: Sequence[Results]) -> Results:
         """All results in order, without details."""
         gradients = [each.gradient for each in parts if each.gradient is not None]
+        raised = [each.raised for each in parts if each.raised is not None]
         drops = any(each.is_dropped is not None for each in parts)
         return Results(
             np.concatenate([each.is_fault for each in parts]),
@@ -84,4 +86,5 @@ class Results:
             np.concatenate([each.margin for each in parts]),
             np.concatenate(gradients) if gradients else None,
             is_dropped=~np.concatenate([each.was_run for each in parts]) if drops else None,
+            raised=np.concatenate(raised) if raised else None,
         )

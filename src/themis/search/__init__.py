@@ -2,12 +2,21 @@
 
 from themis.errors import UsageError, nearest
 from themis.search.corners import Corners
+from themis.search.deepxplore import DeepXplore
+from themis.search.fuzz import Fuzz
 from themis.search.paper import Paper
 from themis.search.policy import Policy, Space
 from themis.search.random import Random
 from themis.search.scheduled import Scheduled
 
-POLICIES: dict[str, type[Policy]] = {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled}
+POLICIES: dict[str, type[Policy]] = {
+    "random": Random,
+    "corners": Corners,
+    "paper": Paper,
+    "scheduled": Scheduled,
+    "fuzz": Fuzz,
+    "deepxplore": DeepXplore,
+}
 
 
 def choose_policy(policy: str | Policy) -> Policy:
@@ -19,4 +28,4 @@ def choose_policy(policy: str | Policy) -> Policy:
     return POLICIES[policy]()
 
 
-__all__ = ["POLICIES", "Policy", "Space", "choose_policy"]
+__all__ = ["POLICIES", "DeepXplore", "Policy", "Space", "choose_policy"]

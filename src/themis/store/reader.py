@@ -42,6 +42,7 @@ _KINDS = {
     "ssim": "float32",
     "position": "int64",
     "chunk": "int64",
+    "raised": "bool",
 }
 
 
@@ -255,6 +256,6 @@ def _round(row: tuple[Any, ...]) -> Round:
     from themis.judge.coverage import Coverage
     from themis.result import Round
 
-    number, tests, dropped, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged = row
+    number, tests, dropped, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged, score = row
     coverage = Coverage(sampled, of_all, json.loads(by_layer), *judged)
-    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds)
+    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)

@@ -10,7 +10,7 @@ from pathlib import Path
 from themis.errors import StoreError
 
 DATABASE = "run.sqlite"
-SCHEMA = 2
+SCHEMA = 3
 """Version of the tables, kept as SQLite's user_version. Raise it with every change."""
 SHARES = 10_000
 """Parts that the share of a layer in a signature is counted in: whole numbers are written three times as fast."""
@@ -39,7 +39,8 @@ CREATE TABLE rounds (        -- one row a round; counts are totals since the sta
   neurons_dead INTEGER NOT NULL,
   neurons_unseen INTEGER NOT NULL,
   judged_tests INTEGER NOT NULL,     -- tests that the coverage rests on
-  forecast_tests INTEGER     -- tests still needed for the coverage goal; NULL while unknown
+  forecast_tests INTEGER,    -- tests still needed for the coverage goal; NULL while unknown
+  criterion_score REAL       -- of the campaign's criterion; NULL where it has none
 );
 
 CREATE TABLE faults (        -- one row a fault: a test whose answer broke
@@ -62,6 +63,7 @@ CREATE TABLE faults (        -- one row a fault: a test whose answer broke
   ssim REAL,                 -- structural similarity to the clean picture; NULL for other data
   position INTEGER NOT NULL, -- row of the test in its forward pass
   chunk INTEGER NOT NULL,    -- rows of that forward pass
+  raised INTEGER NOT NULL,   -- 1 where the test raised the campaign's criterion
   signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer, in 1/10000, as run.start.layers
   tensors TEXT               -- file in tensors/ with its input and output; NULL if they were not kept
 );

@@ -270,6 +270,7 @@ def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str |
             plain["ssim"],
             plain["position"],
             plain["chunk"],
+            plain["raised"],
             signature,
             files,
             strict=True,
@@ -300,6 +301,7 @@ def _round_row(done: Round) -> tuple[Any, ...]:
         coverage.n_unseen,
         coverage.tests,
         coverage.forecast,
+        done.criterion_score,
     )
 
 

@@ -1,0 +1,85 @@
+"""Activations of a target, and criteria that learn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from themis.criteria.criterion import Criterion
+from themis.criteria.readings import Readings
+from themis.criteria.view import View
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import ModelError
+from themis.measure.chunk import chunk_size
+from themis.measure.inputs import check_bounds
+from themis.probe import OUTPUT, Layer
+from themis.target import AnyTarget
+
+PREPARED = 1000
+"""Training inputs that a criterion may look at with the model itself."""
+
+
+def activations(
+    target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """The activations of inputs by layer, `[inputs, ...]`, a batch at a time: what any criterion takes."""
+    seeds = read_seeds(data, max_inputs)
+    for layers, inputs, shown, _ in _passes(target, seeds, batch_size):
+        yield {layer.name: shown[layer.name].reshape(len(inputs), *layer.shape) for layer in layers}
+
+
+def fit_to(
+    criterion: Criterion, target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
+) -> Criterion:
+    """Let a criterion learn from a target's training data; `max_inputs` takes a random sample, always the same."""
+    seeds = read_seeds(data, max_inputs)
+    rows = torch.arange(min(len(seeds), PREPARED))
+    with target.opened():
+        labels = None if seeds.labels is None else seeds.labels[rows]
+        criterion.prepare(target, seeds.take(rows).to(target.device), labels)
+    return criterion.fit(_readings(criterion, target, seeds, batch_size)) if criterion.learns else criterion
+
+
+def _readings(criterion: Criterion, target: AnyTarget, seeds: Seeds, batch_size: int | None) -> Iterator[Readings]:
+    view: View | None = None
+    for layers, inputs, shown, outputs in _passes(target, seeds, batch_size):
+        if view is None:
+            view = View.of(criterion, target, layers, inputs[0])
+        dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        view.begin(len(inputs), target.device, dtype, is_kept=True)
+        for layer in layers:
+            view.visit(layer, shown[layer.name])
+        yield view.end(len(inputs), outputs)
+
+
+def _passes(
+    target: AnyTarget, seeds: Seeds, batch_size: int | None
+) -> Iterator[tuple[tuple[Layer, ...], Tensor, dict[str, Tensor], Tensor]]:
+    """Forward passes over all inputs: layers, inputs, activations by layer and outputs of each."""
+    device = target.device
+    with target.opened():
+        layers = target.find_layers(seeds.take(torch.arange(1))[0].to(device))
+        by_name = {layer.name: layer for layer in layers}
+        size = batch_size or chunk_size(layers[-1].stop, device, None)
+        for first in range(0, len(seeds), size):
+            rows = torch.arange(first, min(first + size, len(seeds)))
+            inputs = seeds.take(rows).to(device)
+            check_bounds(inputs, target.bounds, seeds.seed_id[rows])
+            shown: dict[str, Tensor] = {}
+
+            def keep(name: str, activation: Tensor, shown: dict[str, Tensor] = shown) -> None:
+                shown[name] = activation.clone()  # the model may write to it later
+
+            with torch.no_grad():
+                outputs = target.forward(inputs, keep, by_name)
+            if OUTPUT in by_name:
+                shown[OUTPUT] = outputs
+            if missing := [name for name in by_name if name not in shown]:
+                raise ModelError(
+                    f"the model must compute each of its layers in every forward pass, {missing[0]!r} was left out: "
+                    "name layers that are always computed with layers=[...]"
+                )
+            yield layers, inputs, shown, outputs

@@ -1,0 +1,154 @@
+"""Layer-wise relevance propagation by captum, at any layer that Themis can name."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from themis.errors import MissingExtraError
+from themis.probe import ACTIVATION_NAMES, Watch
+from themis.target import Target
+
+ELEMENTWISE = {name.replace("_", "") for name in ACTIVATION_NAMES} - {"glu"}
+"""Modules, by lower-case name, that relevance passes unchanged."""
+
+
+_NAMES = """
+    relu flatten reshape view view_as unflatten ravel permute transpose t movedim moveaxis squeeze unsqueeze contiguous
+    clone to type float double expand cat concat concatenate split chunk unbind narrow getitem get select pad
+    dropout dropout1d dropout2d dropout3d fn max_pool1d max_pool2d max_pool3d
+"""
+HARMLESS = frozenset(_NAMES.split())
+"""Functions whose gradient hands relevance on as LRP would (`fn` is what torch calls its max poolings)."""
+
+
+class UncoveredError(Exception):
+    """LRP cannot go through this model; the message says why."""
+
+
+class Lrp:
+    """LRP of one layer of a target, on a copy of its model: captum leaves rules and activations in what it walks.
+
+    Epsilon rule everywhere; activation functions pass relevance on. captum sees only modules without children: what
+    happens after the layer and outside of those must be harmless, so a residual sum, say, is refused.
+    """
+
+    def __init__(self, target: Target, layer: str) -> None:
+        try:
+            import captum.attr  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("relevance by LRP needs captum: pip install 'themis-dl[lrp]'") from None
+        if not isinstance(target._watch, Watch):
+            raise UncoveredError("a compiled model has no modules to put rules on")
+        try:
+            module = deepcopy(target.module).eval()
+        except Exception as error:
+            raise UncoveredError(f"the model cannot be copied ({error})") from error
+        for each in module.modules():
+            if getattr(each, "inplace", None) is True:
+                setattr(each, "inplace", False)  # noqa: B010 (typed as a submodule); what came in is needed again
+        self._tapped = _Tapped(replace(target, module=module), layer)
+
+    def __call__(self, prepared: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
+        """Relevance at the layer `[inputs, ...]` and score `[inputs]` of the classes `winners`, of prepared inputs."""
+        from captum.attr import LRP
+
+        tapped = self._tapped
+        tapped.caught = None
+        _set_rules(tapped)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                LRP(tapped).attribute(prepared.detach().clone(), target=winners)
+        except UncoveredError:
+            raise
+        except Exception as error:
+            why = (str(error).splitlines() or ["no more is known"])[0].split(". ")[0]
+            raise UncoveredError(f"captum raised {type(error).__name__}: {why}") from error
+        if tapped.caught is None:
+            raise UncoveredError("no relevance comes back to the layer")
+        scores = tapped.scores.gather(1, winners[:, None])
+        share = tapped.caught.reshape(len(prepared), -1)  # captum starts from 1
+        return (share * scores).reshape(tapped.caught.shape), scores.squeeze(1)
+
+
+class _Tapped(nn.Module):
+    """A target's model that returns the scores, and catches what the backward pass brings to a layer."""
+
+    def __init__(self, target: Target, layer: str) -> None:
+        super().__init__()
+        self.module = target.module
+        self._target, self._wanted, self._outside = target, {layer}, _Outside(target.module)
+        self.caught: Tensor | None = None
+
+    def forward(self, prepared: Tensor) -> Tensor:
+        self._outside.is_after = False
+        with self._outside:
+            scores = self._target._scores(self._target._watch.forward(prepared, self._visit, self._wanted))
+        self.scores = scores.detach()
+        return scores
+
+    def _visit(self, name: str, activation: Tensor) -> None:
+        self._outside.is_after = True
+        if activation.grad_fn is None:
+            return
+        at = activation.output_nr
+
+        # Not a hook on the tensor: the next module puts its own there, later, and that one makes it relevance.
+        def catch(gradients: Any) -> None:
+            self.caught = gradients[at].detach()
+
+        activation.grad_fn.register_prehook(catch)
+
+
+class _Outside(TorchFunctionMode):
+    """Refuses functions that captum does not see, and that are not harmless, once the layer `is_after`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.is_after, self._depth = False, 0
+        for each in module.modules():
+            if next(each.children(), None) is None:
+                each.register_forward_pre_hook(self._enter, prepend=True)
+                each.register_forward_hook(self._leave)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._depth -= 1
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.is_after and not self._depth and isinstance(result, Tensor) and result.requires_grad:
+            name = getattr(func, "__name__", "a function").strip("_")
+            if name not in HARMLESS:
+                raise UncoveredError(f"the model computes {name} outside of its modules")
+        return result
+
+
+def _set_rules(tapped: _Tapped) -> None:
+    """Rules for what captum knows no rule for; it takes all rules away after each call."""
+    from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES, SUPPORTED_NON_LINEAR_LAYERS
+    from captum.attr._utils.lrp_rules import EpsilonRule, IdentityRule
+
+    class PassRule(IdentityRule):  # type: ignore[misc]
+        """The identity, also of what is seen at the output: captum's divides there already."""
+
+        def _create_backward_hook_output(self, outputs: Tensor) -> Any:
+            def keep(gradient: Tensor) -> None:
+                self.relevance_output[gradient.device] = gradient.data
+
+            return keep
+
+    known = {*SUPPORTED_LAYERS_WITH_RULES, *SUPPORTED_NON_LINEAR_LAYERS}
+    for each in tapped.module.modules():
+        if next(each.children(), None) is None and type(each) not in known:
+            each.rule = PassRule() if type(each).__name__.lower() in ELEMENTWISE else EpsilonRule()

@@ -1,0 +1,114 @@
+"""The order in which to run tests by a criterion, and how good an order is."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.criteria.covering import Covering
+from themis.criteria.criterion import Criterion
+from themis.criteria.readings import Activations, Batch
+from themis.errors import DataError, UsageError
+
+
+def rank(
+    criterion: Criterion,
+    activations: Activations | Batch,
+    by: str = "cam",
+    *,
+    predicted: Tensor | None = None,
+    clean: Activations | None = None,
+) -> Tensor:
+    """The order in which to run these tests, int64 `[tests]`, the first one first.
+
+    `ctm`, the coverage-total method: tests that hit more items come first; by criteria of surprise, the more
+    surprising ones. `cam`, the coverage-additional method: next is always the test that hits most items that no
+    earlier one has hit; when none adds anything, the rest come as by `ctm`. Of equals the one given first comes first.
+    What the criterion has seen before does not count, and is not changed.
+    """
+    if by not in ("cam", "ctm"):
+        raise UsageError(f"by must be 'cam' or 'ctm', got {by!r}")
+    if not isinstance(criterion, Covering):
+        raise UsageError(
+            f"tests can be ranked by criteria that cover items (nc, kmnc, nbc, snac, tknc, idc, lsa, dsa, mdsa, npc, "
+            f"mcdc, tway), got {criterion.name!r}: rank by one of those"
+        )
+    if criterion.learns and not criterion.learnt:
+        raise UsageError(f"{criterion.name} must be fitted on training data before it ranks tests: call fit(batches)")
+    batch = activations if isinstance(activations, Batch) else Batch(activations, clean, predicted)
+    fresh = criterion.fresh()
+    readings = fresh._readings(batch)
+    device, n = readings.values.device, len(readings)
+    if n == 0:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    test, item = _hits(fresh.items(readings))
+    surprise = getattr(fresh, "surprise", None)
+    if surprise is None:
+        worth = np.bincount(test, minlength=n)
+    else:
+        worth = surprise(batch.activations, predicted=batch.predicted).double().cpu().numpy()
+        worth = np.where(np.isnan(worth), -np.inf, worth)
+    total = np.argsort(-worth, kind="stable")
+    order = total if by == "ctm" else _greedy(test, item, n, total)
+    return torch.as_tensor(order, device=device)
+
+
+def apfd(order: Tensor, faults: Tensor) -> float:
+    """Average percentage of faults detected when tests run in `order`, a permutation of all tests.
+
+    `faults [tests]`: bool, each failing test is a fault of its own; or the number of the fault that a test shows, -1
+    for none: a fault counts where it is first shown. `1 - sum(places) / (tests x faults) + 1 / (2 tests)`.
+    """
+    if (
+        faults.ndim != 1
+        or order.shape != faults.shape
+        or not torch.equal(order.long().sort().values.cpu(), torch.arange(len(faults)))
+    ):
+        raise DataError(
+            f"order must name each of the tests once, got {list(order.shape)} for {list(faults.shape)} tests: rank all"
+        )
+    if faults.is_floating_point():
+        raise UsageError(f"faults must be booleans or the numbers of faults, got {faults.dtype}: convert them")
+    shown = faults.to(order.device)[order.long()]
+    if faults.dtype == torch.bool:
+        places = shown.nonzero()[:, 0]
+    else:
+        at = (shown >= 0).nonzero()[:, 0]
+        ids, which = torch.unique(shown[at], return_inverse=True)
+        places = torch.full_like(ids, len(faults), dtype=torch.int64).scatter_reduce_(0, which, at, "amin")
+    if len(places) == 0:
+        raise DataError("there must be a fault to be detected, got none: an order is judged by the faults it finds")
+    n = len(faults)
+    return 1 - float((places + 1).sum()) / (n * len(places)) + 1 / (2 * n)
+
+
+def _hits(items: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which tests hit which items, each pair once: by test, then item; items are numbered anew from 0."""
+    test = torch.arange(len(items), device=items.device)[:, None].expand_as(items)[items >= 0]
+    known, item = torch.unique(items[items >= 0], return_inverse=True)
+    pair = torch.unique(test * max(len(known), 1) + item)
+    return (pair // max(len(known), 1)).cpu().numpy(), (pair % max(len(known), 1)).cpu().numpy()
+
+
+def _greedy(test: NDArray[np.int64], item: NDArray[np.int64], n: int, rest: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Always the test that adds most; then those of `rest` that add nothing. Each hit is looked at once or twice."""
+    n_items = int(item.max()) + 1 if len(item) else 0
+    start = np.searchsorted(test, np.arange(n + 1))
+    by_item = np.argsort(item, kind="stable")
+    tests_of = test[by_item]
+    start_of = np.searchsorted(item[by_item], np.arange(n_items + 1))
+    gain, is_open = np.diff(start), np.ones(n_items, dtype=bool)
+    picked: list[int] = []
+    while n_items and gain[best := int(gain.argmax())] > 0:
+        picked.append(best)
+        own = item[start[best] : start[best + 1]]
+        new = own[is_open[own]]
+        is_open[new] = False
+        sizes = start_of[new + 1] - start_of[new]
+        at = np.arange(sizes.sum()) + np.repeat(start_of[new] - (sizes.cumsum() - sizes), sizes)
+        gain -= np.bincount(tests_of[at], minlength=n)
+    left = np.ones(n, dtype=bool)
+    left[picked] = False
+    return np.concatenate([np.array(picked, dtype=np.int64), rest[left[rest]]])

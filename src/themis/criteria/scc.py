@@ -1,0 +1,230 @@
+"""Sensitivity convergence coverage: Themis's own criterion, as a criterion among the others."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from themis.criteria.criterion import Common, Criterion, Laws
+from themis.criteria.readings import Layout, Readings
+from themis.errors import UsageError
+from themis.judge.coverage import UNSEEN_TESTS, Rule
+from themis.judge.posterior import PAPER_DRAWS, Posterior
+from themis.measure.moments import Moments
+
+TESTS_AT_ONCE = 256
+CELLS_AT_ONCE = 2**20
+"""Tests times neurons whose sums are held at every test."""
+
+TOP = 100
+STEPS = 1000
+RATE = 0.5
+BATCH = 32
+"""MindArmour's defaults: neurons a layer, steps of a chain, acceptance rate to be passed, tests a batch."""
+
+
+class SCC(Criterion):
+    """Neurons whose mean sensitivity `|value - clean value|` is known to `tolerance`, over all that are not dead.
+
+    `themis` judges as campaigns do, in closed form and over every neuron: see `judge.coverage.Rule` for tolerance,
+    draws and alpha. A neuron is dead while it never moved and was the same on every clean input; one that was never
+    moved counts as unseen before 3,000 tests. The score can fall: further tests may show a wider spread. The order of
+    the tests matters only to rounding. A test is left out when any of its sensitivities is not finite.
+
+    `mindarmour` takes the neurons (100 a layer) that the first batch moves most. For each batch of 32 tests and each
+    neuron, a Metropolis chain with the standard normal as its goal starts at the batch's sensitivities and takes 1,000
+    steps, uniform and as wide as their mean; the neuron counts when more than half are accepted. The score is the share
+    over all batches so far, and only moves when a batch is full. It depends on the order and cannot be merged.
+    """
+
+    name = "scc"
+    laws = Laws(bounded=True, monotone=False, order_free=True, mergeable=True)
+    learns = False
+    needs = frozenset({"clean"})
+    own_neurons = "element"
+    variants: ClassVar = {
+        "themis": "themis.judge.coverage: Rule, cover (all neurons, exact judge)",
+        "mindarmour": "github.com/mindspore-ai/mindarmour, fuzz_testing/sensitivity_convergence_coverage.py: "
+        "SensitivityConvergenceCoverage",
+    }
+
+    def __init__(
+        self,
+        tolerance: float = 5e-4,
+        draws: int = PAPER_DRAWS,
+        alpha: float | None = 0.95,
+        random_seed: int = 0,
+        **common: Unpack[Common],
+    ) -> None:
+        if not 0 < tolerance < math.inf:
+            raise UsageError(f"scc: tolerance must be positive, got {tolerance}")
+        if draws < 2:
+            raise UsageError(f"scc: draws must be at least 2, got {draws}")
+        if alpha is not None and not 0 < alpha < 1:
+            raise UsageError(f"scc: alpha must be between 0 and 1, or None for the point value, got {alpha}")
+        super().__init__(**common)
+        self.tolerance, self.draws, self.alpha, self.random_seed = tolerance, draws, alpha, random_seed
+        if self.variant == "mindarmour":
+            self.laws = Laws(bounded=True, monotone=False, order_free=False, mergeable=False)
+
+    def score(self) -> float:
+        return int(self.state["converged"]) / max(int(self.state["judged"]), 1) if self.state else 0.0
+
+    def _begin(self, readings: Readings) -> dict[str, Tensor]:
+        n, device = readings.layout.n_neurons, readings.values.device
+        state = {name: torch.zeros((), dtype=torch.int64, device=device) for name in ("count", "converged", "judged")}
+        if self.variant == "mindarmour":
+            return state | {"waiting": torch.zeros(0, n, device=device)}
+        zeros = torch.zeros(n, dtype=torch.float64, device=device)
+        state |= {name: zeros.clone() for name in ("shift", "sums", "squares")}
+        flags = {name: torch.zeros(n, dtype=torch.bool, device=device) for name in ("moved", "varied")}
+        return state | flags | {"clean": torch.zeros(n, dtype=readings.values.dtype, device=device)}
+
+    def _take(self, readings: Readings) -> Tensor:
+        moved_by = readings.sensitivities(self.name)
+        assert readings.clean is not None
+        is_kept = moved_by.isfinite().all(1)
+        raised = torch.zeros_like(is_kept)
+        kept, size = is_kept.nonzero().squeeze(1), BATCH if self.variant == "mindarmour" else TESTS_AT_ONCE
+        for start in range(0, len(kept), size):
+            rows = kept[start : start + size]
+            if self.variant == "mindarmour":
+                raised[rows] = self._walk(moved_by[rows], readings.layout)
+            else:
+                raised[rows] = self._fold(moved_by[rows], readings.clean[rows])
+        return raised
+
+    # Themis
+
+    def _fold(self, moved_by: Tensor, clean: Tensor) -> Tensor:
+        """Add sensitivities `[tests, neurons]` one after the other; after which the score is higher than before."""
+        state, n_tests = self.state, len(moved_by)
+        if not int(state["count"]):
+            state["shift"], state["clean"] = moved_by[0].double(), clean[0].clone()
+        counts = state["count"] + torch.arange(1, n_tests + 1, device=moved_by.device)
+        limits = self._limits(counts)
+        converged, judged = torch.zeros(2, n_tests, dtype=torch.int64, device=moved_by.device)
+        for start in range(0, moved_by.shape[1], max(1, CELLS_AT_ONCE // n_tests)):
+            part = slice(start, start + max(1, CELLS_AT_ONCE // n_tests))
+            chunk = moved_by[:, part].T.contiguous()
+            has_moved = _from_first(chunk > 0, state["moved"][part])
+            has_varied = _from_first((clean[:, part] != state["clean"][part]).T, state["varied"][part])
+            deviations = chunk.double() - state["shift"][part, None]
+            sums = _running(state["sums"][part], deviations)
+            squares = _running(state["squares"][part], deviations.square())
+            is_judged = has_moved | has_varied
+            converged += (_is_converged(sums, squares, has_moved, counts, limits) & is_judged).sum(0)
+            judged += is_judged.sum(0)
+            for name, each in (("sums", sums), ("squares", squares), ("moved", has_moved), ("varied", has_varied)):
+                state[name][part] = each[:, -1]
+        before, judged_before = (
+            torch.cat([state[name][None], each[:-1]]) for name, each in (("converged", converged), ("judged", judged))
+        )
+        state["count"], state["converged"], state["judged"] = counts[-1], converged[-1], judged[-1]
+        raised: Tensor = converged * judged_before.clamp(min=1) > before * judged.clamp(min=1)
+        return raised
+
+    def _limits(self, counts: Tensor) -> Tensor:
+        """The M2 under which a neuron has converged after each count of tests, float64; 0 where it cannot."""
+        rule, one = Rule(self.tolerance, self.draws, self.alpha), torch.ones(1, dtype=torch.float64)
+        factor = float(rule.mcse_bound(Posterior(one, one, one * self.draws, one, one)))  # bound over point value
+        n = counts.double()
+        return torch.where(n > 3, n * (n - 3) * self.draws * (rule.limit / factor) ** 2, 0.0)
+
+    def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
+        mine = self.state
+        merged = _moments(mine).merge(_moments(other))
+        moved = mine["moved"] | other["moved"]
+        varied = mine["varied"] | other["varied"]
+        if int(mine["count"]) and int(other["count"]):
+            varied = varied | (mine["clean"] != other["clean"])
+        nothing = torch.zeros_like(merged.mean)
+        counts = merged.count[None]
+        is_converged = _is_converged(nothing[:, None], merged.m2[:, None], moved[:, None], counts, self._limits(counts))
+        return {
+            "count": merged.count,
+            "converged": (is_converged[:, 0] & (moved | varied)).sum(),
+            "judged": (moved | varied).sum(),
+            "shift": merged.mean,
+            "sums": nothing,
+            "squares": merged.m2,
+            "moved": moved,
+            "varied": varied,
+            "clean": mine["clean"] if int(mine["count"]) else other["clean"],
+        }
+
+    # MindArmour
+
+    def _walk(self, moved_by: Tensor, layout: Layout) -> Tensor:
+        """Take in at most a batch of sensitivities; the test that fills a batch may raise the score."""
+        state, raised = self.state, torch.zeros(len(moved_by), dtype=torch.bool, device=moved_by.device)
+        if "neurons" in state:
+            moved_by = moved_by[:, state["neurons"]]
+        waiting = torch.cat([state["waiting"], moved_by.float()])
+        if len(waiting) >= BATCH:
+            batch, last = waiting[:BATCH], BATCH - len(state["waiting"]) - 1
+            waiting = waiting[BATCH:]
+            if "neurons" not in state:
+                state["neurons"] = _most_moved(batch, layout)
+                batch, waiting = batch[:, state["neurons"]], waiting[:, state["neurons"]]
+            number = int(state["count"])
+            rates = _acceptance(batch, self.random_seed * 1_000_003 + number)
+            before = self.score()
+            state["count"] = state["count"] + 1
+            state["converged"] = state["converged"] + (rates > RATE).sum()
+            state["judged"] = state["judged"] + len(rates)
+            raised[last] = self.score() > before
+        state["waiting"] = waiting
+        return raised
+
+
+def _running(start: Tensor, values: Tensor) -> Tensor:
+    """`start [neurons]` plus the first one, two, ... of `values [neurons, tests]`, added in this order."""
+    return torch.cat([start[:, None], values], 1).cumsum(1)[:, 1:]
+
+
+def _from_first(is_true: Tensor, was_true: Tensor) -> Tensor:
+    """Bool `[neurons, tests]`: from the first true on; everywhere for those that `was_true`."""
+    n_tests = is_true.shape[1]
+    first = torch.where(is_true.any(1), is_true.to(torch.uint8).argmax(1), n_tests).masked_fill(was_true, 0)
+    found: Tensor = torch.arange(n_tests, device=first.device) >= first[:, None]
+    return found
+
+
+def _is_converged(sums: Tensor, squares: Tensor, has_moved: Tensor, counts: Tensor, limits: Tensor) -> Tensor:
+    """Bool `[neurons, counts]`, from the sums of deviations and of their squares at each count of tests."""
+    m2 = (squares - (sums / counts).square() * counts).clamp(min=0)
+    return (m2 < limits) & (has_moved | (counts >= UNSEEN_TESTS))
+
+
+def _moments(state: dict[str, Tensor]) -> Moments:
+    count = int(state["count"])
+    if not count:
+        return Moments.empty(len(state["sums"]), state["sums"].device)
+    return Moments.from_sums(count, state["shift"], state["sums"], state["squares"])
+
+
+def _most_moved(sensitivities: Tensor, layout: Layout) -> Tensor:
+    """The `TOP` neurons of each layer with the largest sums, of equal ones the last; flat indices."""
+    totals = sensitivities.sum(0)
+    return torch.cat([at.start + totals[at].argsort(stable=True)[-TOP:] for at in layout.slices().values()])
+
+
+def _acceptance(sensitivities: Tensor, seed: int) -> Tensor:
+    """Share of accepted steps of each neuron's chain, from its sensitivities `[tests, neurons]`."""
+    generator = torch.Generator(sensitivities.device).manual_seed(seed)
+    at, width = sensitivities, sensitivities.mean(0)
+    energy, accepted = at.square().sum(0) / 2, torch.zeros_like(width)
+    for _ in range(STEPS):
+        step = torch.rand(at.shape, generator=generator, device=at.device) - 0.5
+        proposed = at + step * width
+        proposed_energy = proposed.square().sum(0) / 2
+        chance = torch.rand(width.shape, generator=generator, device=at.device)
+        is_accepted = chance < (energy - proposed_energy).exp()
+        at = torch.where(is_accepted, proposed, at)
+        energy = torch.where(is_accepted, proposed_energy, energy)
+        accepted += is_accepted
+    return accepted / STEPS

@@ -1,0 +1,66 @@
+"""DeepXplore's joint optimisation: theta that makes the target differ from other models and wakes a sleeping neuron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.errors import UsageError
+from themis.measure.fold import Objective
+from themis.search.paper import Paper
+from themis.search.policy import FOR_PICK, Space
+from themis.target import AnyTarget
+
+DIFFER, COVER = 1.0, 0.1
+"""Weights of the target's own answer and of the neuron: those of DeepXplore's examples."""
+
+
+class DeepXplore(Paper):
+    """Ascent on theta of `sum_j F_j(x)[c] - F(x)[c] + 0.1 f_n(x)`; each seed climbs as under policy `paper`.
+
+    F is the target's probability of its clean answer c, F_j that of each rival, f_n the activation of a neuron that no
+    test has covered yet, another one each time. The constraints on pictures of the original (light, occlusion) are
+    perturbations here, whose theta has the same gradient. The model that shall deviate is always the target.
+    """
+
+    is_guided = True
+
+    def __init__(self, rivals: Sequence[AnyTarget] = (), differ: float = DIFFER, cover: float = COVER) -> None:
+        self.rivals, self.differ, self.cover = tuple(rivals), differ, cover
+
+    def init(self, space: Space) -> None:
+        super().init(space)
+        self.state["differences"] = np.zeros((), dtype=np.int64)
+
+    def objective(self, answers: Tensor, asleep: Tensor, is_probability: bool, number: int) -> Objective:
+        """What the tests from `number` on climb: `answers` are the seeds' clean classes, `asleep` uncovered neurons."""
+        chosen = asleep[:0]
+        if len(asleep):
+            at = int(self.space.uniform(FOR_PICK, number) * len(asleep))
+            chosen = asleep[at : at + 1]
+
+        def differ(inputs: Tensor, outputs: Tensor, seed: Tensor) -> Tensor:
+            own = outputs if is_probability else outputs.softmax(1)
+            wanted = answers[seed][:, None]
+            total, is_other = -self.differ * own.gather(1, wanted).sum(), torch.zeros_like(seed, dtype=torch.bool)
+            for rival in self.rivals:
+                scores = rival.forward(inputs)
+                if scores.shape != outputs.shape:
+                    raise UsageError(
+                        f"policy deepxplore: rivals must give the target's {list(outputs.shape[1:])} scores, got "
+                        f"{list(scores.shape[1:])}: give models of one task"
+                    )
+                total = total + scores.float().softmax(1).gather(1, wanted).sum()
+                is_other |= scores.argmax(1) != outputs.argmax(1)
+            self.state["differences"] += int(is_other.sum())
+            return total
+
+        return Objective(chosen, differ=differ, n_models=len(self.rivals), is_activation=True, weight=self.cover)
+
+    def report(self) -> dict[str, Any]:
+        """What it can say at the end."""
+        return {"rivals": len(self.rivals), "differences": int(self.state["differences"])}

@@ -1,0 +1,139 @@
+"""CC against keeping tests one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from themis.criteria import cc
+from themis.criteria.cc import CC
+from themis.errors import UsageError
+
+
+def slow(layers, threshold):
+    """Which tests were kept in some layer, and how many in all, test after test."""
+    kept = {name: [] for name in layers}
+    raised = []
+    for i in range(len(next(iter(layers.values())))):
+        is_new = False
+        for name, values in layers.items():
+            x = values[i].numpy().astype(np.float64)
+            if not np.isfinite(x).all():
+                continue
+            if all(np.sum(np.square(x - each)) > threshold for each in kept[name]):
+                kept[name].append(x)
+                is_new = True
+        raised.append(is_new)
+    return raised, sum(len(each) for each in kept.values())
+
+
+def drawn(n=60, widths=(3, 6), seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return {f"layer{i}": torch.randn(n, width, generator=random) for i, width in enumerate(widths)}
+
+
+def some(layers, rows):
+    return {name: each[rows] for name, each in layers.items()}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 3.0, 10.0, 1e6])
+def test_agrees_with_one_by_one(threshold):
+    layers = drawn()
+    want, count = slow(layers, threshold)
+    at_once, alone, parts = CC(threshold), CC(threshold), CC(threshold)
+    assert at_once.update(layers).tolist() == want
+    assert [bool(alone.update(some(layers, slice(i, i + 1)))) for i in range(60)] == want
+    in_parts = [parts.update(some(layers, slice(i, j))) for i, j in ((0, 7), (7, 8), (8, 60))]
+    assert torch.cat(in_parts).tolist() == want
+    assert at_once.score() == alone.score() == parts.score() == count
+
+
+@pytest.mark.parametrize("tests", [1, 4])
+def test_chunks_do_not_matter(monkeypatch, tests):
+    monkeypatch.setattr(cc, "TESTS", tests)
+    monkeypatch.setattr(cc, "CHUNK", 1)
+    layers = drawn()
+    want, count = slow(layers, 3.0)
+    criterion = CC(3.0)
+    assert criterion.update(layers).tolist() == want
+    assert criterion.score() == count
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [[0.1, 0.7]] * 5,
+        [[float(i), 0.0] for i in range(8, 0, -1)],
+        [[0.0, 0.0]] * 6 + [[9.0, 9.0]],
+        [[0.0, 0.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]],  # the third is near two, the fourth near one
+        [[float(i * i), -float(i)] for i in range(9)],
+    ],
+)
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 4.0])
+def test_ordered_streams(stream, threshold):
+    values = torch.tensor(stream)
+    want, count = slow({"layer": values}, threshold)
+    criterion = CC(threshold)
+    assert criterion.update(values).tolist() == want
+    assert criterion.score() == count
+    assert not criterion.update(values).any()  # nothing is new twice
+
+
+def test_the_threshold_itself_is_not_far():
+    criterion = CC(25.0)
+    assert criterion.update(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 4.001]])).tolist() == [True, False, True]
+
+
+def test_equal_tests_far_from_zero_are_one():
+    values = (torch.randn(1, 50) * 1e6).expand(20, -1)
+    criterion = CC(0.0)
+    criterion.update(values)
+    criterion.update(values)
+    assert criterion.score() == 1
+
+
+def test_what_is_not_finite_is_kept_nowhere():
+    layers = drawn(10)
+    layers["layer0"][0, 1] = math.nan
+    layers["layer1"][3] = math.inf
+    layers["layer0"][3, 0] = -math.inf
+    want, count = slow(layers, 1.0)
+    criterion = CC(1.0)
+    assert criterion.update(layers).tolist() == want
+    assert not want[3]
+    assert want[0]
+    assert criterion.score() == count
+    assert all(each.isfinite().all() for each in criterion.state.values())
+    only = CC()
+    assert not only.update(torch.full((3, 2), math.nan)).any()
+    assert only.score() == 0
+
+
+def test_huge_values():
+    values = torch.tensor([[1e300], [1e300], [-1e300], [0.0]], dtype=torch.float64)
+    criterion = CC()
+    assert criterion.update(values).tolist() == [True, False, True, True]
+
+
+def test_a_double_batch_after_a_single_one():
+    criterion = CC(1.0)
+    criterion.update(torch.zeros(1, 2))
+    assert criterion.update(torch.tensor([[0.5, 0.0], [2.0, 0.0]], dtype=torch.float64)).tolist() == [False, True]
+
+
+def test_it_grows_and_depends_on_the_order():
+    ordered, other = CC(1.0), CC(1.0)
+    ordered.update(torch.tensor([[0.0], [0.9], [1.8]]))
+    other.update(torch.tensor([[0.9], [0.0], [1.8]]))
+    assert (ordered.score(), other.score()) == (2, 1)
+    assert CC.laws.monotone
+    assert not CC.laws.order_free
+    with pytest.raises(UsageError, match="merged"):
+        ordered.merge(other)
+
+
+@pytest.mark.parametrize("threshold", [-1.0, math.nan, math.inf])
+def test_wrong_options(threshold):
+    with pytest.raises(UsageError, match="threshold"):
+        CC(threshold)

@@ -1,0 +1,54 @@
+"""Criteria in words."""
+
+import pytest
+
+from themis import UsageError
+from themis.criteria import CRITERIA, PAPER, choose_criterion
+from themis.criteria.names import ALIASES
+
+MADE = [
+    *((name, {}) for name in CRITERIA),
+    *((name, {"variant": variant}) for name, kind in CRITERIA.items() for variant in kind.variants),
+    ("kmnc", {"k": 100, "neurons": "element"}),
+    ("nc", {"threshold": 0.75, "layers": ["conv1", "fc1"]}),
+    ("lsa", {"layers": "fc1", "upper": 50.0}),
+    ("scc", {"neurons": "channel", "alpha": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), MADE)
+def test_a_criterion_says_itself_in_words_that_make_it_again(name, options):
+    made = CRITERIA[name](**options)
+    again = choose_criterion(str(made))
+    assert type(again) is type(made)
+    assert again.options() == made.options()
+    assert str(CRITERIA[name]()) == name
+
+
+def test_the_papers_baselines_have_its_settings():
+    nc, kmnc, idc, lsa = (choose_criterion(PAPER[name]) for name in ("nc", "kmnc", "idc", "lsa"))
+    assert (nc.threshold, kmnc.k, idc.m, lsa.upper) == (0.5, 1000, 12, 2000)
+    assert [str(each) for each in (nc, kmnc, idc, lsa)] == ["nc", "kmnc", "idc", "lsa"]  # which are the defaults too
+    assert all(type(choose_criterion(alias)) is CRITERIA[name] for alias, name in ALIASES.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kmcn", "criterion must be a known name, got 'kmcn': did you mean 'kmnc'"),
+        ("kmnc(k", "criterion must be a name with its options in brackets if need be"),
+        ("kmnc(100)", "options must be NAME=VALUE, got '100'"),
+        ("kmnc(sections=100)", "kmnc: unknown option 'sections'"),
+        ("kmnc(variant=deepgauge2)", "variant must be a known name, got 'deepgauge2'"),
+        ("nc(neurons=pixel)", "neurons must be 'channel' or 'element', got 'pixel'"),
+        ("lsa(layers=[a])", None),
+        ("lsa(layers=['a', 'b'])", "lsa reads one layer, got 2"),
+        (3, "criterion must be a name"),
+    ],
+)
+def test_other_words_are_refused(text, message):
+    if message is None:
+        assert choose_criterion(text).wanted == ("[a]",)
+        return
+    with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        choose_criterion(text)

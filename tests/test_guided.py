@@ -1,0 +1,332 @@
+"""Campaigns that a criterion guides or watches: what it is shown, when they stop, what they report and keep."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import BlackBox, Callback, DataError, Target, UsageError
+from themis.cli import main
+from themis.criteria import NC
+from themis.criteria.fitting import activations, fit_to
+from themis.criteria.names import choose_criterion
+from themis.data.seeds import read_seeds
+from themis.measure.calculator import Calculator
+from themis.measure.tests import Results
+from themis.oracle import choose_oracle
+from themis.perturb import Context, choose_perturbation, perturb
+from themis.search import DeepXplore
+from themis.search.fuzz import Fuzz
+from themis.search.policy import Space
+from themis.store import Reader
+
+QUICK = {"magnitude": 0.4, "tolerance": 1e-12, "plateau": None, "round_size": 128, "max_tests": 640}
+SPECS = (
+    "nc(threshold=0.7)",
+    "kmnc(k=20)",
+    "kmnc(k=20, neurons=element)",
+    "nbc",
+    "tknc(k=1)",
+    "dsa",
+    "scc(tolerance=1e-9)",
+    "nlc",
+)
+
+
+class Seen(nn.Module):
+    """A small net that remembers what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv, self.relu, self.last = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Linear(4 * 36, 5)
+        self.seen = None
+
+    def forward(self, x):
+        if self.seen is not None:
+            self.seen.append(x.detach().clone())
+        return self.last(self.relu(self.conv(x)).flatten(1))
+
+
+class FromNow(Callback):
+    """Begins to remember when the clean sweep is over."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def on_start(self, start):
+        self.net.seen = []
+
+
+@pytest.fixture
+def net():
+    return Seen()
+
+
+@pytest.fixture
+def data(net):
+    inputs = torch.rand(150, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    return inputs, net(inputs).argmax(1)
+
+
+def score_of(spec, net, data, tests):
+    """The criterion's score on some inputs, in a loop of one's own."""
+    target = Target(net)
+    criterion = fit_to(choose_criterion(spec), target, data)
+    for batch in activations(target, tests):
+        criterion.update(batch)
+    return criterion.score()
+
+
+@pytest.mark.parametrize("spec", [each for each in SPECS if not each.startswith(("scc", "nlc"))])
+def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec):
+    run = themis.run(net, data, "gaussian", criterion=spec, callbacks=[FromNow(net)], **QUICK)
+    tests, net.seen = torch.cat(net.seen), None  # the padding of a chunk repeats tests, which covers nothing new
+    assert run.rounds[-1].criterion_score == pytest.approx(score_of(spec, net, data, tests), abs=1e-12)
+    assert run.summary()["criterion"]["score"] == run.rounds[-1].criterion_score > 0
+
+
+class StopAt(Callback):
+    """Ctrl-C after some rounds."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_round(self, round):
+        if round.number == self.number:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net, data, spec, tmp_path):
+    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
+    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, callbacks=[StopAt(2)], **QUICK)
+    assert stopped.stop_reason == "user"
+    resumed = themis.resume(tmp_path, net, data)
+    first, second = ({**each.summary(), "seconds": 0} for each in (whole, resumed))
+    assert first == second
+    assert [each.criterion_score for each in whole.rounds] == [each.criterion_score for each in resumed.rounds]
+    for name, column in whole.faults.columns.items():
+        np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
+
+
+def test_faults_say_whether_their_test_raised_the_criterion(net, data, tmp_path):
+    run = themis.run(net, data, "gaussian", criterion="kmnc(k=5)", out=tmp_path, **QUICK)
+    raised = run.faults.columns["raised"]
+    assert 0 < raised.sum() < len(raised)
+    found = run.summary()["criterion"]
+    assert found["faults_selected"] == raised.sum()
+    assert found["raised"] > found["faults_selected"]
+    assert found["distinct_faults_selected"] == len({(f.seed_id, f.answer) for f in run.faults if f.raised})
+    reader = Reader(tmp_path)
+    np.testing.assert_array_equal(reader.faults().columns["raised"], raised)
+    assert [each.criterion_score for each in reader.rounds()] == [each.criterion_score for each in run.rounds]
+    reader.close()
+
+
+def test_the_fuzzer_keeps_what_raises_and_breaks_nothing():
+    low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
+    space = Space(np.arange(5), np.arange(5), np.ones(5, np.float32), low, high, low, True, 0)
+    policy = Fuzz()
+    policy.init(space)
+    tests = policy.propose(np.arange(8))
+    assert set(tests.kind) == {"first"}
+    is_fault, raised = np.arange(8) < 2, np.arange(8) % 2 == 0  # of 0, 2, 4, 6 only 2, 4, 6 join
+    policy.observe(tests, Results(is_fault, np.zeros(8, int), np.zeros(8, np.float32), None, raised=raised))
+    assert len(policy.state["position"]) == 5 + 3
+    np.testing.assert_array_equal(policy.state["theta"][5:], tests.theta[[2, 4, 6]])
+    children = policy.propose(np.arange(8, 4008))
+    mutants = children.kind == "mutant"
+    kept = (children.theta[:, None] == policy.state["theta"][None, 5:]).any(1)
+    assert 0.45 < kept[mutants].mean() < 0.55  # half of a parent's dimensions are kept
+    assert not kept[~mutants].any()
+    fresh = space.uniform_theta(1, np.arange(8, 4008))
+    assert ((children.theta == fresh) | kept).all()  # the others are what `random` draws
+
+
+def test_a_parent_is_mutated_less_often_the_more_often_it_was():
+    space = Space(np.arange(3), np.arange(3), np.ones(3, np.float32), *np.zeros((3, 1), np.float32), True, 0)
+    policy = Fuzz()
+    policy.init(space)
+    policy.state["mutated"] = np.array([0, 2, 50])
+    np.testing.assert_allclose(policy.weights(), [0.8, 0.4, 0.3])
+    drawn = np.bincount(policy.propose(np.arange(3000)).seed, minlength=3) / 3000
+    np.testing.assert_allclose(drawn, np.array([0.8, 0.4, 0.3]) / 1.5, atol=0.03)
+
+
+def test_where_nothing_is_random_a_child_is_never_its_parent(net, data):
+    run = themis.run(net, data, "brightness", criterion="kmnc(k=20)", **{**QUICK, "magnitude": 1.0})
+    kinds = run.kinds
+    assert kinds["mutant"]["tests"] > 0
+    assert kinds.get("redrawn", {"tests": 0})["tests"] < 20
+
+
+def test_a_criterion_that_leads_says_when_to_stop(net, data):
+    options = {**QUICK, "max_tests": 5000}
+    run = themis.run(net, data, "gaussian", criterion="nc(threshold=0.1)", **{**options, "coverage": 0.5})
+    assert run.stop_reason == "coverage"
+    assert run.stop.startswith("Stopped because nc(threshold=0.1) ")
+    assert run.rounds[-1].criterion_score >= 0.5
+    options = {**options, "magnitude": 1e-6, "plateau": 3}
+    flat = themis.run(net, data, "gaussian", criterion="nc(threshold=5)", **options)
+    assert flat.stop_reason == "plateau"
+    assert flat.rounds[-1].criterion_score == 0
+
+
+def test_a_criterion_can_watch_another_policy(net, data):
+    plain = themis.run(net, data, "gaussian", policy="corners", **QUICK)
+    watched = themis.run(net, data, "gaussian", policy="corners", criterion="kmnc(k=20)", **QUICK)
+    assert [fault.id for fault in plain.faults] == [fault.id for fault in watched.faults]
+    assert watched.summary()["criterion"]["leads"] is False
+    assert watched.rounds[-1].criterion_score > 0
+    assert plain.summary()["criterion"] is None
+
+
+def test_it_learns_from_training_data_if_there_is_any(net, data):
+    far = (data[0] * 0.1, data[1])
+    own = themis.run(net, data, "gaussian", criterion="nbc(neurons=element)", **{**QUICK, "magnitude": 0.02})
+    other = themis.run(
+        net, data, "gaussian", criterion="nbc(neurons=element)", train=far, **{**QUICK, "magnitude": 0.02}
+    )
+    assert own.summary()["criterion"]["source"] == "the seeds"
+    assert other.summary()["criterion"]["source"] == "training data"
+    assert other.rounds[-1].criterion_score > own.rounds[-1].criterion_score  # more lies outside of what it learnt
+    fitted = fit_to(choose_criterion("nbc(neurons=element)"), Target(net), far)
+    again = themis.run(net, data, "gaussian", criterion=fitted, **{**QUICK, "magnitude": 0.02})
+    assert again.rounds[-1].criterion_score == other.rounds[-1].criterion_score
+    assert fitted.score() == 0  # the campaign took one of its own
+
+
+def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path):
+    themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, callbacks=[StopAt(1)], **QUICK)
+    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was made in Python: pass criterion="):
+        themis.resume(tmp_path, net, data)
+    with pytest.raises(UsageError, match="criterion must be the run's"):
+        themis.resume(tmp_path, net, data, criterion=NC(0.6))
+    resumed = themis.resume(tmp_path, net, data, criterion=NC(0.7))
+    whole = themis.run(net, data, "gaussian", criterion=NC(0.7), **QUICK)
+    assert resumed.rounds[-1].criterion_score == whole.rounds[-1].criterion_score
+
+
+def test_other_training_data_is_refused_on_resuming(net, data, tmp_path):
+    options = {**QUICK, "criterion": "nbc", "out": tmp_path, "train": (data[0] * 0.1, data[1])}
+    themis.run(net, data, "gaussian", callbacks=[StopAt(1)], **options)
+    with pytest.raises(UsageError, match="learnt from training data that cannot be read again: pass train="):
+        themis.resume(tmp_path, net, data)
+    with pytest.raises(DataError, match="training data must be what the criterion learnt from"):
+        themis.resume(tmp_path, net, data, train=data)
+    assert themis.resume(tmp_path, net, data, train=options["train"]).rounds[-1].tests == 640
+
+
+WRONG = {
+    "fuzz without a criterion": ({"policy": "fuzz"}, "policy 'fuzz' follows a criterion, got none"),
+    "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is what a criterion learns from"),
+    "unknown criterion": ({"criterion": "kmcn"}, "got 'kmcn': did you mean 'kmnc'?"),
+    "unknown option": ({"criterion": "kmnc(q=3)"}, "kmnc: unknown option 'q'"),
+    "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name with its options in brackets"),
+    "no rivals": ({"policy": "deepxplore"}, "sets other models against the target, got none: pass rivals="),
+    "rivals of another policy": ({"rivals": [Seen()]}, "rivals are models that policy 'deepxplore' sets"),
+    "deepxplore with another criterion": (
+        {"policy": "deepxplore", "rivals": [Seen()], "criterion": "kmnc"},
+        "goes with nc of all layers and the target's neurons",
+    ),
+    "rivals of another task": (
+        {"policy": "deepxplore", "rivals": [nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]},
+        "rivals must give the target's [5] scores, got [3]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused_in_words(net, data, name):
+    options, message = WRONG[name]
+    with pytest.raises(UsageError, match=re.escape(message)):
+        themis.run(net, data, "gaussian", **QUICK, **options)
+
+
+def test_deepxplore_needs_gradients(data):
+    box = BlackBox(lambda x: x.reshape(len(x), -1)[:, :5])
+    with pytest.raises(UsageError, match="policy 'deepxplore' needs gradients"):
+        themis.run(box, data[0], "gaussian", policy="deepxplore", rivals=[Seen()], **QUICK)
+
+
+def test_deepxplore_climbs_its_joint_objective(net, data):
+    """The gradient in theta that it is given is that of the objective, written out here."""
+    rival, target = Seen().double(), Target(net.double())
+    with torch.no_grad():
+        rival.conv.weight += 0.3
+    policy = DeepXplore([Target(rival)])
+    seeds = read_seeds(data)
+    chosen = choose_perturbation("brightness")
+    calculator = Calculator(target, seeds, chosen, choose_oracle("changed"), clean_bytes=1 << 20)
+    calculator.sweep()
+    space = Space.of(chosen, np.arange(20), np.arange(20), np.ones(20, np.float32), 0)
+    policy.init(space)
+    answers, neuron = calculator.clean_outputs.argmax(1), torch.tensor([17])
+    objective = policy.objective(answers, neuron, False, 0)
+    tests = space.tests(np.arange(20), np.arange(20), space.uniform_theta(0, np.arange(20)), "draw")
+    gradient = calculator.measure(tests, calculator.accumulator(), objective).gradient
+
+    def height(theta):
+        inputs = perturb(chosen, seeds.inputs[:20], theta, torch.zeros(20, dtype=torch.int64), Context((0.0, 1.0)))
+        wanted = answers[:20, None]
+        own, other = (each(inputs.double()).softmax(1).gather(1, wanted)[:, 0] for each in (net, rival))
+        return other - own + 0.1 * net.conv(inputs.double()).relu().flatten(1)[:, 17]
+
+    theta, step = torch.from_numpy(tests.theta), 1e-2
+    with torch.no_grad():
+        slope = (height(theta + step) - height(theta - step)) / (2 * step)
+    np.testing.assert_allclose(gradient[:, 0], slope, rtol=0.05, atol=2e-3)
+    assert policy.state["differences"] > 0
+
+
+def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):
+    rival = Seen()
+    with torch.no_grad():
+        rival.last.weight += 0.2 * torch.randn(rival.last.weight.shape, generator=torch.Generator().manual_seed(0))
+    run = themis.run(net, data, "brightness", policy="deepxplore", rivals=[rival], **{**QUICK, "magnitude": None})
+    n_search = sum(count["tests"] for kind, count in run.kinds.items() if kind != "uniform")
+    n_uniform = run.kinds["uniform"]["tests"]
+    assert run.rounds[-1].passes == 5 + len(data[0]) + n_uniform + n_search * (3 + 3)
+    assert 0 < run.summary()["policy"]["differences"] < n_search
+    assert run.summary()["criterion"]["score"] > 0
+
+
+def test_the_command_line_guides_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    words = "run --model mine:net --data mine:data --perturb gaussian --magnitude 0.5 --max-tests 640"
+    assert main([*words.split(), "--criterion", "kmnc(k=20)", "--train", "mine:train", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["criterion"]
+    assert found["name"] == "kmnc(k=20)"
+    assert (found["source"], found["inputs"]) == ("training data", 70)
+    assert main([*words.split(), "--policy", "deepxplore", "--rivals", "mine:rival", "--out", "pair"]) == 0
+    told = capsys.readouterr().out
+    assert "nc(neurons=element) guides the search" in told
+    assert "policy deepxplore" in told
+    assert main(["resume", "pair", "--max-tests", "1280", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"]["rivals"] == 1
+
+
+MINE = """
+import torch
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+def rival():
+    return net(1)
+
+def data():
+    torch.manual_seed(2)
+    return torch.rand(50, 6)
+
+def train():
+    torch.manual_seed(3)
+    return torch.rand(70, 6)
+"""
