@@ -73,7 +73,9 @@ def _read_options(text: str, name: str) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    """A literal, or the text itself."""
+    """A literal, a list of these, or the text itself."""
+    if text[0] == "[" and text[-1] == "]":
+        return [_read_value(each.strip()) for each in text[1:-1].split(",") if each.strip()]
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

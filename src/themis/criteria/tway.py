@@ -44,7 +44,7 @@ class TWay(Covering):
             raise UsageError(f"tway: max_neurons must be at least t, got {max_neurons} for t={t}: give a larger one")
         super().__init__(**common)
         self.t = t
-        self.max_neurons = max_neurons or (200 if t == 2 else 50)
+        self.max_neurons = max_neurons
 
     def n_sets(self) -> int:
         """How many sets of `t` neurons there are."""
@@ -115,4 +115,4 @@ class TWay(Covering):
         return is_on, torch.combinations(at, self.t)
 
     def _width(self, n: int) -> int:
-        return min(n, self.max_neurons)
+        return min(n, self.max_neurons or (200 if self.t == 2 else 50))
