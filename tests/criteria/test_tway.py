@@ -92,7 +92,11 @@ def test_wide_layers_are_thinned():
     assert c.n_sets() == 6
     assert sorted({k for _, neurons in sets for k in neurons}) == [0, 9, 19, 29]
     assert c.n_covered() == sum(map(len, sets.values()))
-    assert (TWay(2).max_neurons, TWay(3).max_neurons) == (200, 50)
+    wide = draw(2, (300,))
+    for t, n_sets in ((2, 200 * 199 // 2), (3, 50 * 49 * 48 // 6)):
+        c = TWay(t)
+        c.update(wide)
+        assert c.n_sets() == n_sets
 
 
 def test_layers_too_narrow_have_no_sets():

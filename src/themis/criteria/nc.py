@@ -39,18 +39,19 @@ class NC(Marking):
         return 0 if self.layout is None else self.layout.n_neurons
 
     def read_layer(self, activation: Tensor, channel_axis: int | None = None) -> Tensor:
-        if self.variant == "deepxplore":
-            activation = scaled(activation)
         values = as_neurons(activation, self.neurons, channel_axis)
-        return scaled(values) if self.variant == "neural-coverage" else values
+        if self.variant == "mindarmour":
+            return values
+        # Scaling and taking a channel's mean may change places: both are linear.
+        return scaled(
+            values, *torch.aminmax((activation if self.variant == "deepxplore" else values).flatten(1), dim=1)
+        )
 
     def hits(self, readings: Readings) -> Tensor:
         return (readings.values > self.threshold) & (readings.values < torch.inf)
 
 
-def scaled(activation: Tensor) -> Tensor:
-    """Each input's values brought to 0..1; zero where they are all the same."""
-    low, high = torch.aminmax(activation.flatten(1), dim=1)
-    shape = (-1,) + (1,) * (activation.ndim - 1)
-    low, reach = low.view(shape), (high - low).view(shape)
-    return torch.where(reach > 0, (activation - low) / reach, 0.0)
+def scaled(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Each input's values `[inputs, neurons]` brought from `low..high` to 0..1; zero where that is a point."""
+    reach = (high - low).to(values.dtype)
+    return (values - low[:, None]).div_(torch.where(reach == 0, torch.inf, reach)[:, None])
