@@ -59,5 +59,20 @@ def test_the_table_of_perturbations_is_what_there_is():
     assert exempt == {name for name, each in PERTURBATIONS.items() if not each.has_identity}
 
 
+def test_the_table_of_criteria_is_what_there_is():
+    from themis.criteria import CRITERIA
+
+    text = (ROOT / "docs/criteria.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if re.match(r"\| `\w+` \|", line)]
+    rows = [(cells[1].strip("`"), *cells[3:6]) for cells in lines if len(cells) == 7]
+    assert [name for name, *_ in rows] == list(CRITERIA)
+    for name, learns, broken, variants in rows:
+        kind = CRITERIA[name]
+        assert bool(learns.strip()) == kind.learns
+        assert re.findall(r"`([\w-]+)`", variants) == list(kind.variants)
+        laws = [law for law, holds in vars(kind().laws).items() if not holds]
+        assert laws == [law for law in re.split(r"[,;] ", broken.strip()) if law and "`" not in law]
+
+
 def test_there_are_blocks():
     assert len(BLOCKS) >= 2
