@@ -177,6 +177,14 @@ def test_a_criterion_that_leads_says_when_to_stop(net, data):
     assert flat.rounds[-1].criterion_score == 0
 
 
+def test_without_a_goal_no_coverage_stops_it(net, data):
+    options = {**QUICK, "tolerance": 1.0, "coverage": None}
+    for how in ({"criterion": "nc(threshold=0.01)"}, {"policy": "random"}):
+        run = themis.run(net, data, "gaussian", **options, **how)
+        assert run.stop_reason == "tests"
+        assert max(run.coverage, run.rounds[-1].criterion_score or 0) == 1
+
+
 def test_a_criterion_can_watch_another_policy(net, data):
     plain = themis.run(net, data, "gaussian", policy="corners", **QUICK)
     watched = themis.run(net, data, "gaussian", policy="corners", criterion="kmnc(k=20)", **QUICK)
@@ -298,17 +306,17 @@ def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):
 
 def test_the_command_line_guides_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
-    words = "run --model mine:net --data mine:data --perturb gaussian --magnitude 0.5 --max-tests 640"
-    assert main([*words.split(), "--criterion", "kmnc(k=20)", "--train", "mine:train", "--json"]) == 0
+    (tmp_path / "pair.py").write_text(MINE)
+    words = "run --model pair:net --data pair:data --perturb gaussian --magnitude 0.5 --max-tests 640"
+    assert main([*words.split(), "--criterion", "kmnc(k=20)", "--train", "pair:train", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["criterion"]
     assert found["name"] == "kmnc(k=20)"
     assert (found["source"], found["inputs"]) == ("training data", 70)
-    assert main([*words.split(), "--policy", "deepxplore", "--rivals", "mine:rival", "--out", "pair"]) == 0
+    assert main([*words.split(), "--policy", "deepxplore", "--rivals", "pair:rival", "--out", "both"]) == 0
     told = capsys.readouterr().out
     assert "nc(neurons=element) guides the search" in told
     assert "policy deepxplore" in told
-    assert main(["resume", "pair", "--max-tests", "1280", "--json"]) == 0
+    assert main(["resume", "both", "--max-tests", "1280", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["policy"]["rivals"] == 1
 
 

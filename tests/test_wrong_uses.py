@@ -247,8 +247,8 @@ WRONG = {
     "a mean in words": (run("--mean grey --std 1"), 2, "mean must be numbers as 0.4,0.5,0.4 or null, got 'grey'"),
     "an empty layer": (run("--layers fc1,,fc2"), 2, "layers must be names as conv1,fc* or null"),
     # values out of range
-    "coverage over one": (run("--coverage 2"), 2, "coverage must lie in (0, 1], got 2.0"),
-    "no coverage": (run("--coverage 0"), 2, "coverage must lie in (0, 1], got 0.0"),
+    "coverage over one": (run("--coverage 2"), 2, "coverage must lie in (0, 1], or be None for no goal, got 2.0"),
+    "no coverage": (run("--coverage 0"), 2, "coverage must lie in (0, 1], or be None for no goal, got 0.0"),
     "negative tolerance": (run("--tolerance -1"), 2, "tolerance must be a positive number, got -1.0"),
     "alpha of one": (run("--alpha 1"), 2, "alpha must lie in [0.5, 1)"),
     "odd draws": (run("--draws 4001"), 2, "draws must be at least 100 and a multiple of the 4 chains"),

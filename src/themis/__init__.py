@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from themis.begin import resume, run
     from themis.blackbox import BlackBox
     from themis.callback import Callback
+    from themis.comparison import compare
     from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.faults import Fault
@@ -41,6 +42,7 @@ _HOMES = {
     "ThemisError": "errors",
     "Theta": "perturb",
     "UsageError": "errors",
+    "compare": "comparison",
     "resume": "begin",
     "run": "begin",
 }
@@ -64,6 +66,7 @@ __all__ = [
     "Theta",
     "UsageError",
     "__version__",
+    "compare",
     "resume",
     "run",
 ]

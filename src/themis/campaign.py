@@ -248,7 +248,7 @@ class Campaign:
             self.calculator.layers,
             is_dead=self._is_dead(moments),
             rule=self.rule,
-            goal=self.settings.coverage,
+            goal=self.settings.coverage or 1.0,
             k=self.settings.sample,
             judge=judge,
             random_seed=self.settings.random_seed + len(self.rounds),
@@ -260,7 +260,7 @@ class Campaign:
         with self._timed("judge"):
             total = self._total()
             coverage, open_neurons = self._cover(total, choose_judge(self.settings.judge))
-            if coverage.sampled >= self.settings.coverage and self.settings.judge == "exact":
+            if coverage.sampled >= (self.settings.coverage or torch.inf) and self.settings.judge == "exact":
                 coverage, open_neurons = self._cover(total, gibbs)  # a stop is confirmed by real chains
         if open_neurons is not None and len(open_neurons):
             self.open_neurons = open_neurons

@@ -25,7 +25,7 @@ class ShowProgress(Callback):
 
     def on_start(self, start: Start) -> None:
         self.console.print(opening(start), highlight=False, soft_wrap=True)
-        self._goal = start.settings.coverage
+        self._goal = start.settings.coverage or 1.0
         if self.console.is_terminal:
             is_wide = self.console.width >= 110
             columns: list[ProgressColumn] = [

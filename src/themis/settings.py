@@ -25,7 +25,7 @@ class Settings:
     )
     train_inputs: int | None = option(10_000, "training inputs that the criterion learns from, a random sample")
     preset: str | None = option(None, "paper: policy paper, no uniform stream, point MCSE, gibbs each round, no budget")
-    coverage: float = option(1.0, "coverage at which to stop")
+    coverage: float | None = option(1.0, "coverage at which to stop; null is none")
     judge: str = option("exact", "how the sampled neurons are judged each round: exact, gibbs or pymc")
     tolerance: float = option(5e-4, "MCSE (at 4,000 draws) under which a neuron has converged")
     alpha: float | None = option(0.95, "confidence of the upper bound on the MCSE; null takes its point value")
@@ -53,7 +53,7 @@ class Settings:
         self._check_types()
         rules: dict[str, tuple[bool, str]] = {
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
-            "coverage": (0 < self.coverage <= 1, "lie in (0, 1]"),
+            "coverage": (self.coverage is None or 0 < self.coverage <= 1, "lie in (0, 1], or be None for no goal"),
             "tolerance": (self.tolerance > 0 and math.isfinite(self.tolerance), "be a positive number"),
             "alpha": (self.alpha is None or 0.5 <= self.alpha < 1, "lie in [0.5, 1), or be None for the point value"),
             "draws": (self.draws >= 100 and self.draws % 4 == 0, "be at least 100 and a multiple of the 4 chains"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from themis.guide import Guide
 from themis.result import Round, percent
 from themis.settings import Settings
@@ -16,16 +18,15 @@ def stop_reason(
     """
     if not rounds:
         return None
-    last = rounds[-1]
+    last, goal = rounds[-1], settings.coverage or inf
     if guide is not None and guide.leads:
-        if guide.criterion.laws.bounded and (last.criterion_score or 0) >= settings.coverage:
-            return "coverage", (
-                f"{guide.name} {percent(last.criterion_score or 0)} reached the goal of {percent(settings.coverage)}"
-            )
-    elif last.coverage.sampled >= settings.coverage:
+        score = last.criterion_score or 0
+        if guide.criterion.laws.bounded and score >= goal:
+            return "coverage", f"{guide.name} {percent(score)} reached the goal of {percent(goal)}"
+    elif last.coverage.sampled >= goal:
         return "coverage", (
             f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
-            f"{percent(settings.coverage)}, confirmed by Markov chains"
+            f"{percent(goal)}, confirmed by Markov chains"
         )
     if settings.max_tests is not None and last.tests >= settings.max_tests:
         return "tests", f"the budget of {settings.max_tests:,} tests is spent"

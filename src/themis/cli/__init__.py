@@ -28,6 +28,7 @@ COMMANDS = {
     "replay": "run faults again and compare them with what was recorded",
     "faults": "list, sort and export the faults of a run",
     "perturbations": "list what a model can be disturbed with, and draw it",
+    "compare": "compare techniques and criteria at equal cost",
     "zoo": "list, verify and train the models of the zoo",
     "doctor": "check the installation and say what this machine has",
     "completion": "print a script that completes options in a shell",

@@ -1,0 +1,92 @@
+"""The folder of a comparison: its plan, what was fixed in advance, and every finished cell, each a file of its own."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from themis.comparison.plan import Cell
+from themis.environment import list_changes
+from themis.errors import StoreError, UsageError
+from themis.store.files import PART, Lock, explained, write_file
+
+PLAN, RATES, CELLS, LOCK = "plan.json", "rates.json", "cells", "lock"
+
+
+class Folder:
+    """Where a comparison is kept; without a path, nowhere. One writer at a time."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = None if path is None else Path(path)
+        self._lock: Lock | None = None
+        if self.path is None:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"out must be a folder, {self.path} is a file")
+        there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
+        if there - {LOCK, PLAN + PART} and PLAN not in there:
+            raise UsageError(f"out must be a new folder or one of a comparison, {self.path} holds other things")
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / LOCK)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def begin(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Write the plan, or refuse another one than the folder was begun with."""
+        before = self.read(PLAN)
+        record = json.loads(json.dumps(record))
+        if before is None:
+            self.write(PLAN, {**record, "environment": environment})
+            return
+        then = {name: value for name, value in before.items() if name != "environment"}
+        if changes := list_changes(_flat(then), _flat(record)):
+            raise UsageError(
+                f"{self.path} holds another comparison ({'; '.join(changes)}): give the same options, or another folder"
+            )
+        if changes := list_changes(before["environment"], environment):
+            warnings.warn(
+                f"gone on with in another environment, so that last bits may differ: {'; '.join(changes)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def keep(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Keep a cell's result, or why it failed."""
+        self.write(f"{CELLS}/{cell.file}", record)
+
+    def done(self, cells: list[Cell]) -> dict[Cell, dict[str, Any]]:
+        """Those of `cells` that have a result; failed ones are tried again."""
+        found = {cell: self.read(f"{CELLS}/{cell.file}") for cell in cells}
+        return {cell: record for cell, record in found.items() if record is not None and "error" not in record}
+
+    def read(self, name: str) -> Any:
+        """A JSON file's content; None if there is none."""
+        if self.path is None:
+            return None
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.path / name} cannot be read: {error}; remove it to make it again") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file, there whole or not at all."""
+        self.write_text(name, json.dumps(content, indent=None if name.startswith(CELLS) else 2))
+
+    def write_text(self, name: str, text: str) -> None:
+        if self.path is None:
+            return
+        with explained(self.path):
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path / name, f"{text}\n".encode())
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """The plan's options beside the rest."""
+    return {**record, "plan": None, **record["plan"]}
