@@ -29,8 +29,8 @@ from themis.probe import OUTPUT
 COVERAGE = ("nc", "kmnc", "nbc", "snac", "tknc", "tknp", "nlc", "cc", "idc", "mcdc", "tway", "scc")
 SURPRISE = ("lsa", "dsa", "mdsa")
 AIMS = {**dict.fromkeys(COVERAGE, 1.3), **dict.fromkeys(SURPRISE, 2.0)}
-WIDE = ("nlc", "mcdc")
-"""Those that look at pairs of neurons: there are too many pairs of elements."""
+WIDE = ("nlc", "mcdc", "cc")
+"""Not of elements: there are too many pairs of them, and cc would keep every test."""
 TRAINING = 2_000
 BATCHES, FIRST = 12, 4
 """Batches a criterion takes in, and how many of them are not timed."""

@@ -79,7 +79,7 @@ def test_callbacks_hear_everything_in_order(trained):
 
 WRONG = {
     "unknown option": ({"max_test": 5}, UsageError, "did you mean 'max_tests'"),
-    "coverage": ({"coverage": 1.5}, UsageError, r"coverage must lie in \(0, 1\], got 1.5"),
+    "coverage": ({"coverage": 1.5}, UsageError, r"coverage must lie in \(0, 1\], or be None for no goal, got 1.5"),
     "tolerance": ({"tolerance": 0}, UsageError, "tolerance must be a positive number"),
     "alpha": ({"alpha": 1.0}, UsageError, r"alpha must lie in \[0.5, 1\)"),
     "draws": ({"draws": 4001}, UsageError, "draws must be at least 100 and a multiple"),

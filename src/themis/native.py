@@ -1,5 +1,5 @@
-"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise, counting sections. Where it was
-not built, torch does the same in eight passes or more."""
+"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise, counting sections, following what
+converges. Where it was not built, torch does the same in eight passes or more."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 BLOCK = 1024
 """Neurons of a block; the same as in native.c."""
+LANES = 256
+"""Neurons of a block of `converge`; the same as in native.c."""
 
 
 @cache
@@ -31,6 +33,8 @@ def library() -> ctypes.CDLL | None:
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
     found.themis_sections.restype = integer
+    found.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
+    found.themis_converge.restype = None
     found.themis_fold.restype = found.themis_accumulate.restype = found.themis_uniform.restype = None
     return found
 
@@ -99,3 +103,27 @@ def sections(
         k, bits.shape[1], is_ceil, is_clamped, bits.data_ptr(), raised.data_ptr(),
     )  # fmt: skip
     return raised, n_set
+
+
+def converge(
+    native: ctypes.CDLL,
+    activations: Tensor,
+    clean: Tensor,
+    before: int,
+    unseen: int,
+    limits: Tensor,
+    state: dict[str, Tensor],
+) -> Tensor:
+    """Walk over tests, `activations` and `clean [tests, n]`; see `walk_plainly` of criteria/scc.py.
+
+    limits float64 `[tests]`; of `state`, `shift, sums, squares` float64, `moved, varied` bool and `clean`, all `[n]`,
+    sums, squares, moved and varied go on. All contiguous, on the CPU. Returns int64 `[3, tests]`.
+    """
+    n_tests, n = activations.shape
+    found = torch.empty(-(-n // LANES), 3, n_tests, dtype=torch.int32)
+    names = ("shift", "clean", "sums", "squares", "moved", "varied")
+    native.themis_converge(
+        activations.data_ptr(), clean.data_ptr(), n_tests, n, before, unseen, limits.data_ptr(),
+        *(state[name].data_ptr() for name in names), found.data_ptr(),
+    )  # fmt: skip
+    return found.sum(0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from themis.criteria import sections
 from themis.criteria.boundary import NBC, SNAC
 from themis.errors import UsageError
 
@@ -67,6 +68,20 @@ def test_batches_are_as_good_as_one_by_one(kind, variant):
         criterion = whole.fresh()
         assert torch.cat([criterion.update(part) for part in tests.split(size)]).tolist() == expected
         assert torch.equal(criterion.state["covered"], whole.state["covered"])
+
+
+@pytest.mark.parametrize(("kind", "variant"), KINDS)
+@pytest.mark.parametrize("chunk", [1, 300, 700])
+def test_a_few_neurons_at_a_time_are_as_good_as_all(kind, variant, chunk, monkeypatch):
+    train, tests = data()
+    whole = kind(variant=variant).fit([train])
+    part = whole.fresh()
+    expected = whole.update(tests)
+    monkeypatch.setattr(sections, "CHUNK", chunk)
+    assert torch.equal(part.update(tests), expected)
+    assert torch.equal(part.state["covered"], whole.state["covered"])
+    hits = whole.hits(whole.read(tests))
+    assert torch.equal(hits.any(0), whole.state["covered"])
 
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)

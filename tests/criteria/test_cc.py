@@ -28,7 +28,7 @@ def slow(layers, threshold):
     return raised, sum(len(each) for each in kept.values())
 
 
-def drawn(n=60, widths=(3, 6), seed=0):
+def drawn(n=60, widths=(3, 3, 6, 6, 6, 3), seed=0):
     random = torch.Generator().manual_seed(seed)
     return {f"layer{i}": torch.randn(n, width, generator=random) for i, width in enumerate(widths)}
 
@@ -49,10 +49,10 @@ def test_agrees_with_one_by_one(threshold):
     assert at_once.score() == alone.score() == parts.score() == count
 
 
-@pytest.mark.parametrize("tests", [1, 4])
-def test_chunks_do_not_matter(monkeypatch, tests):
+@pytest.mark.parametrize(("tests", "chunk"), [(1, 2**24), (4, 2**24), (1024, 1), (1024, 500), (7, 150)])
+def test_chunks_do_not_matter(monkeypatch, tests, chunk):
     monkeypatch.setattr(cc, "TESTS", tests)
-    monkeypatch.setattr(cc, "CHUNK", 1)
+    monkeypatch.setattr(cc, "CHUNK", chunk)
     layers = drawn()
     want, count = slow(layers, 3.0)
     criterion = CC(3.0)
@@ -96,18 +96,65 @@ def test_equal_tests_far_from_zero_are_one():
 def test_what_is_not_finite_is_kept_nowhere():
     layers = drawn(10)
     layers["layer0"][0, 1] = math.nan
+    for values in layers.values():
+        values[3, 0] = -math.inf
     layers["layer1"][3] = math.inf
-    layers["layer0"][3, 0] = -math.inf
     want, count = slow(layers, 1.0)
     criterion = CC(1.0)
     assert criterion.update(layers).tolist() == want
     assert not want[3]
     assert want[0]
     assert criterion.score() == count
-    assert all(each.isfinite().all() for each in criterion.state.values())
+    assert all(each.isfinite().all() for key, each in criterion.state.items() if key.startswith("kept/"))
     only = CC()
     assert not only.update(torch.full((3, 2), math.nan)).any()
     assert only.score() == 0
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1e-9, 2.0])
+def test_pairs_that_a_product_cannot_tell_are_measured(threshold):
+    random = torch.Generator().manual_seed(5)
+    near = torch.randn(1, 40, generator=random, dtype=torch.float64) * 1e4
+    steps = torch.randint(0, 4, (50, 2), generator=random) * math.sqrt(threshold / 2 or 1e-9)
+    layers = {"a": near + torch.cat([steps, torch.zeros(50, 38)], 1), "b": torch.zeros(50, 40).double()}
+    layers["b"][::7, 3] = 1e3
+    want, count = slow(layers, threshold)
+    criterion = CC(threshold)
+    assert torch.cat([criterion.update(some(layers, slice(i, i + 10))) for i in range(0, 50, 10)]).tolist() == want
+    assert criterion.score() == count
+
+
+def test_layers_that_keep_more_and_less():
+    layers = drawn(60, (5, 5, 5, 5))
+    for values, scale in zip(layers.values(), (0.0, 0.1, 1.0, 30.0), strict=True):
+        values *= scale
+    want, count = slow(layers, 2.0)
+    criterion = CC(2.0)
+    assert torch.cat([criterion.update(some(layers, slice(i, i + 9))) for i in range(0, 60, 9)]).tolist() == want
+    assert criterion.score() == count
+    counts = criterion.state["counts/layer0"].tolist()
+    assert counts[0] == counts[1] == 1 < counts[2] < counts[3] == 60
+
+
+def test_it_refuses_to_keep_too_much(monkeypatch):
+    monkeypatch.setattr(cc, "LARGEST", 1000)
+    criterion = CC()
+    criterion.update(torch.arange(10.0)[:, None] * 10)
+    with pytest.raises(UsageError, match="neurons='channel', a larger threshold"):
+        criterion.update(torch.arange(10.0, 200.0)[:, None] * 10)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
+def test_rounds_are_as_one_after_the_other(share):
+    random = torch.Generator().manual_seed(2)
+    is_near, is_open = torch.rand(3, 50, 50, generator=random) < share, torch.rand(3, 50, generator=random) < 0.8
+    is_near[1] = torch.eye(50).roll(-1, 0).bool()  # each near the one before it
+    want = torch.zeros_like(is_open)
+    for layer in range(3):
+        for i in range(50):
+            is_apart = not any(is_near[layer, i, j] and want[layer, j] for j in range(i))
+            want[layer, i] = is_open[layer, i] and is_apart
+    assert torch.equal(cc.first_apart(is_near, is_open), want)
 
 
 def test_huge_values():

@@ -64,6 +64,28 @@ def test_far_from_zero_no_digit_is_lost():
     np.testing.assert_allclose(found, want, rtol=1e-9)
 
 
+@pytest.mark.parametrize("variant", ["sadl", "neural-coverage"])
+@pytest.mark.parametrize("spread", [1e-9, 1e-4, 1.0])
+def test_traces_that_a_product_cannot_tell_apart_are_measured(variant, spread):
+    random = np.random.default_rng(6)
+    centres = random.normal(size=(3, 30)) * [[1.0], [1e3], [1e6]]
+    values = centres[random.integers(0, 3, 80)] + spread * random.integers(0, 3, (80, 30))
+    values[40:60] = values[:20]  # equal ones, some in another class
+    predicted = random.integers(0, 2, 80)
+    tests = np.concatenate([values[::4] + spread * random.integers(-1, 2, (20, 30)), centres * 1e3])
+    classes = random.integers(0, 2, len(tests))
+    found = surprise(fitted(values, predicted, variant=variant), tests, classes)
+    want = [
+        slow(test, c, values, predicted, variant == "neural-coverage") for test, c in zip(tests, classes, strict=True)
+    ]
+    np.testing.assert_allclose(found, want, rtol=1e-12)
+
+
+def test_values_whose_squares_overflow():
+    values, predicted = np.array([[1e160, 0.0], [1e160, 3.0], [1e160, 8.0], [0.0, 0.0]]), np.array([0, 0, 1, 1])
+    assert surprise(fitted(values, predicted), np.array([[1e160, 4.0]]), [0])[0] == pytest.approx(0.2)
+
+
 def test_whole_numbers_tie_as_in_the_definition():
     random = np.random.default_rng(4)
     values, predicted = random.integers(0, 3, (60, 2)).astype(np.float64), random.integers(0, 2, 60)
@@ -100,6 +122,7 @@ def test_chunks_do_not_matter(monkeypatch):
     criterion = fitted(values, predicted)
     whole = surprise(criterion, values + 1, predicted)
     monkeypatch.setattr("themis.criteria.dsa.CHUNK", 1)
+    monkeypatch.setattr("themis.criteria.surprise.CHUNK", 1)
     np.testing.assert_allclose(surprise(criterion, values + 1, predicted), whole, rtol=1e-12)
 
 

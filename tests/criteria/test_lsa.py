@@ -61,7 +61,7 @@ def test_chunks_do_not_matter(monkeypatch):
     tests, classes = values[:50] + 0.3, predicted[:50]
     criterion = fitted(values, predicted)
     whole = surprise(criterion, tests, classes)
-    monkeypatch.setattr("themis.criteria.lsa.CHUNK", 1)
+    monkeypatch.setattr("themis.criteria.surprise.CHUNK", 1)
     np.testing.assert_allclose(surprise(criterion, tests, classes), whole, rtol=1e-12)
 
 
@@ -127,7 +127,7 @@ def test_enough_traces_are_no_reason_to_warn():
     values, predicted = training(n=300, width=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert fitted(values, predicted).learnt["factors"].shape == (3, 8, 8)
+        assert fitted(values, predicted).learnt["whiteners"].shape == (3, 8, 8)
 
 
 def test_traces_without_any_spread_are_refused():

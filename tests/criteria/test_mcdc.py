@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from themis.criteria.mcdc import KINDS, MCDC, places
+from themis.criteria.mcdc import KINDS, MCDC
 from themis.criteria.readings import Batch
 from themis.errors import UsageError
 
@@ -122,6 +122,23 @@ def test_by_hand(kind, test, clean, n):
     assert c.score() == n / 4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_one_width_and_of_one_neuron(kind):
+    tests, clean = draw(8, n=80, widths=(3, 3, 3, 1, 5, 1))
+    rows = covered(kind, tests, clean)
+    c = MCDC(kind)
+    raised, before = c.update(tests, clean=clean), set()
+    for row, is_raised in zip(rows, raised.tolist(), strict=True):
+        assert is_raised == bool(row - before)
+        before |= row
+    assert c.n_covered() == len(before) > 4
+    starts = [0, 9, 18, 21, 26]  # the first pair of each layer
+    items = c.items(c.read(Batch(tests, clean=clean)))
+    n_next = (3, 3, 1, 5, 1)
+    for row, named in zip(rows, items.tolist(), strict=True):
+        assert sorted(starts[k] + i * n_next[k] + j for k, i, j in row) == sorted(each for each in named if each >= 0)
+
+
 def test_same_input_covers_nothing():
     tests, _ = draw(0)
     for kind in KINDS:
@@ -147,12 +164,6 @@ def test_merge_of_halves():
     for at, half in zip((slice(0, 25), slice(25, 60)), halves, strict=True):
         half.update({n: v[at] for n, v in tests.items()}, clean={n: v[at] for n, v in clean.items()})
     assert halves[0].merge(halves[1]).score() == c.score() > 0
-
-
-def test_places():
-    marks = torch.tensor([[True, False, True], [False, False, False], [False, True, False]])
-    assert places(marks).tolist() == [[0, 2], [-1, -1], [1, -1]]
-    assert places(torch.zeros(2, 3, dtype=torch.bool)).shape == (2, 0)
 
 
 @pytest.mark.parametrize(

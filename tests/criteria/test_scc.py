@@ -15,9 +15,12 @@ from themis.criteria.scc import SCC
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, cover
 from themis.measure.moments import Moments
+from themis.native import library
 from themis.probe import Layer
 
 TOLERANCE = 0.005
+WAYS = (scc.walk, scc.walk_plainly)
+needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
 
 
 def stream(seed, n=40, neurons=12):
@@ -89,14 +92,85 @@ def test_batches_are_as_one_by_one_to_the_bit(seed, sizes):
         assert each.equal(whole.state[name]), name
 
 
-def test_blocks_of_neurons_and_of_tests_do_not_show(monkeypatch):
+@needs_c
+@settings(max_examples=25)
+@given(st.integers(0, 99), st.sampled_from([1, 3, 255, 256, 257, 700]), st.booleans())
+def test_c_does_what_torch_does_to_the_bit(seed, n, is_late):
+    values, clean = stream(seed, n=23, neurons=max(n, 4))
+    values, clean = values[:, :n].contiguous(), clean[:, :n].contiguous()
+    values[5, n // 2] = torch.inf if seed % 2 else 1.0
+    before = 2990 if is_late else 0
+    counts, states = torch.arange(before + 1, before + 24), [state_of(clean, before) for _ in range(2)]
+    limits = torch.logspace(-6, 2, 23, dtype=torch.float64).flip(0).contiguous()
+    found = [way(values, clean, counts, limits, each) for way, each in zip(WAYS, states, strict=True)]
+    assert torch.equal(*found)
+    for name, each in states[0].items():
+        assert each.nan_to_num(7).equal(states[1][name].nan_to_num(7)), name
+
+
+def state_of(clean, before):
+    """What a walk goes on from: nothing, or sums of other tests."""
+    generator, n = torch.Generator().manual_seed(before), clean.shape[1]
+    shift, sums, squares = torch.rand(3, n, generator=generator, dtype=torch.float64) * bool(before)
+    moved, varied = torch.rand(2, n, generator=generator) < 0.3 * bool(before)
+    state = {"shift": shift, "sums": sums * 30, "squares": squares * 30 + sums**2, "moved": moved, "varied": varied}
+    return {name: each.clone() for name, each in state.items()} | {"clean": clean[0].clone()}
+
+
+@needs_c
+def test_many_threads_find_what_one_does():
+    values, clean = stream(5, n=64, neurons=3000)
+    found = []
+    for n_threads in (1, 4):
+        torch.set_num_threads(n_threads)
+        criterion = SCC(TOLERANCE)
+        found.append((criterion.update(values, clean=clean), criterion.state))
+    torch.set_num_threads(1)
+    assert found[0][0].equal(found[1][0])
+    assert all(each.equal(found[1][1][name]) for name, each in found[0][1].items())
+
+
+@pytest.mark.parametrize("cells", [20, 2**20])
+def test_without_c_all_is_the_same(cells, monkeypatch):
     values, clean = stream(5)
+    values[9, 4] = torch.nan
     plain, blocks = SCC(TOLERANCE), SCC(TOLERANCE)
     raised = plain.update(values, clean=clean)
-    monkeypatch.setattr(scc, "TESTS_AT_ONCE", 7)
-    monkeypatch.setattr(scc, "CELLS_AT_ONCE", 20)
+    monkeypatch.setattr("themis.native.library_for", lambda _: None)
+    monkeypatch.setattr(scc, "CELLS_AT_ONCE", cells)
     assert blocks.update(values, clean=clean).equal(raised)
     assert all(each.equal(blocks.state[name]) for name, each in plain.state.items())
+
+
+def test_double_precision_and_strided_tests_are_taken():
+    values, clean = stream(5)
+    plain, wide, strided = (SCC(TOLERANCE) for _ in range(3))
+    raised = plain.update(values, clean=clean)
+    assert wide.update(values.double(), clean=clean.double()).equal(raised)
+    assert strided.update(values.T.contiguous().T, clean=clean.T.contiguous().T).equal(raised)
+    assert plain.score() == wide.score() == strided.score()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 5000, 40_000])
+@pytest.mark.parametrize("before", [0, 1, 2990])
+def test_the_kernel_does_what_torch_does_to_the_bit(n, before):
+    from themis.criteria.scc_cuda import walk_on
+
+    walk = walk_on(torch.device("cuda", 0))
+    assert walk is not None
+    values, clean = stream(6, n=37, neurons=max(n, 4))
+    values, clean = values[:, :n].contiguous(), clean[:, :n].contiguous()
+    values[3, n // 2] = torch.inf
+    here = state_of(clean, before)
+    there = {name: each.cuda() for name, each in here.items()}
+    limits = torch.logspace(-6, 2, 37, dtype=torch.float64).flip(0).contiguous()
+    counts = torch.arange(before + 1, before + 38)
+    found = scc.walk_plainly(values, clean, counts, limits, here)
+    assert walk(values.cuda(), clean.cuda(), counts.cuda(), limits.cuda(), there).cpu().equal(found)
+    for name, each in here.items():
+        assert torch.equal(there[name].cpu().nan_to_num(7), each.nan_to_num(7)), name
 
 
 @pytest.mark.parametrize("order", ["equal", "descending", "last"])

@@ -10,7 +10,7 @@ from themis.criteria.dsa import DSA
 from themis.criteria.lsa import LSA
 from themis.criteria.mdsa import MDSA
 from themis.criteria.readings import Batch
-from themis.criteria.surprise import Surprise, Traces, by_place
+from themis.criteria.surprise import Surprise, Traces
 from themis.errors import DataError, UsageError
 
 ALL = [LSA, DSA, MDSA]
@@ -24,7 +24,7 @@ class Given(Surprise):
     def _condense(self, traces):
         return {"upper": torch.tensor(3.0, dtype=torch.float64)}
 
-    def _of_class(self, place, own, values):
+    def _of(self, values, place, groups):
         return values[:, 0]
 
 
@@ -211,9 +211,28 @@ def test_a_failed_fit_leaves_nothing_learnt():
     assert not criterion.learnt
 
 
-def test_by_place_groups_in_order():
-    found = {place: rows.tolist() for place, rows in by_place(torch.tensor([2, -1, 0, 2, 0, -1]))}
-    assert found == {0: [2, 4], 2: [0, 3]}
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_inputs_are_shown_class_by_class(monkeypatch, chunk):
+    monkeypatch.setattr("themis.criteria.surprise.CHUNK", chunk)
+    shown = []
+
+    class Shown(Given):
+        def _of(self, values, place, groups):
+            shown.append([(at, values[rows, 0].tolist(), place[rows].tolist()) for at, rows in groups])
+            return values[:, 0] * 10
+
+    criterion = Shown(2.0, 10).fit([Batch(torch.zeros(3, 1), predicted=torch.tensor([4, 5, 7]))])
+    values = torch.tensor([0.0, math.nan, 2.0, 3.0, 4.0, 5.0])[:, None]
+    found = criterion.surprise(values, predicted=torch.tensor([7, 4, 4, 7, 4, 6]))
+    assert found[[0, 2, 3, 4]].tolist() == [0, 20, 30, 40]
+    assert found[1].isnan()
+    assert found[5] == math.inf
+    want = {
+        1: [[(2, [0.0], [2])], [(0, [2.0], [0])], [(2, [3.0], [2])], [(0, [4.0], [0])]],
+        2: [[(2, [0.0], [2])], [(0, [2.0], [0]), (2, [3.0], [2])], [(0, [4.0], [0])]],
+        100: [[(0, [2.0, 4.0], [0, 0]), (2, [0.0, 3.0], [2, 2])]],
+    }
+    assert shown == want[chunk]
 
 
 def test_traces_are_sorted_by_class():
@@ -221,5 +240,7 @@ def test_traces_are_sorted_by_class():
     assert traces.values[:, 0].tolist() == [2.0, 4.0, 1.0, 3.0]
     assert traces.classes.tolist() == [1, 5]
     assert traces.sizes == [2, 2]
+    assert traces.place.tolist() == [0, 0, 1, 1]
+    assert traces.groups == [(0, slice(0, 2)), (1, slice(2, 4))]
     assert traces.means[:, 0].tolist() == [3.0, 2.0]
     assert traces.variances[:, 0].tolist() == [1.0, 1.0]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from themis.criteria.keys import joined, known
-from themis.criteria.topk import TKNC, TKNP, mixed, most_active
+from themis.criteria.ranks import most_active
+from themis.criteria.topk import TKNC, TKNP, mixed
 from themis.errors import UsageError
 
 

@@ -67,6 +67,26 @@ def test_raised_is_as_one_by_one(t, monkeypatch):
     assert blocks.score() == whole.score()
 
 
+@pytest.mark.parametrize(("t", "max_neurons"), [(2, None), (2, 4), (3, None), (3, 3)])
+def test_runs_of_equal_layers(t, max_neurons, monkeypatch):
+    tests = draw(7, (4, 4, 1, 4, 6, 6, 2, 2), seed=3)
+    tests["l4"][2, 0], tests["l5"][3, 5] = -torch.inf, torch.nan
+    sets = shown(tests, t, max_neurons)
+    whole, parts, alone = (TWay(t, max_neurons) for _ in range(3))
+    raised = whole.update(tests)
+    assert whole.n_covered() == sum(map(len, sets.values()))
+    assert raised.tolist() == [
+        bool(alone.update({name: each[k : k + 1] for name, each in tests.items()})) for k in range(7)
+    ]
+    monkeypatch.setattr("themis.criteria.tway.CELLS", 1)  # a layer at a time
+    assert parts.update(tests).equal(raised)
+    assert parts.state["bits"].equal(whole.state["bits"])
+    items = whole.items(whole.read(tests))
+    assert len(items[items >= 0].unique()) == whole.n_covered()
+    assert items.shape == (7, len(sets))
+    assert not whole.update(tests).any()
+
+
 def test_full_coverage_by_hand():
     c = TWay()
     rows = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

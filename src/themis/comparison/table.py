@@ -34,9 +34,9 @@ class Table:
     notes: list[str]
 
     def markdown(self) -> str:
-        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows]
+        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows] if self.columns else []
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join([f"### {self.title}", table, *self.notes])
+        return "\n\n".join([f"### {self.title}", *([table] if table else []), *self.notes])
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -60,12 +60,13 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print(opening(comparison), highlight=False, markup=False)
     for each in tables(comparison):
         console.print(each.title, style="bold", highlight=False, markup=False)
-        drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for k, name in enumerate(each.columns):
-            drawn.add_column(name, justify="right" if k else "left", overflow="fold")
-        for row in each.rows:
-            drawn.add_row(*row)
-        console.print(drawn, markup=False)
+        if each.columns:
+            drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+            for k, name in enumerate(each.columns):
+                drawn.add_column(name, justify="right" if k else "left", overflow="fold")
+            for row in each.rows:
+                drawn.add_row(*row)
+            console.print(drawn, markup=False)
         for note in each.notes:
             console.print(note, highlight=False, markup=False)
         console.print()
@@ -82,10 +83,11 @@ def opening(comparison: Comparison) -> str:
 def found_table(grid: GridSummary) -> Table:
     """How many faults each technique found at the same cost, the most first."""
     rows = sorted(grid.rows, key=lambda row: -row.total["distinct_faults"][0] if row.total else 1.0)
-    columns = ("technique", "distinct faults", "failing seeds", "raw", "tests", "coverage", "over the best rival")
+    columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
     notes = [
-        f"Sums over {len(grid.magnitudes)} magnitudes, means over campaigns with their least and most. Coverage is the "
-        "technique's own; * it stood still for the last quarter of some campaigns. Over the best rival: distinct "
+        f"Sums over {len(grid.magnitudes)} magnitudes, means over campaigns with their least and most. Selected: "
+        "distinct faults among tests that raised the criterion. Seeds: those that failed. Coverage is the technique's "
+        "own; * it stood still for the last quarter of some campaigns. Over the best rival: distinct "
         f"faults as a ratio, with its 95% interval. {_rivals([(row.technique, row.total) for row in rows])}"
     ]
     if grid.note:
@@ -96,12 +98,13 @@ def found_table(grid: GridSummary) -> Table:
 
 def _found_row(row: Row) -> tuple[str, ...]:
     if not row.total:
-        return (row.technique, "failed", *(NONE for _ in range(5)))
+        return (row.technique, "failed", *(NONE for _ in range(6)))
     total = row.total
     distinct, least, most = total["distinct_faults"]
     return (
         row.technique,
         f"{count(distinct)} ({count(least)}-{count(most)})" if least < most else count(distinct),
+        NONE if total["selected_distinct"] is None else count(total["selected_distinct"]),
         count(total["failing_seeds"][0]),
         count(total["faults"][0]),
         count(total["tests"][0]),
@@ -122,7 +125,7 @@ def r_table(grid: GridSummary) -> Table:
     rates = f"Error rates {percent(min(grid.rates))} to {percent(max(grid.rates))} on the judge's seeds."
     if grid.degenerate is not None:
         note = f"Degenerate and not scored: {grid.degenerate}. {rates}"
-        return Table(title, ("technique", "r"), [(row.technique, NONE) for row in grid.rows], [note])
+        return Table(title, (), [], [note])
     has_mean = any(row.r.get("over_baselines") for row in grid.rows)
     last = ("over the four",) if has_mean else ()
     columns = ("technique", "r distinct", "r raw", "selected", "over the best rival", *last)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Unpack
 
-import torch
 from torch import Tensor
 
-from themis.criteria.covering import Marking
 from themis.criteria.criterion import Common
+from themis.criteria.crossing import Crossing
 from themis.criteria.ranges import deviation, spread, widen
 from themis.criteria.readings import Readings
 from themis.errors import UsageError
@@ -17,7 +16,7 @@ from themis.errors import UsageError
 DNN_TIP = "dnn-tip"
 
 
-class Boundary(Marking):
+class Boundary(Crossing):
     """Neurons that leave the range of their training values, widened by `sigma` standard deviations on both sides."""
 
     def __init__(self, sigma: float = 0.0, **common: Unpack[Common]) -> None:
@@ -38,18 +37,11 @@ class Boundary(Marking):
             low, high = low - further, high + further
         self.learnt = {"low": low, "high": high}
 
-    def above(self, values: Tensor) -> Tensor:
-        """Which values leave their range upwards, bool `[tests, neurons]`."""
-        high = self.learnt["high"]
-        return (values >= high if self.variant == DNN_TIP else values > high) & (values < torch.inf)
+    def bounds(self, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        return self.learnt["low"], self.learnt["high"]
 
-    def below(self, values: Tensor) -> Tensor:
-        """Which values leave their range downwards, bool `[tests, neurons]`."""
-        low = self.learnt["low"]
-        return (values <= low if self.variant == DNN_TIP else values < low) & (values > -torch.inf)
-
-    def n_neurons(self) -> int:
-        return 0 if self.layout is None else self.layout.n_neurons
+    def is_met(self) -> bool:
+        return self.variant == DNN_TIP
 
 
 class NBC(Boundary):
@@ -66,12 +58,8 @@ class NBC(Boundary):
         DNN_TIP: "github.com/testingautomated-usi/dnn-tip, neuron_coverage.py: NBC",
     }
 
-    def n_items(self) -> int:
-        return self.n_neurons() * (1 if self.variant == "mindarmour" else 2)
-
-    def hits(self, readings: Readings) -> Tensor:
-        below, above = self.below(readings.values), self.above(readings.values)
-        return below | above if self.variant == "mindarmour" else torch.cat([below, above], 1)
+    def n_sides(self) -> int:
+        return 1 if self.variant == "mindarmour" else 2
 
 
 class SNAC(Boundary):
@@ -86,8 +74,5 @@ class SNAC(Boundary):
         DNN_TIP: "github.com/testingautomated-usi/dnn-tip, neuron_coverage.py: SNAC",
     }
 
-    def n_items(self) -> int:
-        return self.n_neurons()
-
-    def hits(self, readings: Readings) -> Tensor:
-        return self.above(readings.values)
+    def bounds(self, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        return None, self.learnt["high"]

@@ -93,10 +93,12 @@ def at_first(first: Tensor, n_tests: int) -> Tensor:
 
 def first_hits(items: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct items `[tests, any]` where `is_new`, ascending, and the first test that hits each."""
-    test = torch.arange(len(items), device=items.device)[:, None].expand_as(items)[is_new]
-    fresh, place = torch.unique(items[is_new], return_inverse=True)
-    first = torch.full_like(fresh, len(items)).scatter_reduce_(0, place, test, "amin")
-    return fresh, first
+    at = is_new.flatten().nonzero()[:, 0]
+    every, order = items.flatten()[at].sort(stable=True)
+    is_head = torch.ones_like(every, dtype=torch.bool)
+    is_head[1:] = every[1:] != every[:-1]
+    head = is_head.nonzero()[:, 0]
+    return every[head], at[order[head]] // max(items.shape[1], 1)
 
 
 def has_bits(bits: Tensor, items: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from themis.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer
+from themis.criteria.rows import placed
 from themis.errors import DataError, UsageError, nearest
 from themis.probe import OUTPUT
 
@@ -242,9 +243,13 @@ class Criterion(ABC):
                 raise UsageError(f"{self.name}: layers must be among those given, got {name!r}: {nearest(name, names)}")
         return tuple(name for name in names if name in self.wanted)
 
-    def read_layer(self, activation: Tensor, channel_axis: int | None = None) -> Tensor:
-        """A layer's activation `[inputs, ...]` as the values `[inputs, neurons]` that this criterion looks at."""
-        return as_neurons(activation, self.neurons, channel_axis)
+    def read_layer(self, activation: Tensor, channel_axis: int | None = None, out: Tensor | None = None) -> Tensor:
+        """A layer's activation `[inputs, ...]` as the values `[inputs, neurons]` that this criterion looks at.
+
+        out: where they are to stand.
+        """
+        values = as_neurons(activation, self.neurons, channel_axis)
+        return values if out is None else placed(values, out)
 
     # What each criterion says itself
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from themis.criteria.criterion import Common
-from themis.criteria.surprise import CHUNK, Surprise, Traces
+from themis.criteria.surprise import CHUNK, Groups, Surprise, Traces
 from themis.errors import DataError, UsageError
+
+EPSILON = torch.finfo(torch.float64).eps
 
 
 class DSA(Surprise):
@@ -46,30 +48,50 @@ class DSA(Surprise):
         if self.max_traces is not None:
             parts = [spaced(each, self.max_traces) for each in torch.split(traces.values, traces.sizes)]
             traces = Traces(torch.cat(parts), traces.classes, traces.counts.clamp(max=self.max_traces))
-        ends = traces.counts.cumsum(0)
-        return {"traces": traces.values, "ends": ends}
+        centre = traces.values.mean(0)
+        squares = (traces.values - centre).square().sum(1)
+        return {
+            "traces": traces.values,
+            "places": traces.place,
+            "centre": centre,
+            "squares": squares,
+            "farthest": squares.amax(),
+            "longest": torch.linalg.vector_norm(traces.values, dim=1).amax(),
+        }
 
-    def _of_class(self, place: int, own: slice, values: Tensor) -> Tensor:
-        traces, found = self.learnt["traces"], []
-        for part in torch.split(values, max(1, CHUNK // len(traces))):
-            first, nearest = to_nearest(part, traces[own])
-            origin = part if self.variant == "neural-coverage" else traces[own][nearest]
-            others = [each for each in (traces[: own.start], traces[own.stop :]) if len(each)]
-            second = torch.stack([to_nearest(origin, each)[0] for each in others]).amin(0)
-            if self.variant == "neural-coverage":
-                found.append(torch.where(second > 0, first / second, 1e-6))
-            else:
-                found.append(torch.where(first > 0, first / second, first))
-        return torch.cat(found)
+    def _compared(self) -> int:
+        return len(self.learnt["traces"])
 
+    def _of(self, values: Tensor, place: Tensor, groups: Groups) -> Tensor:
+        is_own = self.learnt["places"] == place[:, None]
+        first, nearest = self._nearest(values, is_own)
+        if self.variant == "neural-coverage":
+            second, _ = self._nearest(values, ~is_own)
+            return torch.where(second > 0, first / second, 1e-6)
+        second, _ = self._nearest(self.learnt["traces"][nearest], ~is_own)
+        return torch.where(first > 0, first / second, first)
 
-def to_nearest(values: Tensor, traces: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each of `values`: the distance to the nearest trace, and which; the first of equally near ones.
+    def _nearest(self, values: Tensor, is_asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each of `values`: the distance to the nearest trace that is asked for, and which; the first of equals.
 
-    By direct differences: a matrix product is faster and loses all digits where traces are near to one another.
-    """
-    distance, nearest = torch.cdist(values, traces, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-    return distance, nearest
+        A matrix product gives squared distances less what is the same for all traces of a test. It loses digits where
+        traces are near to one another, so all that its rounding could make the nearest are measured by differences.
+        """
+        traces = self.learnt["traces"]
+        centred = values - self.learnt["centre"]
+        rough = torch.addmm(self.learnt["squares"], centred, traces.T, alpha=-2).masked_fill_(~is_asked, torch.inf)
+        length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        # The bound of a sum of products as it is rounded (Higham, 3.1), twice and a bit over.
+        error = (traces.shape[1] + 8) * EPSILON * (self.learnt["farthest"] + 2 * length * self.learnt["longest"])
+        is_far = rough > rough.amin(1, keepdim=True) + 2 * error  # not where something overflows
+        test, trace = (is_asked & ~is_far).nonzero(as_tuple=True)
+        size = max(1, CHUNK // traces.shape[1])
+        pairs = zip(torch.split(test, size), torch.split(trace, size), strict=True)
+        found = torch.cat([torch.linalg.vector_norm(values[i] - traces[j], dim=1) for i, j in pairs])
+        distance = torch.full_like(values[:, 0], torch.inf).scatter_reduce(0, test, found, "amin")
+        last = torch.full((len(values),), len(traces) - 1, device=values.device)
+        nearest = torch.where(found == distance[test], trace, len(traces) - 1)
+        return distance, last.scatter_reduce(0, test, nearest, "amin")
 
 
 def spaced(values: Tensor, at_most: int) -> Tensor:

@@ -7,9 +7,10 @@ from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from themis.criteria.criterion import Common
-from themis.criteria.surprise import CHUNK, Surprise, Traces
+from themis.criteria.surprise import Groups, Surprise, Traces
 from themis.errors import UsageError
 
 BANDWIDTH = 0.2
@@ -23,7 +24,7 @@ class LSA(Surprise):
     `min_variance` over the training traces or within a class; `dnn-tip` takes each class's `max_features` neurons of
     widest variance; `neural-coverage` has kernels of the fixed bandwidth 0.2 in every direction (its code takes the
     true class, here it is the predicted one). A class with too few traces for a covariance borrows from the others,
-    with a warning (`Traces.factors`). Narrow densities exceed 1, so a surprise may be negative: give `lower` then.
+    with a warning (`Traces.whiteners`). Narrow densities exceed 1, so a surprise may be negative: give `lower` then.
     """
 
     name = "lsa"
@@ -60,13 +61,14 @@ class LSA(Surprise):
         if self.variant == "neural-coverage":
             log_det = torch.full_like(scott, d * math.log(BANDWIDTH))
         else:
-            factors = traces.factors(self.name, columns, correction=1) * scott[:, None, None]
-            learnt["factors"] = factors
-            log_det = factors.diagonal(dim1=1, dim2=2).log().sum(1)
+            whiteners = traces.whiteners(self.name, columns, correction=1) / scott[:, None, None]
+            learnt["whiteners"] = whiteners
+            log_det = -whiteners.diagonal(dim1=1, dim2=2).log().sum(1)
         learnt["log_norms"] = traces.counts.double().log() + log_det + d / 2 * math.log(2 * math.pi)
-        parts = torch.split(traces.values, traces.sizes)
-        whitened = torch.cat([self._whitened(learnt, place, part) for place, part in enumerate(parts)])
-        return learnt | {"traces": whitened, "norms": whitened.square().sum(1)}
+        whitened = self._whitened(learnt, traces.values, traces.place, traces.groups)
+        parts = torch.split(whitened.square().sum(1), traces.sizes)
+        norms = pad_sequence(list(parts), batch_first=True, padding_value=math.inf)
+        return learnt | {"traces": whitened, "norms": norms, "counts": traces.counts}
 
     def _columns(self, traces: Traces) -> Tensor:
         """The neurons that count for each class, `[classes, some]`."""
@@ -79,19 +81,21 @@ class LSA(Surprise):
         kept = traces.wide_enough(self.name, self.min_variance, in_classes=in_classes)
         return kept.repeat(len(traces.classes), 1)
 
-    def _whitened(self, learnt: dict[str, Tensor], place: int, values: Tensor) -> Tensor:
-        """Traces `[inputs, neurons]` in the coordinates in which the class's kernel is a standard normal."""
-        centred = values[:, learnt["columns"][place]] - learnt["means"][place]
-        if "factors" not in learnt:
+    def _whitened(self, learnt: dict[str, Tensor], values: Tensor, place: Tensor, groups: Groups) -> Tensor:
+        """Traces `[inputs, neurons]` in the coordinates in which their classes' kernels are standard normal."""
+        centred = values.gather(1, learnt["columns"][place]) - learnt["means"][place]
+        if "whiteners" not in learnt:
             return centred / BANDWIDTH
-        found: Tensor = torch.linalg.solve_triangular(learnt["factors"][place], centred.T, upper=False)
-        return found.T
+        return torch.cat([centred[rows] @ learnt["whiteners"][at].T for at, rows in groups])
 
-    def _of_class(self, place: int, own: slice, values: Tensor) -> Tensor:
-        traces, norms = self.learnt["traces"][own], self.learnt["norms"][own]
-        found = []
-        whitened = self._whitened(self.learnt, place, values)
-        for part in torch.split(whitened, max(1, CHUNK // len(traces))):
-            squares = torch.addmm(norms, part, traces.T, alpha=-2).add_(part.square().sum(1, keepdim=True))
-            found.append(squares.clamp_(min=0).mul_(-0.5).logsumexp(1))
-        return self.learnt["log_norms"][place] - torch.cat(found)
+    def _compared(self) -> int:
+        return self.learnt["norms"].shape[1]
+
+    def _of(self, values: Tensor, place: Tensor, groups: Groups) -> Tensor:
+        whitened, norms = self._whitened(self.learnt, values, place, groups), self.learnt["norms"][place]
+        traces = torch.split(self.learnt["traces"], self.learnt["counts"].tolist())
+        products = torch.zeros_like(norms)
+        for at, rows in groups:
+            products[rows, : len(traces[at])] = whitened[rows] @ traces[at].T
+        squares = norms.add_(whitened.square().sum(1, keepdim=True)).sub_(products, alpha=2).clamp_(min=0)
+        return self.learnt["log_norms"][place] - squares.mul_(-0.5).logsumexp(1)

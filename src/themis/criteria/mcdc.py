@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import Covering
+from themis.criteria.covering import Covering, at_first, has_bits, set_bits
 from themis.criteria.criterion import Common
 from themis.criteria.readings import Readings
 from themis.errors import UsageError
@@ -68,47 +69,74 @@ class MCDC(Covering):
         return sum(pairs)
 
     def items(self, readings: Readings) -> Tensor:
+        test, item = self._pairs(readings)
+        counts = torch.bincount(test, minlength=len(readings))
+        rank = torch.arange(len(test), device=test.device) - (counts.cumsum(0) - counts)[test]
+        found = torch.full((len(readings), int(counts.max())), -1, device=test.device)
+        found[test, rank] = item
+        return found
+
+    def _pairs(self, readings: Readings) -> tuple[Tensor, Tensor]:
+        """Tests, ascending, and the item that each of them covers, both int64 `[any]`."""
         self.n_items()  # refuses what cannot be paired
         if readings.clean is None:
             raise UsageError("mcdc compares each input with its clean one: pass clean=..., its activations")
-        changes = [
-            self._changes(values, readings.clean[:, at])
-            for values, at in zip(readings.layers().values(), readings.layout.slices().values(), strict=True)
-        ]
-        found, start = [], 0
-        for (turned, moved, is_known), (turned_next, moved_next, is_known_next) in pairwise(changes):
-            n_turned = turned.sum(1, keepdim=True)
-            condition = turned & (n_turned == 1) if self.kind[0] == "s" else moved & (n_turned == 0)
-            condition &= is_known.all(1, keepdim=True)
-            decision = (turned_next if self.kind[1] == "s" else moved_next) & is_known_next
-            decision = decision & condition.any(1, keepdim=True)
-            i, j = places(condition)[:, :, None], places(decision)[:, None, :]
-            width = decision.shape[1]
-            found.append(torch.where((i >= 0) & (j >= 0), start + i * width + j, -1).flatten(1))
-            start += condition.shape[1] * width
-        return torch.cat(found, 1)
-
-    def _changes(self, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which neurons changed their sign, which their value only, and of which both values are known."""
-        turned = (now > 0) != (before > 0)
-        one, other = now.abs(), before.abs()
-        large, small = torch.maximum(one, other), torch.minimum(one, other)
-        moved = ~turned & (large > small) & (large >= self.ratio * small)
-        return turned, moved, now.isfinite() & before.isfinite()
+        layer, first, base, width = _places(readings.layout.widths, readings.values.device)
+        is_above, was_above = readings.values > 0, readings.clean > 0
+        now, before = readings.values.abs(), readings.clean.abs()
+        turned, large = is_above != was_above, torch.maximum(now, before)
+        is_known = large < torch.inf
+        # A value that is not known counts as two that turned: no neuron of its layer turned alone then, nor did none.
+        n_turned = _by_layer(torch.where(is_known, turned.to(torch.uint8), 2), first, width)
+        is_alone = n_turned == (self.kind[0] == "s")
+        is_alone[:, -1] = False  # no layer follows
+        moved = turned
+        if self.kind != "ss":
+            small = torch.minimum(now, before)
+            moved = ~turned & (large > small) & (large >= self.ratio * small)
+        condition = (turned if self.kind[0] == "s" else moved) & is_alone[:, layer]
+        n_conditions = _by_layer(condition, first, width)
+        is_shown = (n_conditions > 0).roll(1, 1)  # the layer before has a condition; the last one never does
+        decision = (turned if self.kind[1] == "s" else moved) & is_known & is_shown[:, layer]
+        last = n_conditions.view(-1).cumsum(0).view_as(n_conditions)  # of each test and layer, among all conditions
+        (test, j), i = decision.nonzero(as_tuple=True), condition.nonzero()[:, 1]
+        below = layer[j] - 1
+        if self.kind[0] == "s":
+            i = i[last[test, below] - 1]
+        else:  # each decision goes with every condition of the layer below
+            n_each = n_conditions[test, below]
+            each = torch.repeat_interleave(n_each)
+            place = (last[test, below] - n_each.cumsum(0))[each] + torch.arange(len(each), device=each.device)
+            i, j, test, below = i[place], j[each], test[each], below[each]
+        return test, base[below] + (i - first[below]) * width[below + 1] + j - first[below + 1]
 
     def _take(self, readings: Readings) -> Tensor:
         widths = readings.layout.widths
         most = max(widths) if self.kind[0] == "s" else max(a * b for a, b in pairwise(widths))
         step = max(BLOCK // max(most, 1), 1)
         parts = [readings[at : at + step] for at in range(0, len(readings), step)]
-        return torch.cat([Covering._take(self, part) for part in parts])
+        return torch.cat([self._cover(part) for part in parts])
+
+    def _cover(self, readings: Readings) -> Tensor:
+        test, item = self._pairs(readings)
+        is_new = ~has_bits(self.state["bits"], item)
+        fresh, place = torch.unique(item[is_new], return_inverse=True)
+        set_bits(self.state["bits"], fresh)
+        self.state["count"] += len(fresh)
+        first = torch.full_like(fresh, len(readings)).scatter_reduce_(0, place, test[is_new], "amin")
+        return at_first(first, len(readings))
 
 
-def places(marks: Tensor) -> Tensor:
-    """Where each row is true, int64 `[rows, the most of a row]`, ascending, then -1."""
-    counts = marks.sum(1)
-    rows, columns = marks.nonzero(as_tuple=True)
-    rank = torch.arange(len(rows), device=marks.device) - (counts.cumsum(0) - counts)[rows]
-    found = torch.full((len(marks), int(counts.max())), -1, dtype=torch.int64, device=marks.device)
-    found[rows, rank] = columns
-    return found
+@lru_cache(maxsize=8)
+def _places(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each neuron its layer; of each layer its first neuron, the first of its pairs with the next, its width."""
+    width = torch.tensor(widths)
+    first, pairs = width.cumsum(0) - width, width[:-1] * width[1:]
+    layer = torch.repeat_interleave(width)
+    return layer.to(device), first.to(device), (pairs.cumsum(0) - pairs).to(device), width.to(device)
+
+
+def _by_layer(marks: Tensor, first: Tensor, width: Tensor) -> Tensor:
+    """Sums of `marks [tests, neurons]` over each layer, int32 `[tests, layers]`."""
+    before = torch.nn.functional.pad(marks.cumsum(1, dtype=torch.int32), (1, 0))
+    return before[:, first + width] - before[:, first]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from themis.criteria.criterion import Common
-from themis.criteria.surprise import Surprise, Traces
+from themis.criteria.surprise import Groups, Surprise, Traces
 from themis.errors import UsageError
 
 
@@ -18,8 +18,8 @@ class MDSA(Surprise):
 
     By each class's population covariance, as both sources do; `dnn-tip` gives the squared distance. Neurons whose
     variance is under `min_variance` over the training traces or within a class are dropped, as for LSA, and a class
-    with too few traces borrows from the others, with a warning (`Traces.factors`). upper: by default twice the largest
-    surprise of a training input: no source names a bound, and the scale depends on the number of neurons.
+    with too few traces borrows from the others, with a warning (`Traces.whiteners`). upper: by default twice the
+    largest surprise of a training input: no source names a bound, and the scale depends on the number of neurons.
     """
 
     name = "mdsa"
@@ -42,18 +42,17 @@ class MDSA(Surprise):
 
     def _condense(self, traces: Traces) -> dict[str, Tensor]:
         columns = traces.wide_enough(self.name, self.min_variance)
-        factors = traces.factors(self.name, columns.expand(len(traces.classes), -1), correction=0)
-        learnt = {"columns": columns, "means": traces.means[:, columns], "factors": factors}
-        parts = torch.split(traces.values, traces.sizes)
-        farthest = [self._distance(learnt, place, part).amax() for place, part in enumerate(parts)]
+        whiteners = traces.whiteners(self.name, columns.expand(len(traces.classes), -1), correction=0)
+        learnt = {"columns": columns, "means": traces.means[:, columns], "whiteners": whiteners}
+        farthest = self._distance(learnt, traces.values, traces.place, traces.groups).amax()
         # A hair more: the farthest training input would lie on the edge of two buckets, and rounding choose one.
-        return learnt | {"upper": (2 + 1e-9) * torch.stack(farthest).amax()}
+        return learnt | {"upper": (2 + 1e-9) * farthest}
 
-    def _of_class(self, place: int, own: slice, values: Tensor) -> Tensor:
-        return self._distance(self.learnt, place, values)
+    def _of(self, values: Tensor, place: Tensor, groups: Groups) -> Tensor:
+        return self._distance(self.learnt, values, place, groups)
 
-    def _distance(self, learnt: dict[str, Tensor], place: int, values: Tensor) -> Tensor:
+    def _distance(self, learnt: dict[str, Tensor], values: Tensor, place: Tensor, groups: Groups) -> Tensor:
         centred = values[:, learnt["columns"]] - learnt["means"][place]
-        whitened: Tensor = torch.linalg.solve_triangular(learnt["factors"][place], centred.T, upper=False)
-        squares = whitened.square().sum(0)
+        whitened = torch.cat([centred[rows] @ learnt["whiteners"][at].T for at, rows in groups])
+        squares = whitened.square().sum(1)
         return squares if self.variant == "dnn-tip" else squares.sqrt()

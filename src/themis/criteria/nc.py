@@ -7,13 +7,14 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import Marking
 from themis.criteria.criterion import Common
-from themis.criteria.readings import Readings, as_neurons
+from themis.criteria.crossing import Crossing
+from themis.criteria.readings import as_neurons
+from themis.criteria.rows import placed
 from themis.errors import UsageError
 
 
-class NC(Marking):
+class NC(Crossing):
     """Neurons above `threshold` on some test, over all neurons.
 
     `deepxplore` scales each layer of each input to 0..1 over its whole tensor and takes the channels' means then;
@@ -35,23 +36,37 @@ class NC(Marking):
         super().__init__(**common)
         self.threshold = threshold
 
-    def n_items(self) -> int:
-        return 0 if self.layout is None else self.layout.n_neurons
-
-    def read_layer(self, activation: Tensor, channel_axis: int | None = None) -> Tensor:
+    def read_layer(self, activation: Tensor, channel_axis: int | None = None, out: Tensor | None = None) -> Tensor:
         values = as_neurons(activation, self.neurons, channel_axis)
         if self.variant == "mindarmour":
-            return values
+            return values if out is None else placed(values, out)
+        if out is None:
+            out = values.new_empty(values.shape)
+        elif out.dtype != values.dtype:
+            return out.copy_(self.read_layer(activation, channel_axis))
         # Scaling and taking a channel's mean may change places: both are linear.
-        return scaled(
-            values, *torch.aminmax((activation if self.variant == "deepxplore" else values).flatten(1), dim=1)
-        )
+        whole = activation.flatten(1) if self.variant == "deepxplore" else values
+        if whole.shape == values.shape and values.device.type == "cuda" and values.dtype == torch.float32:
+            from themis.criteria import rows_cuda
 
-    def hits(self, readings: Readings) -> Tensor:
-        return (readings.values > self.threshold) & (readings.values < torch.inf)
+            if rows_cuda.works_on(values.device):
+                return rows_cuda.scale(values.contiguous(), out)
+        return scaled(values, *reach(whole), out)
+
+    def bounds(self, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        threshold = torch.full(values.shape[1:], self.threshold, dtype=torch.float64, device=values.device)
+        return None, threshold.to(values.dtype)
 
 
-def scaled(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def reach(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest of each row, `[inputs]`."""
+    if values.device.type == "cuda":
+        low, high = torch.aminmax(values, dim=1)
+        return low, high
+    return values.amin(1), values.amax(1)  # twenty times faster on a CPU
+
+
+def scaled(values: Tensor, low: Tensor, high: Tensor, out: Tensor) -> Tensor:
     """Each input's values `[inputs, neurons]` brought from `low..high` to 0..1; zero where that is a point."""
-    reach = (high - low).to(values.dtype)
-    return (values - low[:, None]).div_(torch.where(reach == 0, torch.inf, reach)[:, None])
+    width = (high - low).to(values.dtype)
+    return torch.sub(values, low[:, None], out=out).div_(torch.where(width == 0, torch.inf, width)[:, None])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
+from themis import native
 from themis.criteria.criterion import Common, Criterion, Laws
 from themis.criteria.readings import Layout, Readings
 from themis.errors import UsageError
@@ -15,7 +17,6 @@ from themis.judge.coverage import UNSEEN_TESTS, Rule
 from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 
-TESTS_AT_ONCE = 256
 CELLS_AT_ONCE = 2**20
 """Tests times neurons whose sums are held at every test."""
 
@@ -84,55 +85,44 @@ class SCC(Criterion):
         return state | flags | {"clean": torch.zeros(n, dtype=readings.values.dtype, device=device)}
 
     def _take(self, readings: Readings) -> Tensor:
-        moved_by = readings.sensitivities(self.name)
-        assert readings.clean is not None
+        if self.variant == "themis" and readings.clean is not None:
+            return self._fold(readings.values, readings.clean)
+        moved_by = readings.sensitivities(self.name)  # refuses tests without clean inputs
         is_kept = moved_by.isfinite().all(1)
         raised = torch.zeros_like(is_kept)
-        kept, size = is_kept.nonzero().squeeze(1), BATCH if self.variant == "mindarmour" else TESTS_AT_ONCE
-        for start in range(0, len(kept), size):
-            rows = kept[start : start + size]
-            if self.variant == "mindarmour":
-                raised[rows] = self._walk(moved_by[rows], readings.layout)
-            else:
-                raised[rows] = self._fold(moved_by[rows], readings.clean[rows])
+        for rows in torch.split(is_kept.nonzero().squeeze(1), BATCH):
+            raised[rows] = self._walk(moved_by[rows], readings.layout)
         return raised
 
     # Themis
 
-    def _fold(self, moved_by: Tensor, clean: Tensor) -> Tensor:
-        """Add sensitivities `[tests, neurons]` one after the other; after which the score is higher than before."""
-        state, n_tests = self.state, len(moved_by)
-        if not int(state["count"]):
-            state["shift"], state["clean"] = moved_by[0].double(), clean[0].clone()
-        counts = state["count"] + torch.arange(1, n_tests + 1, device=moved_by.device)
-        limits = self._limits(counts)
-        converged, judged = torch.zeros(2, n_tests, dtype=torch.int64, device=moved_by.device)
-        for start in range(0, moved_by.shape[1], max(1, CELLS_AT_ONCE // n_tests)):
-            part = slice(start, start + max(1, CELLS_AT_ONCE // n_tests))
-            chunk = moved_by[:, part].T.contiguous()
-            has_moved = _from_first(chunk > 0, state["moved"][part])
-            has_varied = _from_first((clean[:, part] != state["clean"][part]).T, state["varied"][part])
-            deviations = chunk.double() - state["shift"][part, None]
-            sums = _running(state["sums"][part], deviations)
-            squares = _running(state["squares"][part], deviations.square())
-            is_judged = has_moved | has_varied
-            converged += (_is_converged(sums, squares, has_moved, counts, limits) & is_judged).sum(0)
-            judged += is_judged.sum(0)
-            for name, each in (("sums", sums), ("squares", squares), ("moved", has_moved), ("varied", has_varied)):
-                state[name][part] = each[:, -1]
-        before, judged_before = (
-            torch.cat([state[name][None], each[:-1]]) for name, each in (("converged", converged), ("judged", judged))
+    def _fold(self, values: Tensor, clean: Tensor) -> Tensor:
+        """Take in tests `[tests, neurons]` one after the other; after which the score is higher than before."""
+        old = self.state
+        counts = old["count"] + torch.arange(1, len(values) + 1, device=values.device)
+        state = old | {name: old[name].clone() for name in ("sums", "squares", "moved", "varied")}
+        is_first = old["count"] == 0
+        state["shift"] = torch.where(is_first, (values[0] - clean[0]).abs().double(), old["shift"])
+        state["clean"] = torch.where(is_first, clean[0], old["clean"])
+        converged, judged, known = walk(values, clean, counts, self._limits(counts), state)
+        earlier, judged_earlier = (
+            torch.cat([old[name][None], each[:-1]]) for name, each in (("converged", converged), ("judged", judged))
         )
-        state["count"], state["converged"], state["judged"] = counts[-1], converged[-1], judged[-1]
-        raised: Tensor = converged * judged_before.clamp(min=1) > before * judged.clamp(min=1)
+        raised: Tensor = converged * judged_earlier.clamp(min=1) > earlier * judged.clamp(min=1)
+        state |= {"count": counts[-1].clone(), "converged": converged[-1].clone(), "judged": judged[-1].clone()}
+        is_known = known == values.shape[1]
+        if bool(is_known.all()):  # asked last, so that a GPU is waited for once
+            self.state = state
+            return raised
+        rows, raised = is_known.nonzero().squeeze(1), torch.zeros_like(is_known)
+        if len(rows):
+            raised[rows] = self._fold(values[rows], clean[rows])
         return raised
 
     def _limits(self, counts: Tensor) -> Tensor:
         """The M2 under which a neuron has converged after each count of tests, float64; 0 where it cannot."""
-        rule, one = Rule(self.tolerance, self.draws, self.alpha), torch.ones(1, dtype=torch.float64)
-        factor = float(rule.mcse_bound(Posterior(one, one, one * self.draws, one, one)))  # bound over point value
         n = counts.double()
-        return torch.where(n > 3, n * (n - 3) * self.draws * (rule.limit / factor) ** 2, 0.0)
+        return torch.where(n > 3, n * (n - 3) * self.draws * _variance(self.tolerance, self.draws, self.alpha), 0.0)
 
     def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         mine = self.state
@@ -179,6 +169,53 @@ class SCC(Criterion):
             raised[last] = self.score() > before
         state["waiting"] = waiting
         return raised
+
+
+def walk(values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Take tests `[tests, neurons]` into `state`, in their order; `counts [tests]` is how many there are with each.
+
+    Returns how many neurons have converged and how many are judged after each, and of how many its sensitivity is
+    finite: int64 `[3, tests]`. Each neuron walks over the tests: in C on a CPU, in a kernel on a GPU, both to the bit
+    alike; where neither is to be had in torch, which adds in this order on a CPU only.
+    """
+    if values.dtype == clean.dtype == state["clean"].dtype == torch.float32:
+        values, clean = values.contiguous(), clean.contiguous()
+        if (library := native.library_for(values)) is not None:
+            return native.converge(library, values, clean, int(counts[0]) - 1, UNSEEN_TESTS, limits, state)
+        if values.device.type == "cuda":
+            from themis.criteria.scc_cuda import walk_on
+
+            if (on_gpu := walk_on(values.device)) is not None:
+                return on_gpu(values, clean, counts, limits, state)
+    return walk_plainly(values, clean, counts, limits, state)
+
+
+def walk_plainly(values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """`walk` in torch, a few neurons at a time."""
+    n_tests, n = values.shape
+    found = torch.zeros(3, n_tests, dtype=torch.int64, device=values.device)
+    for start in range(0, n, max(1, CELLS_AT_ONCE // n_tests)):
+        part = slice(start, start + max(1, CELLS_AT_ONCE // n_tests))
+        moved_by = (values[:, part] - clean[:, part]).abs().T.contiguous()
+        has_moved = _from_first(moved_by > 0, state["moved"][part])
+        has_varied = _from_first((clean[:, part] != state["clean"][part]).T, state["varied"][part])
+        deviations = moved_by.double() - state["shift"][part, None]
+        sums = _running(state["sums"][part], deviations)
+        squares = _running(state["squares"][part], deviations.square())
+        is_judged = has_moved | has_varied
+        is_converged = _is_converged(sums, squares, has_moved, counts, limits) & is_judged
+        found += torch.stack([each.sum(0) for each in (is_converged, is_judged, moved_by.isfinite())])
+        for name, each in (("sums", sums), ("squares", squares), ("moved", has_moved), ("varied", has_varied)):
+            state[name][part] = each[:, -1]
+    return found
+
+
+@cache
+def _variance(tolerance: float, draws: int, alpha: float | None) -> float:
+    """The square of the standard error under which a neuron has converged."""
+    rule, one = Rule(tolerance, draws, alpha), torch.ones(1, dtype=torch.float64)
+    factor = float(rule.mcse_bound(Posterior(one, one, one * draws, one, one)))  # bound over point value
+    return (rule.limit / factor) ** 2
 
 
 def _running(start: Tensor, values: Tensor) -> Tensor:

@@ -25,6 +25,23 @@ Walk = Callable[["Sections", Tensor, Tensor], tuple[Tensor, Tensor]]
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _find(a, least, most, one, times, is_ceil: tl.constexpr, is_clamped: tl.constexpr):  # type: ignore[no-untyped-def]
+        # Whether a value has a section, the section's word and its bit there.
+        place = tl.div_rn(a - least, one)  # plain division is not rounded as IEEE asks
+        if is_ceil:
+            place = tl.ceil(place * times) - 1.0
+        is_in = (a >= least) & (a <= most) & (place >= 0.0)
+        if not is_clamped:
+            is_in = is_in & (place < times)
+        section = tl.where(is_in, tl.minimum(place, times - 1.0), 0.0).to(tl.int32)
+        return is_in, section >> 5, tl.full(a.shape, 1, tl.int32) << (section & 31)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _mark(mark, is_new):  # type: ignore[no-untyped-def]
+        is_first = tl.load(mark, mask=is_new, other=1) == 0  # else a million stores to one byte wait in line
+        tl.store(mark, is_first.to(tl.int8), mask=is_first)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _walk(  # type: ignore[no-untyped-def]
         activations, low, high, width, bits, raised, counts, n_tests, n, words, times,
         is_ceil: tl.constexpr, is_clamped: tl.constexpr, size: tl.constexpr,
@@ -38,27 +55,29 @@ if triton is not None:
         at = activations + neuron
         mark = raised + neuron * 0
         n_set = tl.zeros([size], dtype=tl.int32)
-        ahead = tl.load(at, mask=is_real, other=0.0)
-        for t in range(n_tests):
-            a = ahead
+        ahead = tl.load(at, mask=is_real, other=float("nan"), cache_modifier=".cg")
+        beyond = tl.load(at + n, mask=is_real & (n_tests > 1), other=float("nan"), cache_modifier=".cg")
+        for t in range(0, n_tests, 2):  # two tests at a time: their bits are looked up together
+            a, b = ahead, beyond
             at += n
-            ahead = tl.load(at, mask=is_real & (t + 1 < n_tests), other=0.0)  # comes while the bits are looked up
-            place = tl.div_rn(a - least, one)  # plain division is not rounded as IEEE asks
-            if is_ceil:
-                place = tl.ceil(place * times) - 1.0
-            is_in = is_real & (a >= least) & (a <= most) & (place >= 0.0)
-            if not is_clamped:
-                is_in = is_in & (place < times)
-            section = tl.where(is_in, tl.minimum(place, times - 1.0), 0.0).to(tl.int32)
-            bit = tl.full([size], 1, tl.int32) << (section & 31)
-            word = row + (section >> 5)
-            found = tl.load(word, mask=is_in, other=-1)
+            at += n
+            # These come meanwhile; past the first cache, which is for the bits.
+            ahead = tl.load(at, mask=is_real & (t + 2 < n_tests), other=float("nan"), cache_modifier=".cg")
+            beyond = tl.load(at + n, mask=is_real & (t + 3 < n_tests), other=float("nan"), cache_modifier=".cg")
+            is_in, word, bit = _find(a, least, most, one, times, is_ceil, is_clamped)
+            is_in_b, word_b, bit_b = _find(b, least, most, one, times, is_ceil, is_clamped)
+            found = tl.load(row + word, mask=is_in, other=-1)
+            found_b = tl.load(row + word_b, mask=is_in_b, other=-1)
             is_new = is_in & ((found & bit) == 0)
-            tl.store(word, found | bit, mask=is_new)
-            is_first = tl.load(mark, mask=is_new, other=1) == 0  # else a million stores to one byte wait in line
-            tl.store(mark, tl.full([size], 1, tl.int8), mask=is_first)
-            n_set += is_new.to(tl.int32)
-            mark += 1
+            found = found | bit
+            found_b = tl.where(is_new & (word == word_b), found, found_b)
+            is_new_b = is_in_b & ((found_b & bit_b) == 0)
+            tl.store(row + word, found, mask=is_new)
+            tl.store(row + word_b, found_b | bit_b, mask=is_new_b)
+            _mark(mark, is_new)
+            _mark(mark + 1, is_new_b)
+            n_set += is_new.to(tl.int32) + is_new_b.to(tl.int32)
+            mark += 2
         tl.store(counts + tl.program_id(0), tl.sum(n_set, 0))
 
 

@@ -11,6 +11,7 @@ from themis.criteria.covering import Covering, at_first, first_hits
 from themis.criteria.criterion import Common, Criterion, Laws
 from themis.criteria.keys import joined, known
 from themis.criteria.ranges import check_count
+from themis.criteria.ranks import starts, tops
 from themis.criteria.readings import Readings
 from themis.errors import UsageError
 
@@ -41,14 +42,11 @@ class TKNC(Covering):
         return n * self.k if self.variant == "deephunter" else n
 
     def items(self, readings: Readings) -> Tensor:
-        found = []
-        for at in readings.layout.slices().values():
-            top = most_active(readings.values[:, at], self.k)
-            item = at.start + top
-            if self.variant == "deephunter":
-                item = item * self.k + torch.arange(top.shape[1], device=top.device)
-            found.append(torch.where(top >= 0, item, -1))
-        return torch.cat(found, 1)
+        top, _ = tops(readings, self.k)
+        item = top + starts(readings.layout, top.device)[:, None]
+        if self.variant == "deephunter":
+            item = item * self.k + torch.arange(top.shape[2], device=top.device)
+        return torch.where(top >= 0, item, -1).flatten(1)
 
 
 class TKNP(Criterion):
@@ -80,18 +78,15 @@ class TKNP(Criterion):
 
     def patterns(self, readings: Readings) -> Tensor:
         """The hash of each pattern that each test shows, int64 `[tests, layers]` or `[tests, 1]`; -1 is none."""
-        found, is_shown = [], []
-        for number, at in enumerate(readings.layout.slices().values()):
-            values = readings.values[:, at]
-            top = most_active(values, self.k)
-            if self.variant == "neural-coverage":
-                top = top * self.k + torch.arange(top.shape[1], device=top.device)
-            found.append(mixed(mixed(top) + number).sum(1))
-            is_shown.append(values.isfinite().all(1))
-        hashes, every = torch.stack(found, 1), torch.stack(is_shown, 1)
+        top, is_shown = tops(readings, self.k)
+        word = top
+        if self.variant == "neural-coverage":
+            word = top * self.k + torch.arange(top.shape[2], device=top.device)
+        number = torch.arange(top.shape[1], device=top.device)[:, None]
+        hashes = torch.where(top >= 0, mixed(mixed(word) + number), 0).sum(2)
         if self.by == "network":
-            hashes, every = hashes.sum(1, keepdim=True), every.all(1, keepdim=True)
-        return torch.where(every, mixed(hashes) & torch.iinfo(torch.int64).max, -1)
+            hashes, is_shown = hashes.sum(1, keepdim=True), is_shown.all(1, keepdim=True)
+        return torch.where(is_shown, mixed(hashes) & torch.iinfo(torch.int64).max, -1)
 
     def _begin(self, readings: Readings) -> dict[str, Tensor]:
         return {"patterns": torch.zeros(0, dtype=torch.int64, device=readings.values.device)}
@@ -105,26 +100,6 @@ class TKNP(Criterion):
     def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         mine, theirs = self.state["patterns"], other["patterns"]
         return {"patterns": joined(mine, theirs[~known(mine, theirs)])}
-
-
-def most_active(values: Tensor, k: int) -> Tensor:
-    """The neurons of the `k` largest of each row, int64 `[tests, min(k, neurons)]`, the largest first.
-
-    Of equal ones the first comes first, on every device. -1 in place of a value that is not finite.
-    """
-    n = values.shape[1]
-    k = min(k, n)
-    values = torch.where(values.isfinite(), values, -torch.inf)
-    top, at = values.topk(k)
-    # Which of those equal to the last one were taken is anyone's guess: take the first of them instead.
-    least = top[:, -1:]
-    countdown = torch.arange(n, 0, -1, dtype=torch.int32, device=values.device)
-    tied = n - torch.where(values == least, countdown, 0).topk(k).values.long()  # n is none
-    at = torch.where(top > least, at, n)
-    at = torch.cat([at, tied], 1).sort(1).values
-    found = values.gather(1, at.clamp(max=n - 1)).masked_fill(at == n, -torch.inf)
-    found, order = torch.sort(found, dim=1, descending=True, stable=True)
-    return torch.where(found > -torch.inf, at.gather(1, order), -1)[:, :k]
 
 
 def mixed(words: Tensor) -> Tensor:

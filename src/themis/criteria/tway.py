@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, reduce
+from itertools import groupby
 from math import comb
 from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import Covering, has_bits, set_bits
+from themis.criteria.covering import WORD, Covering, at_first, set_bits
 from themis.criteria.criterion import Common
 from themis.criteria.readings import Readings
 from themis.errors import UsageError
 
 MAX_ITEMS = 2**28
 """Configurations that can be kept: all of them are looked at with every batch."""
-BLOCK = 2**22
+BLOCK = 2**24
 """Configurations times tests that are compared at once."""
+CELLS = 2**25
+"""Numbers of a matrix at once."""
 
 
 class TWay(Covering):
@@ -60,14 +64,11 @@ class TWay(Covering):
 
     def items(self, readings: Readings) -> Tensor:
         self.n_items()  # refuses too many
-        found, start = [], 0
-        for values in readings.layers().values():
-            is_on, sets = self._sets(values)
-            state = sum((is_on[:, sets[:, p]].long() << p for p in range(self.t)), torch.zeros_like(is_on[:, :1]))
-            number = start + torch.arange(len(sets), device=values.device)
-            found.append(torch.where(state < 0, -1, (number << self.t) + state))
-            start += len(sets)
-        return torch.cat(found, 1)
+        sets = self._sets(readings.values.device)
+        members = self._states(readings)[:, sets]  # [tests, sets, t, 2]
+        number = torch.arange(len(sets), device=sets.device) << self.t
+        item = number + sum(members[:, :, p, 1].long() << p for p in range(self.t))
+        return torch.where(members.any(-1).all(-1), item, -1)
 
     def sparse(self) -> float:
         """The share of sets of which every configuration occurred: t-way combination sparse coverage."""
@@ -79,40 +80,101 @@ class TWay(Covering):
             raise UsageError(f"tway: p must be above 0 and at most 1, got {p}")
         if not self.state or not self.n_sets():
             return 0.0
-        bits = self.state["bits"]
-        occurred = has_bits(bits, torch.arange(self.n_items(), device=bits.device)).view(-1, (1 << self.t)).sum(1)
+        occurred = self._occurred().view(-1, 1 << self.t).sum(1)
         return int((occurred >= p * (1 << self.t)).sum()) / self.n_sets()
 
     def _take(self, readings: Readings) -> Tensor:
-        bits, device = self.state["bits"], readings.values.device
-        raised, start = torch.zeros(len(readings), dtype=torch.bool, device=device), 0
-        for values in readings.layers().values():
-            is_on, sets = self._sets(values)
-            items = torch.arange(start << self.t, (start + len(sets)) << self.t, device=device)
-            rows = is_on.T.contiguous()
-            missing = items[~has_bits(bits, items)]  # few are left in the end
-            for some in torch.split(missing, max(BLOCK // len(readings), 1)):
-                members = sets[(some >> self.t) - start]
-                shows = torch.ones(len(some), len(readings), dtype=torch.bool, device=device)
-                for p in range(self.t):
-                    shows &= rows[members[:, p]] == (some >> p & 1).to(torch.int8)[:, None]
-                is_new = shows.any(1)
-                raised[shows[is_new].to(torch.uint8).argmax(1)] = True  # the first of equal ones
-                set_bits(bits, some[is_new])
-                self.state["count"] += is_new.sum()
-            start += len(sets)
-        return raised
+        return self._cover(self._states(readings))
 
-    def _sets(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of a layer's combined neurons are on, int8 `[tests, neurons]`, and the sets that they form.
+    def _cover(self, states: Tensor) -> Tensor:
+        """Take in the `states` of tests; which of them showed something new."""
+        fresh = (self._shown(states) & ~self._occurred()).nonzero().squeeze(1)
+        if len(states) > 1 and len(fresh) * len(states) > BLOCK:  # the second half will have little left to show
+            return torch.cat([self._cover(half) for half in states.tensor_split(2)])
+        if len(fresh):
+            set_bits(self.state["bits"], fresh)
+            self.state["count"] += len(fresh)
+        return at_first(self._first(fresh, states) if len(fresh) else fresh, len(states))
 
-        A value that is not finite is neither on nor off: it is so far below 0 that it makes every number negative.
+    def _states(self, readings: Readings) -> Tensor:
+        """Whether each combined neuron is off and whether it is on, bool `[tests, combined, 2]`.
+
+        A value that is not finite is neither.
         """
-        n, width = values.shape[1], self._width(values.shape[1])
-        at = torch.arange(width, device=values.device)
-        values = values[:, at if width == n else at * (n - 1) // (width - 1)]
-        is_on = torch.where(values.isfinite(), values > 0, -100).to(torch.int8)
-        return is_on, torch.combinations(at, self.t)
+        values, widths = readings.values, readings.layout.widths
+        if self._widths() != widths:
+            values = values[:, _combined(widths, self._widths(), values.device)]
+        return torch.stack([(values <= 0) & (values > -torch.inf), (values > 0) & (values < torch.inf)], 2)
+
+    def _occurred(self) -> Tensor:
+        """Which configurations occurred so far, bool `[items]`."""
+        bits = self.state["bits"]
+        each = torch.arange(WORD, dtype=torch.int32, device=bits.device)
+        return (bits[:, None] >> each & 1).bool().view(-1)[: self.n_items()]
+
+    def _shown(self, states: Tensor) -> Tensor:
+        """Which configurations occur in `states`, bool `[items]`: a matrix product counts in how many tests."""
+        kind, found = torch.float16 if states.is_cuda else torch.float32, []
+        column = 0
+        for width, layers in groupby(self._widths()):  # layers of one width together: many small products wait in line
+            n, start = len(list(layers)), column
+            column += n * width
+            if width < self.t:
+                continue
+            run = states[:, start:column].view(len(states), n, width, 2).transpose(0, 1)
+            rest, last = _split_sets(width, self.t, states.device)
+            step = max(CELLS // (comb(width, self.t - 1) * max(len(states), 2 * width) << self.t - 1), 1)
+            for some in torch.split(run.to(kind), step):
+                first = some if self.t == 2 else _paired(some)
+                is_any = first.flatten(2).mT @ some.flatten(2) > 0
+                is_any = is_any.view(len(some), -1, 1 << self.t - 1, width, 2)
+                found.append(is_any[:, rest, :, last].permute(1, 0, 3, 2).flatten())
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool, device=states.device)
+
+    def _first(self, fresh: Tensor, states: Tensor) -> Tensor:
+        """The first test that shows each of the items `fresh`, which all occur."""
+        rows, members = states.permute(1, 2, 0).flatten(0, 1), self._sets(states.device)[fresh >> self.t]
+        shows = [rows[2 * members[:, p] + (fresh >> p & 1)] for p in range(self.t)]
+        return reduce(torch.logical_and, shows).to(torch.uint8).argmax(1)  # the first of equal ones
+
+    def _sets(self, device: torch.device) -> Tensor:
+        return _sets(self._widths(), self.t, device)
+
+    def _widths(self) -> tuple[int, ...]:
+        return () if self.layout is None else tuple(map(self._width, self.layout.widths))
 
     def _width(self, n: int) -> int:
         return min(n, self.max_neurons or (200 if self.t == 2 else 50))
+
+
+@lru_cache(maxsize=2)
+def _sets(widths: tuple[int, ...], t: int, device: torch.device) -> Tensor:
+    """All sets of `t` neurons of a layer, as places among all that are combined, int32 `[sets, t]`."""
+    starts = [sum(widths[:k]) for k in range(len(widths))]
+    within = {width: torch.combinations(torch.arange(width, dtype=torch.int32), t) for width in set(widths)}
+    return torch.cat([start + within[width] for start, width in zip(starts, widths, strict=True)]).to(device)
+
+
+@lru_cache(maxsize=8)
+def _split_sets(width: int, t: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The sets of one layer as two numbers: of the set of all but the last neuron, and the last neuron."""
+    sets = torch.combinations(torch.arange(width, device=device), t)
+    first = sets[:, 0]
+    return first if t == 2 else first * (2 * width - first - 1) // 2 + sets[:, 1] - first - 1, sets[:, -1]
+
+
+@lru_cache(maxsize=8)
+def _combined(widths: tuple[int, ...], chosen: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which neurons are combined: of each layer as many as `chosen`, at even distances."""
+    found, start = [], 0
+    for n, width in zip(widths, chosen, strict=True):
+        at = torch.arange(width)
+        found.append(start + (at if width == n else at * (n - 1) // (width - 1)))
+        start += n
+    return torch.cat(found).to(device)
+
+
+def _paired(states: Tensor) -> Tensor:
+    """Of each two neurons of `states [..., width, 2]` the four configurations, `[..., pairs, 4]`."""
+    one, two = torch.combinations(torch.arange(states.shape[-2], device=states.device), 2).T
+    return (states[..., one, None, :] * states[..., two, :, None]).flatten(-2)

@@ -50,11 +50,11 @@ class View:
         at = self._at.get(layer.name)
         if at is not None:
             n_inputs = len(self._values)
-            self._values[:, at] = self._read(activation.detach().reshape(n_inputs, *layer.shape), layer.name)
+            self._read(activation.detach().reshape(n_inputs, *layer.shape), layer.name, self._values[:, at])
 
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> Readings:
         """The readings of the first `n` inputs of the pass; `seed` says whose clean readings go with them."""
-        clean = None if self._clean is None or seed is None else self._clean[seed]
+        clean = None if self._clean is None or seed is None else self._clean.index_select(0, seed)
         predicted = outputs[:n].detach().argmax(1) if outputs.ndim == 2 and outputs.shape[1] > 1 else None
         self._readings = Readings(self._values[:n], self.layout, clean, predicted)
         return self._readings
@@ -74,5 +74,5 @@ class View:
                 self._clean = self._values.new_empty(n_seeds, self.layout.n_neurons)
             self._clean[first : first + n] = self._values[:n]
 
-    def _read(self, activation: Tensor, name: str) -> Tensor:
-        return self.criterion.read_layer(activation, self.axes.get(name))
+    def _read(self, activation: Tensor, name: str, out: Tensor | None = None) -> Tensor:
+        return self.criterion.read_layer(activation, self.axes.get(name), out)
