@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 import themis
-from themis import BlackBox, Callback, DataError, Target, UsageError
+import themis.campaign as campaign_module
+from themis import BlackBox, Callback, DataError, ModelError, Target, UsageError
 from themis.cli import main
 from themis.criteria import NC
 from themis.criteria.fitting import activations, fit_to
@@ -73,45 +75,76 @@ def data(net):
     return inputs, net(inputs).argmax(1)
 
 
-def score_of(spec, net, data, tests):
-    """The criterion's score on some inputs, in a loop of one's own."""
-    target = Target(net)
-    criterion = fit_to(choose_criterion(spec), target, data)
-    for batch in activations(target, tests):
-        criterion.update(batch)
-    return criterion.score()
+def inputs_of_tests(net):
+    """The inputs of all tests in their order; each round has 26 uniform ones, then 102 of the search, each padded."""
+    sizes = [26, 102] * (len(net.seen) // 2)
+    return torch.cat([batch[:n] for batch, n in zip(net.seen, sizes, strict=True)])
 
 
 @pytest.mark.parametrize("spec", [each for each in SPECS if not each.startswith(("scc", "nlc"))])
 def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec):
     run = themis.run(net, data, "gaussian", criterion=spec, callbacks=[FromNow(net)], **QUICK)
-    tests, net.seen = torch.cat(net.seen), None  # the padding of a chunk repeats tests, which covers nothing new
-    assert run.rounds[-1].criterion_score == pytest.approx(score_of(spec, net, data, tests), abs=1e-12)
-    assert run.summary()["criterion"]["score"] == run.rounds[-1].criterion_score > 0
+    tests, net.seen = inputs_of_tests(net), None
+    assert len(tests) == run.rounds[-1].tests == 640
+    criterion = fit_to(choose_criterion(spec), Target(net), data)
+    raised = torch.cat([criterion.update(batch) for batch in activations(Target(net), tests)]).numpy()
+    assert run.summary()["criterion"]["score"] == run.rounds[-1].criterion_score == criterion.score() > 0
+    assert run.summary()["criterion"]["raised"] == raised.sum()
+    np.testing.assert_array_equal(run.faults.columns["raised"], raised[run.faults.columns["id"]])
 
 
-class StopAt(Callback):
-    """Ctrl-C after some rounds."""
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Sends Ctrl-C when the calculator measures its k-th chunk, which is finished first."""
 
-    def __init__(self, number):
-        self.number = number
+    def at(k):
+        measure, left = Calculator.measure, [k]
 
-    def on_round(self, round):
-        if round.number == self.number:
-            raise KeyboardInterrupt
+        def counted(self, *arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+            return measure(self, *arguments)
+
+        monkeypatch.setattr(Calculator, "measure", counted)
+
+    return at
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net, data, spec, tmp_path):
-    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
-    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, callbacks=[StopAt(2)], **QUICK)
-    assert stopped.stop_reason == "user"
-    resumed = themis.resume(tmp_path, net, data)
+def assert_same_end(whole, resumed):
     first, second = ({**each.summary(), "seconds": 0} for each in (whole, resumed))
     assert first == second
     assert [each.criterion_score for each in whole.rounds] == [each.criterion_score for each in resumed.rounds]
     for name, column in whole.faults.columns.items():
         np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net, data, spec, tmp_path, interrupted):
+    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
+    interrupted(4)
+    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
+    assert stopped.stop_reason == "user"
+    assert stopped.rounds[-1].tests < 300
+    assert_same_end(whole, themis.resume(tmp_path, net, data))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_path, monkeypatch):
+    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
+    judge, left = campaign_module.cover, [3]
+
+    def counted(*arguments, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return judge(*arguments, **options)
+
+    monkeypatch.setattr(campaign_module, "cover", counted)
+    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
+    assert stopped.stop_reason == "user"
+    assert stopped.rounds[-1].tests < 640
+    assert_same_end(whole, themis.resume(tmp_path, net, data))
 
 
 def test_faults_say_whether_their_test_raised_the_criterion(net, data, tmp_path):
@@ -172,7 +205,7 @@ def test_a_criterion_that_leads_says_when_to_stop(net, data):
     assert run.stop.startswith("Stopped because nc(threshold=0.1) ")
     assert run.rounds[-1].criterion_score >= 0.5
     options = {**options, "magnitude": 1e-6, "plateau": 3}
-    flat = themis.run(net, data, "gaussian", criterion="nc(threshold=5)", **options)
+    flat = themis.run(net, data, "gaussian", criterion="nc(threshold=5, variant=mindarmour)", **options)
     assert flat.stop_reason == "plateau"
     assert flat.rounds[-1].criterion_score == 0
 
@@ -183,6 +216,14 @@ def test_without_a_goal_no_coverage_stops_it(net, data):
         run = themis.run(net, data, "gaussian", **options, **how)
         assert run.stop_reason == "tests"
         assert max(run.coverage, run.rounds[-1].criterion_score or 0) == 1
+
+
+def test_a_small_budget_still_has_rounds_to_learn_from(net, data):
+    options = {name: value for name, value in QUICK.items() if name not in ("round_size", "max_tests")}
+    run = themis.run(net, data, "gaussian", criterion="kmnc(k=20)", max_tests=1000, **options)
+    assert len(run.rounds) == 7
+    assert run.kinds["mutant"]["tests"] > 0
+    assert len(themis.run(net, data, "gaussian", policy="random", max_tests=1000, **options).rounds) < 3
 
 
 def test_a_criterion_can_watch_another_policy(net, data):
@@ -209,8 +250,9 @@ def test_it_learns_from_training_data_if_there_is_any(net, data):
     assert fitted.score() == 0  # the campaign took one of its own
 
 
-def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path):
-    themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, callbacks=[StopAt(1)], **QUICK)
+def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, interrupted):
+    interrupted(2)
+    themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
     with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was made in Python: pass criterion="):
         themis.resume(tmp_path, net, data)
     with pytest.raises(UsageError, match="criterion must be the run's"):
@@ -220,9 +262,56 @@ def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path):
     assert resumed.rounds[-1].criterion_score == whole.rounds[-1].criterion_score
 
 
-def test_other_training_data_is_refused_on_resuming(net, data, tmp_path):
+def test_a_criterion_that_learnt_something_else_is_refused_on_resuming(net, data, tmp_path, interrupted):
+    fitted = fit_to(choose_criterion("kmnc(k=20)"), Target(net), data)
+    interrupted(2)
+    themis.run(net, data, "gaussian", criterion=fitted, out=tmp_path, **QUICK)
+    with pytest.raises(UsageError, match="criterion must have learnt what the run's had"):
+        themis.resume(tmp_path, net, data, criterion=fit_to(choose_criterion("kmnc(k=20)"), Target(net), data[0] * 0.5))
+    resumed = themis.resume(tmp_path, net, data, criterion=fitted)
+    assert resumed.rounds[-1].criterion_score == themis.run(
+        net, data, "gaussian", criterion=fitted, **QUICK
+    ).rounds[-1].criterion_score  # fmt: skip
+
+
+def test_the_callers_criterion_stays_as_it_is(net, data):
+    criterion = choose_criterion("nbc(neurons=element)")
+    options = {**QUICK, "magnitude": 0.02}
+    scores = [
+        themis.run(net, data, "gaussian", criterion=criterion, train=train, **options).rounds[-1].criterion_score
+        for train in (data[0], data[0] * 0.1)
+    ]
+    assert scores[0] < scores[1]
+    assert (criterion.learnt, criterion.state, criterion.tests) == ({}, {}, 0)
+    fitted = fit_to(criterion, Target(net), data)
+    with pytest.raises(UsageError, match="is fitted already, train would change nothing"):
+        themis.run(net, data, "gaussian", criterion=fitted, train=data[0], **options)
+    watched = NC(neurons="element")
+    pair = {"policy": "deepxplore", "rivals": [Seen()], "criterion": watched}
+    raised = [themis.run(net, data, "brightness", **QUICK | {"magnitude": None}, **pair).raised for _ in range(2)]
+    assert raised[0] == raised[1] > 0
+    assert watched.tests == 0
+
+
+def test_other_rivals_are_refused_on_resuming(net, data, tmp_path, interrupted):
+    options = {**QUICK, "magnitude": None, "policy": "deepxplore"}
+    rival = Seen()
+    interrupted(2)
+    themis.run(net, data, "brightness", rivals=[rival], out=tmp_path, **options)
+    other = Seen()
+    with torch.no_grad():
+        other.last.weight += 1
+    with pytest.raises(ModelError, match="rivals must be the models that the run had"):
+        themis.resume(tmp_path, net, data, rivals=[other])
+    resumed = themis.resume(tmp_path, net, data, rivals=[rival])
+    whole = themis.run(net, data, "brightness", rivals=[rival], **options)
+    assert resumed.summary()["policy"] == whole.summary()["policy"]
+
+
+def test_other_training_data_is_refused_on_resuming(net, data, tmp_path, interrupted):
     options = {**QUICK, "criterion": "nbc", "out": tmp_path, "train": (data[0] * 0.1, data[1])}
-    themis.run(net, data, "gaussian", callbacks=[StopAt(1)], **options)
+    interrupted(2)
+    themis.run(net, data, "gaussian", **options)
     with pytest.raises(UsageError, match="learnt from training data that cannot be read again: pass train="):
         themis.resume(tmp_path, net, data)
     with pytest.raises(DataError, match="training data must be what the criterion learnt from"):
@@ -231,6 +320,12 @@ def test_other_training_data_is_refused_on_resuming(net, data, tmp_path):
 
 
 WRONG = {
+    "a criterion of contributions": ({"criterion": "npc"}, "npc cannot take part in a campaign"),
+    "layers of numbers": ({"criterion": "kmnc(layers=[7])"}, "layers must be among those given, got '7'"),
+    "clean readings without room": (
+        {"criterion": "scc", "clean_memory_gib": 0},
+        "scc compares tests with the clean readings of all seeds",
+    ),
     "fuzz without a criterion": ({"policy": "fuzz"}, "policy 'fuzz' follows a criterion, got none"),
     "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is what a criterion learns from"),
     "unknown criterion": ({"criterion": "kmcn"}, "got 'kmcn': did you mean 'kmnc'?"),
@@ -244,7 +339,7 @@ WRONG = {
     ),
     "rivals of another task": (
         {"policy": "deepxplore", "rivals": [nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]},
-        "rivals must give the target's [5] scores, got [3]",
+        "rival 1 must give the target's [5] scores, got [3]",
     ),
 }
 
@@ -254,6 +349,54 @@ def test_what_cannot_be_is_refused_in_words(net, data, name):
     options, message = WRONG[name]
     with pytest.raises(UsageError, match=re.escape(message)):
         themis.run(net, data, "gaussian", **QUICK, **options)
+
+
+def test_wrong_training_data_is_called_that(net, data):
+    for train, message in (
+        (torch.rand(5, 1, 9, 9), r"training data: its inputs must be \[1, 8, 8\] as the seeds are, got \[1, 9, 9\]"),
+        (torch.rand(5, 1, 8, 8) + 2, "training data: inputs must lie in bounds"),
+        (torch.full((5, 1, 8, 8), torch.nan), "training data: .*NaN"),
+    ):
+        with pytest.raises(DataError, match=message):
+            themis.run(net, data, "gaussian", criterion="nbc", train=train, **QUICK)
+
+
+def test_one_output_has_no_classes(data):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
+    lsa = themis.run(one, data[0], "gaussian", criterion="lsa(lower=-100)", **QUICK)  # all are of one class
+    assert lsa.rounds[-1].criterion_score > 0
+    with pytest.raises(DataError, match="dsa"):
+        themis.run(one, data[0], "gaussian", criterion="dsa", **QUICK)
+    with pytest.raises(UsageError, match="policy 'deepxplore' goes by classes, this model's output has"):
+        themis.run(one, data[0], "brightness", policy="deepxplore", rivals=[one], max_tests=200)
+
+
+def test_channels_of_conv1d_are_the_same_everywhere():
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)), torch.rand(50, 2, 8)
+    for neurons in ("channel", "element"):
+        criterion = fit_to(choose_criterion(f"nbc(neurons={neurons})"), Target(net), inputs)
+        assert not any(bool(criterion.update(batch).any()) for batch in activations(Target(net), inputs))
+
+
+def test_idc_says_more(net, data):
+    found = themis.run(net, data, "gaussian", criterion="idc(m=3)", **QUICK).summary()["criterion"]
+    assert found["score_reachable"] >= found["score"]
+    assert found["relevance"] in ("lrp", "gradient")
+    assert 0 <= found["conservation_error"] < 1
+
+
+def test_relevance_sees_training_data_from_all_over():
+    seen = []
+
+    class Looks(NC):
+        def prepare(self, target, inputs, labels):
+            seen.append(labels)
+
+    labels = torch.arange(5500) // 550  # sorted by class
+    fit_to(Looks(), Target(nn.Linear(3, 10)), (torch.rand(5500, 3), labels))
+    assert set(seen[0].tolist()) == set(range(10))
+    assert len(seen[0]) <= 1000
 
 
 def test_deepxplore_needs_gradients(data):
@@ -289,7 +432,7 @@ def test_deepxplore_climbs_its_joint_objective(net, data):
     with torch.no_grad():
         slope = (height(theta + step) - height(theta - step)) / (2 * step)
     np.testing.assert_allclose(gradient[:, 0], slope, rtol=0.05, atol=2e-3)
-    assert policy.state["differences"] > 0
+    assert policy.report()["differences"] > 0
 
 
 def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):

@@ -18,7 +18,7 @@ from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment, describe_run, describe_tested, list_changes, named, threads
 from themis.errors import DataError, ModelError, UsageError, nearest
-from themis.fingerprint import hash_seeds
+from themis.fingerprint import hash_seeds, hash_tensors
 from themis.guide import Guide, make_guide
 from themis.judge import choose_judge
 from themis.measure.recognise import check_similarity
@@ -73,7 +73,7 @@ def run(
         if store:
             environment |= describe_tested(target, seeds, origin)
             record = describe_run(settings, origin, chosen, environment) | _features_hash(chosen, seeds)
-            record["train_sha256"] = _train_hash(train, settings)
+            record |= _hashes(settings, policy, guide, train)
             store.create(record, settings.max_stored)
         told = Callbacks(callbacks)
         return Campaign(target, seeds, chosen, policy, settings, told, store, environment, guide=guide).run()
@@ -124,12 +124,12 @@ def resume(
         n_threads = run.record["environment"]["threads"]
         with closing(Writer(run.path)) as store, threads(n_threads), _opened(made.target, chosen):
             environment = _checked_environment(made, run)
+            guide = _guide(run, criterion, made, chosen, settings, train)
             record = describe_run(settings, made.origin, made.perturbation, run.record["environment"])
             store.reopen(record, settings.max_stored)
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else checkpoint.values["chunk"]
             what = (made.target, made.seeds, made.perturbation, chosen, settings)
-            guide = _guide(run, criterion, made, chosen, settings, train)
             campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk, guide)
             if checkpoint is not None:
                 faults = run.faults("id < ?", (checkpoint.tests,))
@@ -152,14 +152,25 @@ def _guide(
             raise UsageError("the run's criterion learnt from training data that cannot be read again: pass train=...")
         train = made.origin.read_train()
     guide = make_guide(settings, policy, made.target, made.seeds, train)
-    if _train_hash(train, settings) != run.record["train_sha256"]:
-        raise DataError("the training data must be what the criterion learnt from, its hash is another: give the same")
+    hashes = _hashes(settings, policy, guide, train)
+    for name, what, error in (
+        ("train_sha256", "training data must be what the criterion learnt from", DataError),
+        ("criterion_sha256", "criterion must have learnt what the run's had", UsageError),
+        ("rivals_sha256", "rivals must be the models that the run had", ModelError),
+    ):
+        if hashes[name] != run.record[name]:
+            raise error(f"the {what}, its hash is another: give the same, or begin a new run")
     return guide
 
 
-def _train_hash(train: Any, settings: Settings) -> str | None:
-    """What tells training data from others."""
-    return None if train is None else hash_seeds(read_seeds(train, settings.train_inputs))
+def _hashes(settings: Settings, policy: Policy, guide: Guide | None, train: Any) -> dict[str, Any]:
+    """What tells training data, rivals, and a criterion that was made in Python, from others."""
+    is_object = guide is not None and isinstance(settings.criterion, Criterion)
+    return {
+        "train_sha256": None if train is None else hash_seeds(read_seeds(train, settings.train_inputs)),
+        "criterion_sha256": hash_tensors(guide.criterion.learnt) if guide is not None and is_object else None,
+        "rivals_sha256": [each.fingerprint() for each in getattr(policy, "rivals", ())],
+    }
 
 
 def _with_rivals(policy: Policy, rivals: Iterable[AnyTarget | nn.Module]) -> Policy:

@@ -36,6 +36,7 @@ from themis.measure.panel import Panel, Shape, choose_panel
 from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
 from themis.oracle import choose_oracle
+from themis.pace import round_size
 from themis.perturb import Perturbation
 from themis.replay import replay_fault
 from themis.result import Round, Run, Seconds
@@ -48,8 +49,6 @@ from themis.store.tensors import Tensors
 from themis.store.writer import Checkpoint, Writer
 from themis.target import AnyTarget
 
-ROUND_SIZE = 640
-"""Tests a round, unless five chunks are more."""
 STREAMS = ("uniform", "search")
 
 
@@ -81,7 +80,7 @@ class Campaign:
         with self._timed("measure"):
             self._sweep(chunk)
         self.space = self._space()
-        if settings.max_passes is not None and settings.max_passes < self.calculator.passes + self._cost:
+        if settings.max_passes is not None and settings.max_passes < self.calculator.passes + self.cost:
             raise UsageError(
                 f"max_passes must leave room for a test after the clean sweep's {self.calculator.passes:,}, got "
                 f"{settings.max_passes:,}: raise it, or take fewer seeds with max_seeds"
@@ -123,7 +122,7 @@ class Campaign:
 
     def _loop(self) -> tuple[str, str]:
         try:
-            while self.under_way or (stop := stop_reason(self.settings, self.rounds, self._cost, self.guide)) is None:
+            while self.under_way or (stop := stop_reason(self.settings, self.rounds, self.cost, self.guide)) is None:
                 self._round()
             self._save(now=True)
         except KeyboardInterrupt:
@@ -299,7 +298,7 @@ class Campaign:
         return Space.of(self.perturbation, usable.numpy(), seed_id, margin, self.settings.random_seed)
 
     def _propose(self) -> dict[str, Tests]:
-        n = self._round_size()
+        n = round_size(self)
         n_uniform = round(n * self.settings.uniform_share)
         number = np.arange(self.tally.tests, self.tally.tests + n)
         counter = np.arange(self.tally.uniform_tests, self.tally.uniform_tests + n_uniform)
@@ -311,28 +310,10 @@ class Campaign:
             proposed["search"] = self.novelty.ensure(self.policy.propose(number[n_uniform:]))
         return proposed
 
-    def _round_size(self) -> int:
-        """Tests of the next round: fewer where a budget is nearly spent."""
-        settings, tests = self.settings, self.tally.tests
-        size = settings.round_size or (len(self.space.seeds) if self.policy.climbs else self._whole_chunks())
-        if settings.max_tests is not None:
-            size = min(size, settings.max_tests - tests)
-        if settings.max_passes is not None:
-            size = min(size, (settings.max_passes - self.calculator.passes) // self._cost)
-        if settings.max_seconds is not None and tests:
-            rate = tests / self.elapsed()
-            size = min(size, int(rate * (settings.max_seconds - self.elapsed())))
-        return max(1, size)
-
     @property
-    def _cost(self) -> int:
+    def cost(self) -> int:
+        """Passes of one test of the policy."""
         return self.calculator.cost(self.policy.climbs, len(getattr(self.policy, "rivals", ())))
-
-    def _whole_chunks(self) -> int:
-        """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
-        chunk, share = self.calculator.chunk, self.settings.uniform_share
-        n_streams = 1 if share in (0, 1) else 5
-        return max(ROUND_SIZE, n_streams * chunk)
 
     # The loop
 
@@ -374,6 +355,7 @@ class Campaign:
                 kinds=tally.kinds,
                 raised=tally.raised,
                 policy=getattr(self.policy, "report", dict)(),
+                of_criterion=self.guide.criterion.report() if self.guide else {},
                 seconds=Seconds(**self.seconds, total=0.0),
                 environment=self.environment,
             )

@@ -88,7 +88,9 @@ def load(campaign: Campaign, checkpoint: Checkpoint) -> None:
     campaign.policy.state = _arrays(tree["policy"])
     if campaign.guide is not None:
         state = {name: each.to(device) for name, each in tree["criterion"].items()}
-        campaign.guide.criterion.restore(state, campaign.tally.tests - campaign.tally.dropped)
+        view = campaign.calculator.view
+        layout = None if view is None else view.layout
+        campaign.guide.criterion.restore(state, campaign.tally.tests - campaign.tally.dropped, layout)
     campaign.novelty.seen = set(tree["seen"].tolist())
     campaign.open_neurons = tree["open_neurons"].to(device)
     campaign.under_way = None if tree["under_way"] is None else UnderWay.of(_arrays(tree["under_way"]))

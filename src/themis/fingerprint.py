@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -36,6 +36,11 @@ def hash_seeds(seeds: Seeds) -> str:
         digest.update(_bytes(seeds.take(torch.arange(first, min(first + step, len(seeds))))))
     labels = torch.empty(0) if seeds.labels is None else seeds.labels  # known now where they came with the inputs
     return _hash([("labels", labels), ("seed_id", seeds.seed_id)], digest)
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors, by name."""
+    return _hash(sorted(tensors.items()))
 
 
 def hash_file(path: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError
+from themis.errors import UsageError, nearest
 from themis.settings import option
 
 if TYPE_CHECKING:
@@ -122,11 +122,15 @@ class Origin:
         """The rivals, made again: those of the zoo with their weights, others around as the target is."""
         from themis.zoo import ZOO
 
-        plain = replace(self, rivals=None, weights=None)
-        return [
-            (replace(plain, zoo=each, model="") if each in ZOO else replace(plain, zoo=None, model=each)).target()
-            for each in self.rivals or ()
-        ]
+        plain, made = replace(self, rivals=None, weights=None), []
+        for each in self.rivals or ():
+            if each not in ZOO and ":" not in each and not os.path.exists(each):
+                raise UsageError(
+                    f"--rivals must be names of the zoo, or as --model, got {each!r}: {nearest(each, ZOO)}"
+                )
+            changed = replace(plain, zoo=each, model="") if each in ZOO else replace(plain, zoo=None, model=each)
+            made.append(changed.target())
+        return made
 
     def read_train(self) -> Any:
         """The training data, read again: as named, or that of the zoo's model; None where there is none."""

@@ -25,6 +25,7 @@ class ShowProgress(Callback):
 
     def on_start(self, start: Start) -> None:
         self.console.print(opening(start), highlight=False, soft_wrap=True)
+        self._is_share = start.criterion is None or bool(start.criterion["is_share"])
         self._goal = start.settings.coverage or 1.0
         if self.console.is_terminal:
             is_wide = self.console.width >= 110
@@ -40,7 +41,7 @@ class ShowProgress(Callback):
             self._live.start()
 
     def on_round(self, round: Round) -> None:
-        line = round_line(round)
+        line = round_line(round, is_share=self._is_share)
         if self._live is not None:
             self._live.update(self._task, completed=round.coverage.sampled, line=line)
         elif perf_counter() - self._printed >= PLAIN_SECONDS:

@@ -106,6 +106,8 @@ class Run:
     """Tests that raised the campaign's criterion."""
     policy: dict[str, Any]
     """What the policy itself counted."""
+    of_criterion: dict[str, Any]
+    """What the criterion itself says."""
     environment: dict[str, Any] = field(repr=False)
 
     @property
@@ -129,6 +131,7 @@ class Run:
             "raised": self.raised,
             "faults_selected": len(selected),
             "distinct_faults_selected": len(set(selected)),
+            **self.of_criterion,
         }
 
     def summary(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{last.coverage.n_unseen:,} not yet moved",
         ),
         *([("criterion", _criterion(run))] if start.criterion is not None else []),
+        *([("rivals", _rivals(run))] if "differences" in run.policy else []),
         ("tests", f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, {_rate(last):,.0f} a second"),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
@@ -74,10 +75,17 @@ def _criterion(run: Run) -> str:
     found = run.criterion()
     assert found is not None
     score = percent(found["score"]) if found["is_share"] else f"{found['score']:,.4g}"
+    reachable = found.get("score_reachable")
+    score += "" if reachable is None else f" ({percent(reachable)} of what so many tests can reach)"
     return (
         f"{found['name']} {score}; {found['raised']:,} tests raised it, among them {found['faults_selected']:,} faults "
         f"({found['distinct_faults_selected']:,} distinct)"
     )
+
+
+def _rivals(run: Run) -> str:
+    n, rivals = run.policy["differences"], run.policy["rivals"]
+    return f"{n:,} tests of the search on which the target and {rivals} rival{'s' if rivals > 1 else ''} differ"
 
 
 def _grade(start: Start) -> str:
@@ -94,12 +102,12 @@ def _oracle(start: Start) -> str:
     return f"{start.oracle.partition(':')[0]}, chosen by outputs and labels"
 
 
-def round_line(round: Round) -> str:
-    """Where the campaign stands."""
+def round_line(round: Round, *, is_share: bool = True) -> str:
+    """Where the campaign stands; `is_share` says so of its criterion's score."""
     forecast = round.coverage.forecast
     more = "" if not forecast or forecast >= MANY else f", ~{forecast:,} to go"
     score = round.criterion_score
-    led = "" if score is None else f"criterion {percent(score) if score <= 1 else f'{score:,.4g}'}, "
+    led = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
     return (
         f"{percent(round.coverage.sampled)}, {led}{round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
         f"{_rate(round):,.0f}/s{more}"

@@ -134,6 +134,8 @@ def test_mergeable(case, stream, at):
         with pytest.raises(UsageError, match="cannot be merged"):
             one.merge(other)
         return
+    untouched = made(case)
+    assert untouched.merge(whole).score() == whole.merge(untouched).score() == whole.score()
     scores = one.score(), other.score()
     merged = one.merge(other)
     assert merged.score() == close(whole.score())
@@ -205,8 +207,7 @@ def test_fresh_and_restored_ones_go_on_alone(case, stream, at):
     assert c.score() == score
     assert all(torch.equal(each.nan_to_num(), state[name].nan_to_num()) for name, each in c.state.items())
     restored = made(case)
-    restored.restore({name: each.clone() for name, each in c.state.items()}, c.tests)
-    restored.layout = c.layout
+    restored.restore(c.state, c.tests, c.layout)
     assert restored.score() == score
     assert restored.update(second).tolist() == c.update(second).tolist()
     assert (restored.score(), restored.tests) == (c.score(), c.tests)

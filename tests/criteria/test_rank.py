@@ -8,6 +8,7 @@ from themis.criteria.covering import Covering
 from themis.criteria.criterion import Criterion
 from themis.criteria.nc import NC
 from themis.criteria.ranking import apfd, rank
+from themis.criteria.topk import TKNP
 from themis.criteria.tway import TWay
 from themis.errors import DataError, UsageError
 
@@ -173,3 +174,9 @@ def test_unfitted_criterion_is_refused():
 
     with pytest.raises(UsageError, match="must be fitted"):
         rank(Learning(), torch.ones(2, 2))
+
+
+def test_patterns_can_be_ranked_and_orders_may_be_lists():
+    tests = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    assert rank(TKNP(k=2), tests, "cam").tolist() == [0, 2, 1]
+    assert apfd([0, 2, 1], [False, False, True]) == apfd(torch.tensor([0, 2, 1]), torch.tensor([False, False, True]))

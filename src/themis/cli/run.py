@@ -70,7 +70,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     from themis.begin import run
 
     target, data = origin.target(), origin.read()
-    train = None if settings.criterion is None else origin.read_train()
+    train = None if settings.criterion is None and origin.train is None else origin.read_train()
     if arguments.out == FRESH:
         arguments.out = str(fresh_folder())
     with kept_in(arguments.out):
@@ -173,7 +173,7 @@ def free(path: Path) -> Path:
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Refuse unknown names before a model and its data are loaded, which may take long; the perturbation meant."""
-    from themis.criteria.names import choose_criterion
+    from themis.guide import choose_guide
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy
@@ -182,6 +182,6 @@ def check_names(perturbation: str, settings: Settings) -> Perturbation:
     chosen.at(settings.magnitude)
     choose_policy(settings.policy)
     if settings.criterion is not None:
-        choose_criterion(settings.criterion)
+        choose_guide(settings.criterion)
     choose_judge(settings.judge)
     return chosen

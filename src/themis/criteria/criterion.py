@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +61,8 @@ class Criterion(ABC):
     is_of_one_layer: ClassVar[bool] = False
     own_neurons: ClassVar[str] = "channel"
     """What it takes for a neuron by default."""
+    guides: ClassVar[bool] = True
+    """Whether it can take part in a campaign, which shows it activations."""
     variants: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **common: Unpack[Common]) -> None:
@@ -71,7 +74,10 @@ class Criterion(ABC):
             remedy = nearest(variant, self.variants) if self.variants else "leave it out"
             raise UsageError(f"{self.name}: variant must be a known name, got {variant!r}: {remedy}")
         self.neurons, self.variant = neurons, variant
-        self.wanted = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
+        named = layers if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+        self.wanted = None if layers is None else tuple(map(str, named))
+        if self.wanted == ():
+            raise UsageError(f"{self.name}: layers must name at least one, got none: leave it out for the default")
         if self.is_of_one_layer and self.wanted is not None and len(self.wanted) != 1:
             raise UsageError(f"{self.name} reads one layer, got {len(self.wanted)}: name one")
         self.layout: Layout | None = None
@@ -85,11 +91,15 @@ class Criterion(ABC):
         """Learn from the model itself what cannot be seen in activations, before `fit`; from some training inputs."""
 
     def fit(self, batches: Iterable[Activations | Batch | Readings]) -> Self:
-        """Learn from the activations of training inputs, batch by batch; forgets what was learnt and seen before."""
+        """Learn from the activations of training inputs, batch by batch; forgets what was learnt and seen before.
+
+        Activations that are no iterable of batches are one.
+        """
         self.reset()
         self.learnt = {}
+        is_one = isinstance(batches, Tensor | np.ndarray | Mapping | Batch | Readings)
         try:
-            self._fit(batches)
+            self._fit([batches] if is_one else batches)  # type: ignore[list-item]
         except BaseException:
             self.learnt = {}
             raise
@@ -146,6 +156,7 @@ class Criterion(ABC):
             raise UsageError(f"{self.name} cannot be merged: its score depends on the order of the tests")
         self._check_same(other)
         merged = self.fresh()
+        merged.layout = self.layout or other.layout
         if not self.state or not other.state:
             merged.state = {name: each.clone() for name, each in (self.state or other.state).items()}
         else:
@@ -156,6 +167,7 @@ class Criterion(ABC):
     def fresh(self) -> Self:
         """The same, fitted as it is, that has seen no test."""
         made = copy(self)
+        made.learnt = dict(self.learnt)
         made.reset()
         return made
 
@@ -163,9 +175,14 @@ class Criterion(ABC):
         """Forget all tests."""
         self.state, self.tests = {}, 0
 
-    def restore(self, state: dict[str, Tensor], tests: int) -> None:
-        """Go on from the `state` that another one of the same kind had after so many tests."""
-        self.state, self.tests = dict(state), tests
+    def restore(self, state: dict[str, Tensor], tests: int, layout: Layout | None) -> None:
+        """Go on from the `state` that another one, fitted alike, had after so many tests of this layout."""
+        self.state = {name: each.clone() for name, each in state.items()}
+        self.tests, self.layout = tests, layout
+
+    def report(self) -> dict[str, Any]:
+        """What else it can say of its tests, as plain data."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """All that it was made with, as plain data."""
@@ -195,18 +212,21 @@ class Criterion(ABC):
         if predicted is None and OUTPUT in layers and layers[OUTPUT].ndim == 2 and layers[OUTPUT].shape[1] > 1:
             predicted = layers[OUTPUT].argmax(1)
         chosen = self.choose(tuple(layers))
-        values = self._side_by_side(layers, chosen)
+        axes = batch.axes or {}
+        values = self._side_by_side(layers, chosen, axes)
         layout = Layout(chosen, tuple(each.shape[1] for each in values))
         clean = None
         if batch.clean is not None:
             others = by_layer(batch.clean, "clean activations")
             if missing := [name for name in chosen if name not in others]:
                 raise DataError(f"clean activations must have the same layers, {missing[0]!r} is missing")
-            clean = _joined(self._side_by_side(others, chosen))
+            clean = _joined(self._side_by_side(others, chosen, axes))
         return Readings(_joined(values), layout, clean, predicted, batch.labels)
 
-    def _side_by_side(self, layers: dict[str, Tensor], chosen: tuple[str, ...]) -> list[Tensor]:
-        return [self.read_layer(layers[name].detach()) for name in chosen]
+    def _side_by_side(
+        self, layers: dict[str, Tensor], chosen: tuple[str, ...], axes: Mapping[str, int]
+    ) -> list[Tensor]:
+        return [self.read_layer(layers[name].detach(), axes.get(name)) for name in chosen]
 
     def _readings(self, batch: Activations | Batch | Readings) -> Readings:
         """A batch as this criterion sees it; refuses one that is unlike those before."""
@@ -217,9 +237,10 @@ class Criterion(ABC):
         elif layout != self.layout:
             before, now = (dict(zip(each.names, each.widths, strict=True)) for each in (self.layout, layout))
             name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), "order")
+            names = "" if before.keys() == now.keys() else f" (layers {', '.join(now)}; before {', '.join(before)})"
             raise DataError(
                 f"{self.name}: every batch must have the same layers and neurons, {name!r} has {now.get(name, 'none')} "
-                f"and had {before.get(name, 'none')}: take activations of one model and one size of inputs"
+                f"and had {before.get(name, 'none')}{names}: take activations of one model and one size of inputs"
             )
         for what, each in zip(("clean activations", "predicted classes", "labels"), given, strict=True):
             if each is not None and len(each) != len(readings):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from themis.criteria.criterion import Criterion
-from themis.criteria.readings import Readings
-from themis.criteria.view import View
+from themis.criteria.readings import Batch, Readings
+from themis.criteria.view import View, channel_axes, predicted_classes
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError
 from themis.measure.chunk import chunk_size
@@ -24,11 +24,15 @@ PREPARED = 1000
 
 def activations(
     target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[Batch]:
     """The activations of inputs by layer, `[inputs, ...]`, a batch at a time: what any criterion takes."""
     seeds = read_seeds(data, max_inputs)
-    for layers, inputs, shown, _ in _passes(target, seeds, batch_size):
-        yield {layer.name: shown[layer.name].reshape(len(inputs), *layer.shape) for layer in layers}
+    axes: dict[str, int] | None = None
+    for layers, inputs, shown, outputs in _passes(target, seeds, batch_size):
+        if axes is None:
+            axes = channel_axes(target, layers, inputs[0])
+        by_layer = {layer.name: shown[layer.name].reshape(len(inputs), *layer.shape) for layer in layers}
+        yield Batch(by_layer, predicted=predicted_classes(outputs), axes=axes)
 
 
 def fit_to(
@@ -36,7 +40,7 @@ def fit_to(
 ) -> Criterion:
     """Let a criterion learn from a target's training data; `max_inputs` takes a random sample, always the same."""
     seeds = read_seeds(data, max_inputs)
-    rows = torch.arange(min(len(seeds), PREPARED))
+    rows = torch.arange(len(seeds))[:: -(-len(seeds) // PREPARED)]  # evenly: data is often sorted by class
     with target.opened():
         labels = None if seeds.labels is None else seeds.labels[rows]
         criterion.prepare(target, seeds.take(rows).to(target.device), labels)

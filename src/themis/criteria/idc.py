@@ -163,6 +163,12 @@ class IDC(Covering):
         """Distinct tuples over the most that so many tests could show."""
         return self.n_covered() / max(min(self.n_items(), self.tests), 1)
 
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"score_reachable": self.score_reachable()}
+        if isinstance(self._relevance, Relevance):
+            found |= {"relevance": self._relevance.method, "conservation_error": self._relevance.conservation_error}
+        return found
+
     def items(self, readings: Readings) -> Tensor:
         """Each test's tuple as one number `[tests, 1]`."""
         learnt = {name: each.to(readings.values.device) for name, each in self.learnt.items()}

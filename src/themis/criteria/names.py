@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from inspect import signature
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from themis.criteria.boundary import NBC, SNAC
 from themis.criteria.cc import CC
@@ -55,10 +57,13 @@ def choose_criterion(criterion: str | Criterion) -> Criterion:
     if name not in CRITERIA:
         raise UsageError(f"criterion must be a known name, got {match[1]!r}: {nearest(name, CRITERIA)}")
     kind, options = CRITERIA[name], _read_options(match[2] or "", name)
-    known = [each for each in signature(kind).parameters if each != "common"] + list(Common.__annotations__)
-    for option in options:
+    hints = get_type_hints(kind.__init__) | get_type_hints(Common)
+    known = [each for each in signature(kind).parameters if each not in ("common", "relevance")]
+    known += list(Common.__annotations__)
+    for option, value in options.items():
         if option not in known:
             raise UsageError(f"{name}: unknown option {option!r}: {nearest(option, known)}")
+        options[option] = _as_asked(f"{name}: {option}", value, hints[option])
     return kind(**options)
 
 
@@ -68,8 +73,29 @@ def _read_options(text: str, name: str) -> dict[str, Any]:
         option, equals, value = part.partition("=")
         if not equals or not value.strip():
             raise UsageError(f"{name}: options must be NAME=VALUE, got {part.strip()!r}")
+        if option.strip() in options:
+            raise UsageError(f"{name}: each option must be given once, got {option.strip()!r} twice")
         options[option.strip()] = _read_value(value.strip())
     return options
+
+
+def _as_asked(what: str, value: Any, hint: Any) -> Any:
+    """A value as the type hint of its option asks."""
+    kinds = get_args(hint) or (hint,)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None and NoneType in kinds:
+        return None
+    if int in kinds:
+        if is_number and value == int(value):
+            return int(value)
+        raise UsageError(f"{what} must be a whole number, got {value!r}")
+    if float in kinds:
+        if is_number:
+            return float(value)
+        raise UsageError(f"{what} must be a number, got {value!r}")
+    if isinstance(value, list) and not any(get_origin(each) is Sequence for each in kinds):
+        raise UsageError(f"{what} must be a word, got a list")
+    return value if isinstance(value, list) else str(value)
 
 
 def _read_value(text: str) -> Any:

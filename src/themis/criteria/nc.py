@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Unpack
 
 import torch
@@ -31,9 +32,14 @@ class NC(Crossing):
     }
 
     def __init__(self, threshold: float = 0.5, **common: Unpack[Common]) -> None:
-        if not threshold == threshold:
-            raise UsageError("nc: threshold must be a number, got nan")
         super().__init__(**common)
+        if not math.isfinite(threshold):
+            raise UsageError(f"nc: threshold must be a number, got {threshold}")
+        if self.variant != "mindarmour" and not 0 <= threshold < 1:
+            raise UsageError(
+                f"nc: threshold must lie in [0, 1), where values are scaled to, got {threshold}: variant 'mindarmour' "
+                "does not scale"
+            )
         self.threshold = threshold
 
     def read_layer(self, activation: Tensor, channel_axis: int | None = None, out: Tensor | None = None) -> Tensor:
@@ -51,7 +57,8 @@ class NC(Crossing):
 
             if rows_cuda.works_on(values.device):
                 return rows_cuda.scale(values.contiguous(), out)
-        return scaled(values, *reach(whole), out)
+        low, high = (each.to(values.dtype) for each in reach(whole))
+        return scaled(values, low, high, out)
 
     def bounds(self, values: Tensor) -> tuple[Tensor | None, Tensor]:
         threshold = torch.full(values.shape[1:], self.threshold, dtype=torch.float64, device=values.device)
@@ -68,5 +75,5 @@ def reach(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled(values: Tensor, low: Tensor, high: Tensor, out: Tensor) -> Tensor:
     """Each input's values `[inputs, neurons]` brought from `low..high` to 0..1; zero where that is a point."""
-    width = (high - low).to(values.dtype)
+    width = high - low
     return torch.sub(values, low[:, None], out=out).div_(torch.where(width == 0, torch.inf, width)[:, None])

@@ -42,6 +42,7 @@ class NPC(Covering):
     """
 
     name = "npc"
+    guides = False
     needs = frozenset({"predicted"})
     variants: ClassVar = {
         "path": "Xie et al., NPC, TOSEM 2022: SNPC; github.com/ltl7155/NPC, SNPC/neuron_coverage.py: Intra_NPC",
@@ -68,8 +69,8 @@ class NPC(Covering):
 
     def prepare(self, target: AnyTarget, inputs: Tensor, labels: Tensor | None) -> None:
         raise UsageError(
-            "npc reads what neurons contribute, and would be shown activations here: fit and update it with "
-            "contributions(target, inputs)"
+            "npc reads what neurons contribute, and would be shown activations here: fit and update it in a loop of "
+            "your own, with contributions(target, inputs)"
         )
 
     def n_items(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,6 +13,7 @@ from torch import Tensor
 from themis.criteria.covering import Covering
 from themis.criteria.criterion import Criterion
 from themis.criteria.readings import Activations, Batch
+from themis.criteria.topk import TKNP
 from themis.errors import DataError, UsageError
 
 
@@ -30,10 +34,10 @@ def rank(
     """
     if by not in ("cam", "ctm"):
         raise UsageError(f"by must be 'cam' or 'ctm', got {by!r}")
-    if not isinstance(criterion, Covering):
+    if not isinstance(criterion, Covering | TKNP):
         raise UsageError(
-            f"tests can be ranked by criteria that cover items (nc, kmnc, nbc, snac, tknc, idc, lsa, dsa, mdsa, npc, "
-            f"mcdc, tway), got {criterion.name!r}: rank by one of those"
+            f"tests can be ranked by criteria that cover items (nc, kmnc, nbc, snac, tknc, tknp, idc, lsa, dsa, mdsa, "
+            f"npc, mcdc, tway), got {criterion.name!r}: rank by one of those"
         )
     if criterion.learns and not criterion.learnt:
         raise UsageError(f"{criterion.name} must be fitted on training data before it ranks tests: call fit(batches)")
@@ -43,7 +47,7 @@ def rank(
     device, n = readings.values.device, len(readings)
     if n == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
-    test, item = _hits(fresh.items(readings))
+    test, item = _hits(fresh.patterns(readings) if isinstance(fresh, TKNP) else fresh.items(readings))
     surprise = getattr(fresh, "surprise", None)
     if surprise is None:
         worth = np.bincount(test, minlength=n)
@@ -55,12 +59,13 @@ def rank(
     return torch.as_tensor(order, device=device)
 
 
-def apfd(order: Tensor, faults: Tensor) -> float:
+def apfd(order: Tensor | Sequence[int], faults: Tensor | Sequence[Any]) -> float:
     """Average percentage of faults detected when tests run in `order`, a permutation of all tests.
 
     `faults [tests]`: bool, each failing test is a fault of its own; or the number of the fault that a test shows, -1
     for none: a fault counts where it is first shown. `1 - sum(places) / (tests x faults) + 1 / (2 tests)`.
     """
+    order, faults = torch.as_tensor(order), torch.as_tensor(faults)
     if (
         faults.ndim != 1
         or order.shape != faults.shape

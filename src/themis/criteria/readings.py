@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,13 +22,15 @@ class Batch:
     """Activations of some inputs, with what some criteria need beside them.
 
     clean: activations of the seeds' clean inputs, in the same form. predicted: classes `[inputs]` that the model
-    answered; by default the largest value of the layer `output`. labels: true classes `[inputs]`.
+    answered; by default the largest value of the layer `output`. labels: true classes `[inputs]`. axes: the dimension
+    of a layer that holds its channels, where it is another than 1, or of a sequence `[inputs, tokens, channels]` 2.
     """
 
     activations: Activations
     clean: Activations | None = None
     predicted: Tensor | None = None
     labels: Tensor | None = None
+    axes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Readings:
         """The predicted class of each input."""
         if self.predicted is None:
             raise UsageError(
-                f"{who} must know the class that the model answered, these activations have no layer 'output': pass "
-                "predicted=..."
+                f"{who} goes by the class that the model answered, which is not told here: give the scores as layer "
+                "'output', or batches as Batch(activations, predicted=...)"
             )
         return self.predicted
 
@@ -89,7 +92,8 @@ class Readings:
 
 def by_layer(activations: Activations, what: str = "activations") -> dict[str, Tensor]:
     """Activations by layer; refuses what are none."""
-    found = {ALONE: activations} if isinstance(activations, Tensor) else dict(activations)
+    found = dict(activations) if isinstance(activations, Mapping) else {ALONE: activations}
+    found = {name: torch.as_tensor(each) if isinstance(each, np.ndarray) else each for name, each in found.items()}
     if not found:
         raise UsageError(f"{what} must have a layer, got an empty dict")
     n = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from themis.criteria.criterion import Criterion
 from themis.criteria.readings import Layout, Readings
+from themis.errors import UsageError
 from themis.measure.tests import Bools
 from themis.probe import Layer
 from themis.target import AnyTarget
@@ -19,8 +20,11 @@ from themis.target import AnyTarget
 class View:
     """One criterion's sight of one target, a forward pass at a time."""
 
-    def __init__(self, criterion: Criterion, layers: tuple[Layer, ...], axes: dict[str, int | None]) -> None:
-        self.criterion, self.axes = criterion, axes
+    def __init__(
+        self, criterion: Criterion, layers: tuple[Layer, ...], axes: dict[str, int], max_bytes: int | None = None
+    ) -> None:
+        """`max_bytes` is the room for the seeds' clean readings, which some criteria need."""
+        self.criterion, self.axes, self.max_bytes = criterion, axes, max_bytes
         chosen = criterion.choose(tuple(each.name for each in layers))
         shapes = {each.name: each.shape for each in layers if each.name in chosen}
         widths = tuple(self._read(torch.zeros(1, *shape), name).shape[1] for name, shape in shapes.items())
@@ -31,13 +35,16 @@ class View:
         self._readings: Readings | None = None
 
     @staticmethod
-    def of(criterion: Criterion, target: AnyTarget, layers: tuple[Layer, ...], example: Tensor) -> View:
+    def of(
+        criterion: Criterion,
+        target: AnyTarget,
+        layers: tuple[Layer, ...],
+        example: Tensor,
+        max_bytes: int | None = None,
+    ) -> View:
         """The view of a target whose layers are known; `example` is one raw input."""
-        axes: dict[str, int | None] = {each.name: each.channel_axis for each in layers}
-        if criterion.neurons == "channel" and None in axes.values() and is_dataclass(target):
-            whole: Any = replace(target, neurons="channel")
-            axes |= {each.name: each.channel_axis for each in whole.find_layers(example)}
-        return View(criterion, layers, {name: None if axis is None else axis + 1 for name, axis in axes.items()})
+        axes = channel_axes(target, layers, example) if criterion.neurons == "channel" else {}
+        return View(criterion, layers, axes, max_bytes)
 
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype, *, is_kept: bool = False) -> None:
         """Before a forward pass; `is_kept` says that its readings outlive the next one."""
@@ -55,8 +62,7 @@ class View:
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> Readings:
         """The readings of the first `n` inputs of the pass; `seed` says whose clean readings go with them."""
         clean = None if self._clean is None or seed is None else self._clean.index_select(0, seed)
-        predicted = outputs[:n].detach().argmax(1) if outputs.ndim == 2 and outputs.shape[1] > 1 else None
-        self._readings = Readings(self._values[:n], self.layout, clean, predicted)
+        self._readings = Readings(self._values[:n], self.layout, clean, predicted_classes(outputs[:n]))
         return self._readings
 
     def take(self, was_run: Bools) -> Bools:
@@ -71,8 +77,33 @@ class View:
         """Keep the readings of the pass that has ended as those of the seeds from `first` on."""
         if "clean" in self.criterion.needs:
             if self._clean is None:
+                self._check_room(n_seeds * self.layout.n_neurons * self._values.element_size())
                 self._clean = self._values.new_empty(n_seeds, self.layout.n_neurons)
             self._clean[first : first + n] = self._values[:n]
 
+    def _check_room(self, n_bytes: int) -> None:
+        if self.max_bytes is not None and n_bytes > self.max_bytes:
+            raise UsageError(
+                f"{self.criterion.name} compares tests with the clean readings of all seeds, which take "
+                f"{n_bytes / 2**30:.2g} GiB of the {self.max_bytes / 2**30:.2g} allowed: raise clean_memory_gib, take "
+                "fewer seeds with max_seeds, or neurons=channel"
+            )
+
     def _read(self, activation: Tensor, name: str, out: Tensor | None = None) -> Tensor:
         return self.criterion.read_layer(activation, self.axes.get(name), out)
+
+
+def channel_axes(target: AnyTarget, layers: tuple[Layer, ...], example: Tensor) -> dict[str, int]:
+    """The dimension of each layer's activation `[inputs, ...]` that holds its channels, as far as a target tells."""
+    found = layers
+    if any(each.channel_axis is None for each in layers) and is_dataclass(target):
+        whole: Any = replace(target, neurons="channel")
+        found = whole.find_layers(example)
+    return {each.name: 1 + each.channel_axis for each in found if each.channel_axis is not None}
+
+
+def predicted_classes(outputs: Tensor) -> Tensor:
+    """The class of each output `[inputs, classes]`; outputs that are no scores of classes are of one class."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return outputs.detach().argmax(1)
+    return torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)

@@ -65,7 +65,7 @@ class Calculator:
         self.by_name = {layer.name: layer for layer in self.layers}
         self.n_neurons = self.layers[-1].stop
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        self._clean_bytes = clean_bytes
+        self.clean_bytes = clean_bytes
         self.chunk = chunk or chunk_size(self.n_neurons, self.device, batch_size)
         self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # made when first used
         self.clean_outputs = self.reference = torch.empty(0)
@@ -107,7 +107,7 @@ class Calculator:
         self.reference = self.oracle.reference(self.clean_outputs, self.labels)
 
     def _sweep(self) -> tuple[Accumulator, list[Tensor]]:
-        self.kept = CleanActivations(self.layers, len(self.inputs), self._clean_bytes, self.dtype, self.device)
+        self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, self.device)
         moments = self.accumulator()
         outputs = []
         for first in range(0, len(self.inputs), self.chunk):

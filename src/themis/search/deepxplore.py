@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.errors import UsageError
 from themis.measure.fold import Objective
+from themis.oracle import are_probabilities
 from themis.search.paper import Paper
 from themis.search.policy import FOR_PICK, Space
 from themis.target import AnyTarget
@@ -34,10 +34,12 @@ class DeepXplore(Paper):
 
     def init(self, space: Space) -> None:
         super().init(space)
-        self.state["differences"] = np.zeros((), dtype=np.int64)
+        # Those of the chunk under way count when the next begins: a chunk may be tried again.
+        self.state |= {name: np.zeros((), dtype=np.int64) for name in ("differences", "differing")}
 
     def objective(self, answers: Tensor, asleep: Tensor, is_probability: bool, number: int) -> Objective:
         """What the tests from `number` on climb: `answers` are the seeds' clean classes, `asleep` uncovered neurons."""
+        self._count()
         chosen = asleep[:0]
         if len(asleep):
             at = int(self.space.uniform(FOR_PICK, number) * len(asleep))
@@ -49,18 +51,19 @@ class DeepXplore(Paper):
             total, is_other = -self.differ * own.gather(1, wanted).sum(), torch.zeros_like(seed, dtype=torch.bool)
             for rival in self.rivals:
                 scores = rival.forward(inputs)
-                if scores.shape != outputs.shape:
-                    raise UsageError(
-                        f"policy deepxplore: rivals must give the target's {list(outputs.shape[1:])} scores, got "
-                        f"{list(scores.shape[1:])}: give models of one task"
-                    )
-                total = total + scores.float().softmax(1).gather(1, wanted).sum()
+                sure = scores.float() if are_probabilities(scores.detach()) else scores.float().softmax(1)
+                total = total + sure.gather(1, wanted).sum()
                 is_other |= scores.argmax(1) != outputs.argmax(1)
-            self.state["differences"] += int(is_other.sum())
+            self.state["differing"] = np.array(int(is_other.sum()))
             return total
 
         return Objective(chosen, differ=differ, n_models=len(self.rivals), is_activation=True, weight=self.cover)
 
+    def _count(self) -> None:
+        self.state["differences"] = self.state["differences"] + self.state["differing"]
+        self.state["differing"] = np.zeros((), dtype=np.int64)
+
     def report(self) -> dict[str, Any]:
         """What it can say at the end."""
+        self._count()
         return {"rivals": len(self.rivals), "differences": int(self.state["differences"])}
