@@ -10,6 +10,7 @@ from themis import Target
 from themis.comparison.cells import Bench, count_by_seed, last_rise
 from themis.comparison.plan import Cell, Plan
 from themis.comparison.rates import Rates
+from themis.comparison.workers import attempt
 from themis.data.seeds import from_arrays
 from themis.perturb import choose_perturbation
 from themis.perturb.context import Context
@@ -112,6 +113,21 @@ def test_a_cell_is_the_campaign_that_run_makes(case, technique):
     else:
         assert record["coverage"] == last.coverage.all
         assert sum(record["by_seed"]["selected"]) == 0
+
+
+def test_a_fit_that_fails_is_tried_once(case):
+    target, seeds, _ = case
+    asked = []
+
+    def train():
+        asked.append(1)
+        raise OSError("no such disk")
+
+    bench = Bench(target, seeds, choose_perturbation("gaussian"), Plan(techniques="kmnc", max_passes=900), train, ())
+    for campaign in range(3):
+        assert "OSError: no such disk" in attempt(bench, Cell("kmnc", 0.4, campaign))["error"]
+    assert len(asked) == 1
+    assert "error" not in attempt(bench, Cell("random", 0.4, 0))
 
 
 def test_every_technique_gets_the_same_uniform_tests(case):

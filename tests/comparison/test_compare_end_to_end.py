@@ -90,7 +90,12 @@ def test_it_prints_tables_and_writes_everything(here, capsys):
     assert found["failed_cells"] == found["degenerate_grids"] == 0
     assert found["criteria"] == {"nc": "nc(threshold=0.5)"}
     (grid,) = found["grids"]
-    assert [row["technique"] for row in grid["rows"]] == ["random", "corners", "nc", "scheduled"]
+    order = [row["technique"] for row in grid["rows"]]
+    assert sorted(order) == ["corners", "nc", "random", "scheduled"]
+    assert list(grid["counts"]) == order
+    assert list(found["seeds"]) == ["search", "judge"]
+    assert found["seeds"]["search"] == found["cells"][0]["seeds"]
+    assert f"{found['seeds']['search']} of the search, {found['seeds']['judge']} of the judge." in said
     assert grid["rates"] == sorted(grid["rates"])
     for row in grid["rows"]:
         assert row["n_cells"] == 6
@@ -98,10 +103,11 @@ def test_it_prints_tables_and_writes_everything(here, capsys):
         assert row["r"]["distinct"][1] <= row["r"]["distinct"][0] <= row["r"]["distinct"][2]
         assert ("selected_distinct" in row["r"]) == (row["technique"] == "nc")
     by_hand = [each["distinct_faults"] for each in found["cells"] if each["technique"] == "corners"]
-    assert grid["rows"][1]["total"]["distinct_faults"][0] == sum(by_hand) / 2
+    corners = grid["rows"][order.index("corners")]
+    assert corners["total"]["distinct_faults"][0] == sum(by_hand) / 2
     assert grid["counts"]["corners"] == [sum(by_hand[k : k + 2]) / 2 for k in (0, 2, 4)]
     rates = np.array(grid["rates"])
-    assert grid["rows"][1]["r"]["distinct"][0] == pytest.approx(np.corrcoef(rates, grid["counts"]["corners"])[0, 1])
+    assert corners["r"]["distinct"][0] == pytest.approx(np.corrcoef(rates, grid["counts"]["corners"])[0, 1])
     assert "| corners |" in (here / "out" / "table.md").read_text()
 
 
@@ -113,10 +119,44 @@ def test_the_same_command_goes_on_and_another_is_refused(here, capsys):
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert {path: path.stat().st_mtime_ns for path in here.glob("out/cells/*/*.json")} == times
-    assert main([*COMMAND, *SMALL, "--campaigns", "3", "--out", "out"]) == 2
-    assert "campaigns 2 then, 3 now" in capsys.readouterr().err
+    assert main([*COMMAND, *SMALL, "--max-passes", "300", "--out", "out"]) == 2
+    assert "max_passes 400 then, 300 now" in capsys.readouterr().err
     assert main([*COMMAND, *SMALL, "--perturb", "fgsm", "--out", "out"]) == 2
     assert "another comparison" in capsys.readouterr().err
+
+
+def test_a_folder_grows_and_is_summed_up_anew(here, capsys):
+    first = ["--techniques", "nc", "--magnitudes", "0.1,0.8", "--max-passes", "400", "--campaigns", "1"]
+    more = ["--techniques", "scheduled,NC", "--magnitudes", "0.8,0.1,0.3,grid", "--resamples", "50", "--campaigns", "2"]
+    assert main([*COMMAND, *first, "--workers", "1", "--out", "out", "--quiet"]) == 0
+    times = {path: path.stat().st_mtime_ns for path in here.glob("out/cells/*/*.json")}
+    rates = json.loads((here / "out" / "rates.json").read_text())
+    for out in ("out", "whole"):
+        assert main([*COMMAND, "--max-passes", "400", *more, "--workers", "1", "--out", out, "--quiet"]) == 0
+    assert len(times) == 6
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert result(here / "out") == result(here / "whole")
+    grown = json.loads((here / "out" / "rates.json").read_text())
+    assert rates["errors"].items() < grown["errors"].items()
+    fewer = ["--techniques", "nc", "--magnitudes", "grid", "--max-passes", "400", "--campaigns", "1"]
+    assert main([*COMMAND, *fewer, "--workers", "1", "--out", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "fixing the grid" not in said
+    assert "measuring error rates" not in said
+    assert not (here / "out" / "faults-given.png").exists()
+    assert json.loads((here / "out" / "rates.json").read_text())["errors"] == grown["errors"]
+
+
+def test_what_fails_before_the_first_campaign_leaves_no_folder(here, capsys):
+    assert main([*COMMAND, *SMALL, "--max-passes", "10", "--out", "out"]) == 2
+    assert not (here / "out").exists()
+
+
+def test_a_criterion_that_cannot_be_fitted_is_told_once(here, capsys):
+    assert main([*COMMAND, *SMALL, "--techniques", "lsa(layers=nope)", "--workers", "1", "--out", "out"]) == 3
+    said = capsys.readouterr().out
+    assert said.count("layers must be among those given") == 3  # as it happens, and below both tables
+    assert "lsa(layers=['nope'])" in said or "lsa(layers=nope)" in said
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_end_is_the_same(here, capsys, monkeypatch):
@@ -131,7 +171,8 @@ def test_ctrl_c_keeps_what_is_finished_and_the_end_is_the_same(here, capsys, mon
     with monkeypatch.context() as patched:
         patched.setattr(Bench, "run", interrupted)
         assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out"]) == 130
-    assert "the same command with --out out" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Interrupted; 7 of 24 campaigns are kept. Go on: the same command with --out out" in said
     assert len(cells(here / "out")) == 7
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out"]) == 0
     assert "24 campaigns, 7 of them finished before" in capsys.readouterr().out
@@ -157,6 +198,7 @@ def test_a_worker_that_dies_costs_its_cell_and_the_rest_goes_on(here, capsys):
     (here / "die").touch()
     assert main([*COMMAND, *SMALL, "--workers", "2", "--out", "out"]) == 3
     said = capsys.readouterr().out
+    assert "starting 2 workers" in said
     assert "failed: its process ended with exit code 9" in said
     found = result(here / "out")
     assert found["failed_cells"] == 1
@@ -207,7 +249,7 @@ def test_a_failing_cell_is_told_and_shown_and_the_others_go_on(here):
     assert "worn out" in found.failed[0]["error"]
     rows = {row.technique: row for row in found.grids[0].rows}
     assert rows["corners"].total == rows["corners"].r == {}
-    assert rows["random"].r["rival"] == rows["random"].total["rival"] == "scheduled"
+    assert rows["random"].r["rivals"] == rows["random"].total["rivals"] == ["scheduled"]
     text = (here / "out" / "table.md").read_text()
     assert "| corners | failed | - |" in text
     assert "worn out" in text

@@ -8,8 +8,10 @@ import torch
 
 from themis.comparison.folder import Folder
 from themis.comparison.grid import fix_grid, largest_magnitude, usual_magnitude
-from themis.comparison.plan import Cell, Plan, split_list
+from themis.comparison.plan import BASELINES, Cell, Plan, choose_technique, split_list
 from themis.comparison.rates import SHARES, split_seeds
+from themis.comparison.summary import baselines
+from themis.criteria.names import PAPER, choose_criterion
 from themis.data.seeds import from_arrays
 from themis.errors import DataError, StoreError, UsageError
 from themis.perturb import choose_perturbation
@@ -26,10 +28,25 @@ def test_criteria_may_have_options():
         "scheduled",
     ]
     chosen = Plan(techniques="nc(threshold=0.2),nc").chosen()[2:]
-    assert [(each.base, each.criterion) for each in chosen] == [
-        ("nc", "nc(threshold=0.2)"),
+    assert [(each.name, each.criterion) for each in chosen] == [
+        ("nc(threshold=0.2)", "nc(threshold=0.2)"),
         ("nc", "nc(threshold=0.5)"),  # as the paper sets it
     ]
+
+
+def test_a_technique_under_several_names_is_one():
+    given = "kmnc,KMNC,kmnc( k = 1000 ),lsc,LSA,Scheduled,scheduled,NC(threshold=0.5),kmnc(k=100),random"
+    names = [each.name for each in Plan(techniques=given).chosen()]
+    assert names == ["random", "corners", "kmnc", "lsa", "scheduled", "nc", "kmnc(k=100)"]
+    layered = Plan(techniques="nc(layers=[Conv1, fc])").chosen()[-1]
+    assert choose_technique(layered.name) == layered
+    assert "Conv1" in layered.name
+
+
+def test_the_baselines_are_called_as_the_paper_sets_them():
+    assert {str(choose_criterion(each)) for each in PAPER.values()} == set(BASELINES)
+    assert baselines(list(Plan(techniques="kmnc(k=100),nc(threshold=0.2),lsa,idc,nc,kmnc").chosen())) == [6, 7, 5, 4]
+    assert baselines(list(Plan(techniques="kmnc(k=100),lsa,idc,nc").chosen())) == []
 
 
 @pytest.mark.parametrize(
@@ -38,6 +55,7 @@ def test_criteria_may_have_options():
         ({"techniques": "schedulde"}, "did you mean 'scheduled'"),
         ({"techniques": "fuzz"}, "policies or criteria, got 'fuzz'"),
         ({"techniques": "nc(limit=3)"}, "unknown option 'limit'"),
+        ({"techniques": "npc"}, "that can guide a campaign, got 'npc'"),
         ({"campaigns": 0}, "campaigns must be a whole number of at least 1, got 0"),
         ({"random_seed": -1}, "at least 0"),
         ({"uniform_share": 1.5}, "uniform_share"),
@@ -106,26 +124,56 @@ def test_a_grid_that_cannot_reach_90_percent_says_so():
     assert guessing.magnitudes[-1] == pytest.approx(np.arctanh(0.9), rel=0.05)
     limited = fix_grid(lambda magnitude: 0.6 * magnitude, start=0.25, most=1.0)
     assert limited.magnitudes[-1] == 1.0
-    assert "reach 60% at most" in limited.note
+    assert limited.note == "10 magnitudes of 10, error rates 10% to 60%: none near 90%"
     saturated = fix_grid(lambda magnitude: 0.7 * np.tanh(magnitude), start=0.25)
-    assert "70% at most" in saturated.note
+    assert "to 70%: none near 90%" in saturated.note
     assert saturated.magnitudes[-1] < 100
 
 
 def test_a_grid_that_begins_above_10_percent_says_so():
     grid = fix_grid(lambda magnitude: min(1.0, 0.3 + magnitude), start=0.2)
-    assert "30% at least" in grid.note
+    assert grid.note == "10 magnitudes of 10, error rates 30% to 90%: none near 10%"
+
+
+def test_of_magnitudes_that_err_alike_that_at_the_turn_is_taken():
+    def rate(magnitude):
+        return float(np.interp(magnitude, [0.2, 1.0], [0.3, 0.7]))
+
+    grid = fix_grid(rate, start=0.5)
+    assert grid.magnitudes[0] >= 0.1  # not the last halving, 0.5 / 2**30
+    assert grid.magnitudes[-1] <= 1.0  # nor the last doubling
+    assert [rate(each) for each in grid.magnitudes] == pytest.approx(np.linspace(0.3, 0.7, 10), abs=0.01)
+
+
+def test_a_step_that_no_error_rate_is_near_is_left_out():
+    def rate(magnitude):
+        return 0.01 if magnitude < 0.1 else min(1.0, 0.3 + 0.5 * (magnitude - 0.1))
+
+    grid = fix_grid(rate, start=0.5)
+    found = [rate(each) for each in grid.magnitudes]
+    aims = np.linspace(0.1, 0.9, 10)
+    assert min(found) == pytest.approx(0.3, abs=0.05)
+    assert all(min(abs(aims - each)) <= 0.045 for each in found)
+    assert grid.note == "8 magnitudes of 10, error rates 30% to 90%: none near 10%"
 
 
 def test_a_grid_of_few_steps_has_few_magnitudes():
-    grid = fix_grid(lambda magnitude: [0.05, 0.4, 0.95][int(np.searchsorted([0.3, 0.6], magnitude))], start=1.0)
-    assert "3 magnitudes" in grid.note
+    grid = fix_grid(lambda magnitude: [0.08, 0.4, 0.92][int(np.searchsorted([0.3, 0.6], magnitude))], start=1.0)
+    assert grid.note == "3 magnitudes of 10, error rates 8% to 92%"
     assert len(grid.magnitudes) == 3
+    one = fix_grid(lambda magnitude: [0.05, 0.4, 0.95][int(np.searchsorted([0.3, 0.6], magnitude))], start=1.0)
+    assert one.note == "1 magnitude of 10, error rates 40%: none near 10% or 90%"
 
 
 def test_a_grid_needs_an_error_rate_that_moves():
-    with pytest.raises(DataError, match="must change with the magnitude"):
+    with pytest.raises(DataError, match=r"must change with the magnitude, .* it stays at 50.0%"):
         fix_grid(lambda magnitude: 0.5, start=1.0)
+    with pytest.raises(DataError, match=r"it reaches only 3.0%, the grid needs 10%"):
+        fix_grid(lambda magnitude: min(0.03, magnitude), start=1.0)
+    with pytest.raises(DataError, match=r"it is 95.0% at least, the grid needs 90% at most"):
+        fix_grid(lambda magnitude: 0.95, start=1.0)
+    with pytest.raises(DataError, match="jumps from under 10% to over 90%"):
+        fix_grid(lambda magnitude: float(magnitude > 0.3), start=1.0)
 
 
 def test_the_largest_magnitude_is_the_last_that_means_anything():
@@ -169,6 +217,9 @@ def test_a_folder_takes_the_same_plan_again_and_refuses_another(tmp_path):
     folder = Folder(tmp_path / "out")
     with pytest.raises(UsageError, match=r"max_passes 5000 then, 300 now.*another folder"):
         folder.begin(record(max_passes=300), {"torch": "1"})
+    more = record(techniques="nc", campaigns=9, magnitudes="0.1", resamples=7)
+    folder.begin(more, {"torch": "1"})
+    assert folder.read("plan.json")["plan"]["campaigns"] == 9
     with pytest.raises(UsageError, match="model_sha256"):
         folder.begin({**record(), "model_sha256": "1" * 64}, {"torch": "1"})
     with pytest.warns(RuntimeWarning, match="torch 1 then, 2 now"):
@@ -187,6 +238,14 @@ def test_a_folder_has_one_writer_and_nothing_strange_in_it(tmp_path):
         Folder(tmp_path / "mine")
     with pytest.raises(UsageError, match="is a file"):
         Folder(tmp_path / "mine" / "thesis.txt")
+
+
+def test_a_folder_in_which_nothing_was_begun_goes(tmp_path):
+    Folder(tmp_path / "out").close()
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    Folder(tmp_path / "mine").close()
+    assert (tmp_path / "mine").exists()
 
 
 def test_failed_cells_are_tried_again_and_damaged_ones_named(tmp_path):

@@ -50,7 +50,8 @@ def test_r_of_counts_that_are_all_the_same_is_undefined(counts):
         ([0.10, 0.15, 0.19], "span"),
         ([0.40, 0.94, 0.99, 1.0, 1.0], "one magnitude"),  # FGSM on LeNet-5: without 0.40 a span of 0.06
         ([0.01, 0.01, 0.01, 0.60], "one magnitude"),
-        ([0.1, 0.9], "too few"),
+        ([0.1, 0.9], "2 magnitudes are too few"),
+        ([0.5], "1 magnitude is too few"),
         ([0.0, 0.1, 0.2], None),
     ],
 )
@@ -103,9 +104,31 @@ def test_a_paired_interval_is_narrower_than_the_parts_say():
 
 def test_rivals_and_means():
     r = Measured(np.array([0.5, np.nan, 0.9, 0.7]), np.zeros((4, 4)))
-    assert [r.best_rival(k) for k in range(4)] == [2, 2, 3, 2]
+    assert [r.best_rivals(k) for k in range(4)] == [[2], [2], [3], [2]]
     assert r.difference(0, [2, 3]).value == pytest.approx(0.5 - 0.8)
-    assert Measured(np.array([0.5, np.nan]), np.zeros((4, 2))).best_rival(0) is None
+    assert Measured(np.array([0.5, np.nan]), np.zeros((4, 2))).best_rivals(0) == []
+    assert Measured(np.array([0.5, 0.2, 0.5, 0.5]), np.zeros((4, 4))).best_rivals(0) == [2, 3]
+
+
+@pytest.mark.parametrize(("n_faults", "is_there"), [(1, False), (9, False), (10, True)])
+def test_an_r_of_few_faults_is_none(n_faults, is_there):
+    errors = np.linspace(0.1, 0.9, 5)[:, None].repeat(200, 1)
+    counts = np.zeros((1, 5, 3, 200))
+    counts[0, -1, :, :n_faults] = 1
+    r = measure_correlation(errors, counts, Weights.draw(300, 200, 200, 3, 0))
+    assert np.isfinite(r.values[0]) == is_there
+    assert (r.figure(0).as_list() == [None] * 3) != is_there
+    raw = measure_correlation(errors, 100 * counts, Weights.draw(300, 200, 200, 3, 0), distinct=counts)
+    assert np.isfinite(raw.values[0]) == is_there
+
+
+def test_an_r_that_many_resamples_lack_is_none():
+    errors = np.linspace(0.1, 0.9, 5)[:, None].repeat(200, 1)
+    counts = np.zeros((1, 5, 1, 200))
+    counts[0, -1, 0, :2] = 10  # 20 faults of two seeds: one resample in seven draws neither
+    weights = Weights.draw(300, 200, 200, 1, 0)
+    assert np.isnan(correlate(weights.rates(errors)[:, None], weights.counts(counts))).mean() > 0.05
+    assert measure_correlation(errors, counts, weights).figure(0).as_list() == [None] * 3
 
 
 def test_undefined_figures_are_none_in_plain_data():
@@ -114,6 +137,16 @@ def test_undefined_figures_are_none_in_plain_data():
     assert Figure.of(0.5, mostly).as_list() == [0.5, None, None]
     ratio = Measured(np.array([1.0, 0.0]), np.zeros((9, 2))).ratio(0, 1)
     assert ratio.as_list() == [None, None, None]
+
+
+def test_where_campaigns_differ_by_chance_alone_the_interval_of_a_ratio_is_wide_enough():
+    generator, hits = np.random.default_rng(5), 0
+    for k in range(100):
+        means = generator.beta(0.5, 2, (1, 5, 1, 200))
+        counts = generator.poisson(np.broadcast_to(means, (2, 5, 3, 200))).astype(float)
+        ratio = measure_total(counts, Weights.draw(200, 200, 10, 3, k)).ratio(0, 1)
+        hits += ratio.low <= 1 <= ratio.high
+    assert hits >= 95
 
 
 def test_the_interval_holds_the_true_correlation():

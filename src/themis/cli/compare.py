@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from themis.comparison import Comparison
+    from themis.comparison import Comparison, Listener
     from themis.comparison.progress import ShowCells
 
 HELP = (
@@ -78,9 +78,19 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         except KeyboardInterrupt:
             stack.close()
             if not is_silent:
-                print(f"Interrupted; finished campaigns are kept. Go on: the same command with --out {quote(str(out))}")
+                print(_interruption(shown, out))
             return INTERRUPTED
     return _report(result, out, arguments, console)
+
+
+def _interruption(shown: Listener, out: Path) -> str:
+    """What is kept, and how to go on."""
+    from themis.comparison.progress import ShowCells
+
+    if not isinstance(shown, ShowCells) or not shown.n_cells:
+        return "Interrupted before the first campaign"
+    kept = f"{shown.n_done:,} of {shown.n_cells:,} campaigns are kept"
+    return f"Interrupted; {kept}. Go on: the same command with --out {quote(str(out))}"
 
 
 def _report(result: Comparison, out: Path, arguments: Namespace, console: Console | None) -> int:

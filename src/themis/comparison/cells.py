@@ -34,7 +34,7 @@ class Bench:
         self.target, self.seeds, self.perturbation, self.plan = target, seeds, perturbation, plan
         self._techniques = {each.name: each for each in plan.chosen()}
         self._train, self._rivals = train, rivals
-        self._fitted: dict[str, tuple[Criterion, dict[str, Any]]] = {}
+        self._fitted: dict[str, tuple[Criterion, dict[str, Any]] | Exception] = {}
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Run a cell; plain data."""
@@ -67,8 +67,14 @@ class Bench:
                 how["rivals"] = self._rivals
             return how, {"fit_inputs": 0, "fit_seconds": 0.0}
         if technique.name not in self._fitted:
-            self._fitted[technique.name] = self._fit(technique.criterion)
-        criterion, fitting = self._fitted[technique.name]
+            try:
+                self._fitted[technique.name] = self._fit(technique.criterion)
+            except Exception as error:  # it would fail again, after as long
+                self._fitted[technique.name] = error
+        fitted = self._fitted[technique.name]
+        if isinstance(fitted, Exception):
+            raise fitted
+        criterion, fitting = fitted
         return {"criterion": criterion}, fitting
 
     def _fit(self, spec: str) -> tuple[Criterion, dict[str, Any]]:

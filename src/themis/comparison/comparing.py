@@ -22,7 +22,7 @@ from themis.comparison.rates import Parts, Rates, split_seeds
 from themis.comparison.summary import GridSummary, summarise
 from themis.comparison.table import markdown
 from themis.comparison.workers import Workshop, run_here, run_in_processes
-from themis.data.seeds import read_seeds
+from themis.data.seeds import Seeds, read_seeds
 from themis.environment import describe_environment, describe_tested, threads
 from themis.errors import UsageError
 from themis.fingerprint import hash_seeds
@@ -31,8 +31,10 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.target import AnyTarget
 
-FOR_GRID, FOR_JUDGE = 1 << 40, 1 << 41
+FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
 """Added to the random seed, so that error rates share no noise with campaigns."""
+NOTHING: dict[str, Any] = {"grids": [], "errors": {}, "judge": {}, "seeds": {}}
+"""What is known before anything is measured."""
 WORKERS_A_GPU = 4
 
 
@@ -56,7 +58,7 @@ class Comparison:
     plan: Plan
     perturbation: str
     seeds: dict[str, int]
-    """Seeds of each part that the model answers rightly."""
+    """Seeds of the search, the judge and, where it was fixed, the grid that the model answers rightly."""
     grids: tuple[GridSummary, ...]
     cells: list[dict[str, Any]] = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
@@ -97,7 +99,8 @@ def compare(
     """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `Plan`.
 
     train: data that criteria learn from; by default the clean seeds of the search. rivals: other models of the task,
-    for deepxplore. out: folder for the results; the same call again goes on where it was stopped. workers: processes,
+    for deepxplore. out: folder for the results; the same call again goes on where it was stopped, and one with other
+    techniques, magnitudes, campaigns or resamples takes from it what it can. workers: processes,
     by default one, this one; more need `origin`, which says how another process makes everything again, and makes here
     what is not given. None is one a core, on a GPU four.
     """
@@ -131,10 +134,8 @@ def compare(
         case = _Case(made, parts, chosen, words, plan, train, rivals, origin, tell)
         environment, tested = describe_environment(made.device), describe_tested(made, seeds, origin)
         folder.begin(case.record(tested), environment)
-        if (fixed := folder.read(RATES)) is None:
-            fixed = case.fix(grids)
-            folder.write(RATES, fixed)
-        grids = tuple(Grid(each["name"], tuple(each["magnitudes"]), each["note"]) for each in fixed["grids"])
+        grids, fixed = case.fix(grids, {**NOTHING, **(folder.read(RATES) or {})})
+        folder.write(RATES, fixed)
         errors = {float(name): np.asarray(each, dtype=np.float64) for name, each in fixed["errors"].items()}
         for grid in grids:
             if grid.note:
@@ -190,29 +191,43 @@ class _Case:
             "rivals": others,
         }
 
-    def fix(self, grids: tuple[Grid, ...]) -> dict[str, Any]:
-        """The grids, and the judge seeds' errors at each magnitude: measured once, before any technique runs."""
-        counted = {}
+    def fix(self, grids: tuple[Grid, ...], before: dict[str, Any]) -> tuple[tuple[Grid, ...], dict[str, Any]]:
+        """The grids, the judge seeds' errors at each magnitude, and how many seeds of each part are answered rightly.
+
+        Measured once, before any technique runs: what there is from `before` stays.
+        """
+        known = {each["name"]: Grid(each["name"], tuple(each["magnitudes"]), each["note"]) for each in before["grids"]}
+        errors, counted, judge = dict(before["errors"]), dict(before["seeds"]), dict(before["judge"])
         with self.target.opened():
-            if any(each.name == GRID for each in grids):
+            if "search" not in counted:
+                counted["search"] = len(self._rates("search").usable)
+            if any(each.name == GRID for each in grids) and GRID not in known:
                 self.tell.on_note("fixing the grid of magnitudes on seeds of its own")
-                rates = Rates(self.target, self.parts.grid, self.perturbation, self.plan.random_seed + FOR_GRID)
+                rates = self._rates("grid")
                 counted["grid"] = len(rates.usable)
                 limits = usual_magnitude(self.perturbation), largest_magnitude(self.perturbation)
-                found = fix_grid(rates.rate, *limits, highest=HIGHEST * rates.chance)
-                grids = tuple(found if each.name == GRID else each for each in grids)
-            self.tell.on_note("measuring error rates on the judge's seeds")
-            rates = Rates(self.target, self.parts.judge, self.perturbation, self.plan.random_seed + FOR_JUDGE)
-            counted["judge"] = len(rates.usable)
+                known[GRID] = fix_grid(rates.rate, *limits, highest=HIGHEST * rates.chance)
+            grids = tuple(known[GRID] if each.name == GRID else each for each in grids)
             magnitudes = sorted({each for grid in grids for each in grid.magnitudes})
-            errors = {repr(each): rates.errors(each).tolist() for each in magnitudes}
-        return {
-            "grids": [{"name": each.name, "magnitudes": list(each.magnitudes), "note": each.note} for each in grids],
+            if missing := [each for each in magnitudes if repr(each) not in errors]:
+                self.tell.on_note("measuring error rates on the judge's seeds")
+                rates = self._rates("judge")
+                counted["judge"] = len(rates.usable)
+                judge = {"seed_id": rates.seed_id.tolist(), "draws": rates.draws}
+                errors |= {repr(each): rates.errors(each).tolist() for each in missing}
+        known |= {each.name: each for each in grids}
+        return grids, {
+            "grids": [
+                {"name": each.name, "magnitudes": list(each.magnitudes), "note": each.note} for each in known.values()
+            ],
             "errors": errors,
-            "seed_id": rates.seed_id.tolist(),
-            "draws": rates.draws,
-            "seeds": counted,
+            "judge": judge,
+            "seeds": {name: counted[name] for name in FOR if name in counted},
         }
+
+    def _rates(self, part: str) -> Rates:
+        seeds: Seeds = getattr(self.parts, part)
+        return Rates(self.target, seeds, self.perturbation, self.plan.random_seed + FOR[part])
 
     def run(self, cells: list[Cell], folder: Folder, workers: int) -> dict[Cell, dict[str, Any]]:
         """Every cell's result, in their order: those that are kept, and the others run now."""
@@ -226,7 +241,9 @@ class _Case:
             self.tell.on_cell(cell, record, len(records), len(cells))
 
         if workers > 1 and len(left) > 1:
-            run_in_processes(left, self._workshop(), workers, take)
+            workshop = self._workshop()
+            self.tell.on_note(f"starting {min(workers, len(left))} workers")
+            run_in_processes(left, workshop, workers, take)
         elif left:
             train: Any = self.train
             rivals: Any = self.rivals

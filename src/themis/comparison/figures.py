@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.comparison.summary import GridSummary, Row
-from themis.comparison.table import TITLES
+from themis.comparison.table import TITLES, number
 from themis.report.figure import INK, QUIET, blank_figure
 
 if TYPE_CHECKING:
@@ -16,13 +17,19 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 """Okabe and Ito's, which the colour-blind tell apart; grey for yellow, which is lost on white."""
 MARKERS = "osD^vPX*<>hp"
 DPI = 130
+MARGIN = 0.8
+"""Beyond the outermost values of r, on Fisher's scale."""
+TICKS = (-0.99, -0.9, -0.5, 0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
     """All pictures that can be drawn; their paths."""
     drawn = []
+    kinds = {"faults": draw_faults, "totals": draw_totals, "correlation": draw_correlations}
+    for path in (folder / f"{name}-{grid}.png" for name in kinds for grid in TITLES):
+        path.unlink(missing_ok=True)  # of an earlier call with other magnitudes
     for grid in comparison.grids:
-        for name, make in (("faults", draw_faults), ("totals", draw_totals), ("correlation", draw_correlations)):
+        for name, make in kinds.items():
             path = folder / f"{name}-{grid.name}.png"
             if make(grid, f"{comparison.perturbation}, {TITLES[grid.name]}", path):
                 drawn.append(path)
@@ -35,14 +42,13 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
         return False
     figure, axes = _axes(7.6, 4.6, title, right=0.68)
     r = {row.technique: (row.r.get("distinct") or [None])[0] for row in grid.rows}
-    most = {name: counts[-1] for name, counts in grid.counts.items()}
     order = sorted(range(len(grid.rates)), key=lambda k: grid.rates[k])
-    for name in sorted(grid.counts, key=lambda name: -most[name]):
-        k = [row.technique for row in grid.rows].index(name)
-        said = name if r[name] is None else f"{name}  r = {r[name]:.3f}"
+    for name, counts in grid.counts.items():
+        k = _place(grid, name)
+        said = name if r[name] is None else f"{name}  r = {number(r[name])}"
         axes.plot(
             [grid.rates[at] for at in order],
-            [grid.counts[name][at] for at in order],
+            [counts[at] for at in order],
             color=COLOURS[k % len(COLOURS)],
             marker=MARKERS[k % len(MARKERS)],
             linestyle="-" if k < len(COLOURS) else "--",
@@ -60,7 +66,7 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
 
 def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
     """Distinct faults of each technique over all magnitudes, with the least and the most of the campaigns."""
-    rows = sorted((row for row in grid.rows if row.total), key=lambda row: row.total["distinct_faults"][0])
+    rows = [row for row in reversed(grid.rows) if row.total]
     if not rows:
         return False
     figure, axes = _axes(7.6, 1.3 + 0.36 * len(rows), title, **_margins(rows))
@@ -78,10 +84,10 @@ def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
 
 def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
     """Each technique's r with its interval: filled of distinct faults, open of those its criterion selected."""
-    rows = [row for row in grid.rows if row.r and row.r["distinct"][0] is not None]
+    rows = [row for row in reversed(grid.rows) if row.r and row.r["distinct"][0] is not None]
     if not rows:
         return False
-    rows.sort(key=lambda row: row.r["distinct"][0])
+    shown = []
     figure, axes = _axes(7.6, 1.6 + 0.4 * len(rows), title, **_margins(rows))
     for at, row in enumerate(rows):
         for name, offset, is_filled in (("distinct", 0.0, True), ("selected_distinct", -0.26, False)):
@@ -89,19 +95,23 @@ def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
             if value is None:
                 continue
             colour = _colour(grid, row)
-            if low is not None:
-                axes.plot([low, high], [at + offset] * 2, color=colour, linewidth=1.6, zorder=2)
+            shown.append(_fisher(value))
+            if low is not None and high is not None:
+                ends = [_fisher(low), _fisher(high)]
+                axes.plot(ends, [at + offset] * 2, color=colour, linewidth=1.6, zorder=2)
             face = colour if is_filled else "white"
             style = {"color": colour, "markerfacecolor": face, "markersize": 7 if is_filled else 5.5}
-            axes.plot([value], [at + offset], marker="o", linestyle="", zorder=3, **style)
+            axes.plot([_fisher(value)], [at + offset], marker="o", linestyle="", zorder=3, **style)
     _name_rows(axes, rows)
     axes.set_xlabel(
-        "Pearson's r of error rate and distinct faults, with 95% intervals\n"
+        "Pearson's r of error rate and distinct faults, with 95% intervals, on Fisher's scale\n"
         "filled: executed; open: selected by the criterion",
         color=INK,
     )
-    low, high = axes.get_xlim()
-    axes.set_xlim(max(-1.02, low), min(1.02, max(high, 1.0)))
+    left, right = min(shown) - MARGIN, max(shown) + MARGIN  # from the values: a wide interval is cut off
+    ticks = [each for each in TICKS if left <= _fisher(each) <= right]
+    axes.set_xticks([_fisher(each) for each in ticks], [f"{each:g}" for each in ticks])
+    axes.set_xlim(left, right)
     figure.savefig(path, dpi=DPI)
     return True
 
@@ -130,7 +140,16 @@ def _name_rows(axes: Any, rows: list[Row]) -> None:
 
 
 def _colour(grid: GridSummary, row: Row) -> str:
-    return COLOURS[[each.technique for each in grid.rows].index(row.technique) % len(COLOURS)]
+    return COLOURS[_place(grid, row.technique) % len(COLOURS)]
+
+
+def _place(grid: GridSummary, technique: str) -> int:
+    """The same on every grid."""
+    return sorted(row.technique for row in grid.rows).index(technique)
+
+
+def _fisher(r: float) -> float:
+    return math.atanh(min(max(r, -TICKS[-1]), TICKS[-1]))
 
 
 def _shortened(text: str, n: int) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from themis.comparison.plan import Cell
+from themis.comparison.plan import FREE, Cell
 from themis.environment import list_changes
 from themis.errors import StoreError, UsageError
 from themis.store.files import PART, Lock, explained, write_file
@@ -25,6 +26,7 @@ class Folder:
             return
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"out must be a folder, {self.path} is a file")
+        self._is_new = not self.path.exists()
         there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
         if there - {LOCK, PLAN + PART} and PLAN not in there:
             raise UsageError(f"out must be a new folder or one of a comparison, {self.path} holds other things")
@@ -33,21 +35,28 @@ class Folder:
             self._lock = Lock(self.path / LOCK)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        """Let the next writer in; a new folder in which nothing was begun goes."""
+        if self.path is None or self._lock is None:
+            return
+        self._lock.release()
+        with suppress(OSError):  # another writer has come
+            if self._is_new and [each.name for each in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
 
     def begin(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write the plan, or refuse another one than the folder was begun with."""
+        """Write the plan, or refuse one that would change the campaigns of the one that is there."""
         before = self.read(PLAN)
         record = json.loads(json.dumps(record))
         if before is None:
             self.write(PLAN, {**record, "environment": environment})
             return
         then = {name: value for name, value in before.items() if name != "environment"}
-        if changes := list_changes(_flat(then), _flat(record)):
+        if changes := list_changes(_decisive(then), _decisive(record)):
             raise UsageError(
                 f"{self.path} holds another comparison ({'; '.join(changes)}): give the same options, or another folder"
             )
+        self.write(PLAN, {**record, "environment": before["environment"]})
         if changes := list_changes(before["environment"], environment):
             warnings.warn(
                 f"gone on with in another environment, so that last bits may differ: {'; '.join(changes)}",
@@ -87,6 +96,6 @@ class Folder:
             write_file(self.path / name, f"{text}\n".encode())
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    """The plan's options beside the rest."""
-    return {**record, "plan": None, **record["plan"]}
+def _decisive(record: dict[str, Any]) -> dict[str, Any]:
+    """What decides a campaign: most of the plan's options, and the rest."""
+    return {**record, "plan": None, **{name: value for name, value in record["plan"].items() if name not in FREE}}

@@ -58,19 +58,43 @@ def fix_grid(rate: Callable[[float], float], start: float, most: float = math.in
     curve = _bracket(rate, min(start, most), most, highest)
     low, high = max(LOWEST, min(curve.values())), min(highest, max(curve.values()))
     if high - low < NEAR:
-        raise DataError(
-            f"the error rate must change with the magnitude, it is {low:.1%} to {high:.1%} from "
-            f"{min(curve):g} to {max(curve):g}: choose another perturbation, or give magnitudes as numbers"
-        )
-    found = tuple(sorted({_bisect(rate, curve, float(aim)) for aim in np.linspace(low, high, POINTS)}))
-    said = []
-    if high < highest - NEAR:
-        said.append(f"error rates reach {high:.0%} at most, not {highest:.0%}")
-    if low > LOWEST + NEAR:
-        said.append(f"error rates are {low:.0%} at least, not {LOWEST:.0%}")
-    if len(found) < POINTS:
-        said.append(f"{len(found)} magnitudes differ in their error rates, not {POINTS}")
-    return Grid(GRID, found, "; ".join(said))
+        raise DataError(_refusal(curve, highest))
+    near = max(NEAR, (high - low) / (POINTS - 1) / 2)
+    found: dict[float, float] = {}
+    for aim in np.linspace(low, high, POINTS).tolist():
+        magnitude = _bisect(rate, curve, aim)
+        if abs(curve[magnitude] - aim) <= near:
+            found[magnitude] = curve[magnitude]
+    if not found:
+        raise DataError(_refusal(curve, highest))
+    return Grid(GRID, tuple(sorted(found)), _note(list(found.values()), near, highest))
+
+
+def _refusal(curve: dict[float, float], highest: float) -> str:
+    """Why no grid can be made of these error rates."""
+    least, most = min(curve.values()), max(curve.values())
+    if most < LOWEST + NEAR:
+        why = f"it reaches only {most:.1%}, the grid needs {LOWEST:.0%}"
+    elif least > highest - NEAR:
+        why = f"it is {least:.1%} at least, the grid needs {highest:.0%} at most"
+    elif most - least < NEAR:
+        why = f"it stays at {most:.1%}"
+    else:
+        why = f"it jumps from under {LOWEST:.0%} to over {highest:.0%} ({least:.1%} to {most:.1%})"
+    return (
+        f"the error rate must change with the magnitude, from {min(curve):g} to {max(curve):g} {why}: choose another "
+        "perturbation, or give magnitudes as numbers"
+    )
+
+
+def _note(rates: list[float], near: float, highest: float) -> str:
+    """What the grid lacks; nothing if it is whole."""
+    aims = [aim for aim in (LOWEST, highest) if min(abs(each - aim) for each in rates) > near]
+    if len(rates) == POINTS and not aims:
+        return ""
+    said = f"{len(rates)} magnitude{'s' if len(rates) > 1 else ''} of {POINTS}, error rates {min(rates):.0%}"
+    said += f" to {max(rates):.0%}" if len(rates) > 1 else ""
+    return f"{said}: none near {' or '.join(f'{aim:.0%}' for aim in aims)}" if aims else said
 
 
 def usual_magnitude(perturbation: Perturbation) -> float:
@@ -112,7 +136,11 @@ def _bracket(rate: Callable[[float], float], start: float, most: float, highest:
 
 
 def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: float) -> float:
-    """A magnitude whose error rate is near `aim`; what is measured on the way joins the curve."""
+    """A magnitude whose error rate is near `aim`; what is measured on the way joins the curve.
+
+    Of several with one error rate the one where the rate begins to change: the last of those too weak to do anything,
+    the first of those that break all they can.
+    """
 
     def gap(magnitude: float) -> float:
         return abs(curve[magnitude] - aim)
@@ -127,4 +155,5 @@ def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: floa
         if middle in curve or not a < middle < b:
             break
         curve[middle] = rate(middle)
-    return min(sorted(curve), key=gap)
+    centre = min(curve, key=lambda magnitude: abs(curve[magnitude] - (min(curve.values()) + max(curve.values())) / 2))
+    return min(curve, key=lambda magnitude: (gap(magnitude), abs(math.log(magnitude / centre)), magnitude))

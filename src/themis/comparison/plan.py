@@ -1,4 +1,4 @@
-"""The plan of a comparison: all that decides its result, and so whether a folder holds the same one."""
+"""The plan of a comparison: all that decides its result."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ DIFFERENTIAL = "deepxplore"
 """The policy that sets other models against the target."""
 GRID, PAPER, GIVEN = "grid", "paper", "given"
 """Grids of magnitudes: fixed on other seeds, the paper's, and numbers."""
+FREE = ("techniques", "magnitudes", "campaigns", "resamples")
+"""What says which campaigns are run and how they are summed up, and changes none of them."""
 
 
 @dataclass(frozen=True)
 class Technique:
-    """A way to search: a policy, or the fuzzer guided by a criterion."""
+    """A way to search: a policy, or the fuzzer guided by a criterion. Its name says in one way only what it is."""
 
     name: str
     criterion: str | None = None
-
-    @property
-    def base(self) -> str:
-        """Its name without options: that of `kmnc(k=100)` is kmnc."""
-        return self.name.partition("(")[0].strip()
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,8 @@ class Plan:
         return asdict(self)
 
     def chosen(self) -> tuple[Technique, ...]:
-        """The techniques, none of them twice."""
-        names = list(dict.fromkeys([*ALWAYS, *split_list(self.techniques)]))
-        return tuple(choose_technique(name) for name in names)
+        """The techniques, none of them twice, whatever they are called."""
+        return tuple(dict.fromkeys(choose_technique(name) for name in (*ALWAYS, *split_list(self.techniques))))
 
     def grids(self, perturbation: Perturbation) -> tuple[Grid, ...]:
         """The grids of magnitudes; that fixed on other seeds is empty yet."""
@@ -159,24 +155,29 @@ class Plan:
 
 
 def choose_technique(name: str) -> Technique:
-    """A technique by name; the paper's baselines at its settings."""
+    """A technique by any of its names; the paper's baselines at its settings."""
     from themis.criteria.names import CRITERIA, choose_criterion
     from themis.criteria.names import PAPER as SETTINGS
     from themis.search import POLICIES
 
     policies = [each for each in POLICIES if each != GUIDED]
-    if name in policies:
-        return Technique(name)
+    if name.lower() in policies:
+        return Technique(name.lower())
     base = name.partition("(")[0].strip().lower()
     try:
-        choose_criterion(name)
+        criterion = choose_criterion(name)
     except UsageError as error:
         if "(" in name or base in CRITERIA:
             raise UsageError(f"technique {name!r}: {error}") from error
         raise UsageError(
             f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, *CRITERIA])}"
         ) from error
-    return Technique(name, SETTINGS.get(name, name))
+    if not criterion.guides:
+        raise UsageError(
+            f"techniques must be policies or criteria that can guide a campaign, got {name!r}: {criterion.name} needs "
+            "more than a campaign shows it, leave it out"
+        )
+    return Technique(str(criterion), SETTINGS.get(str(criterion), str(criterion)))
 
 
 def split_list(text: str) -> list[str]:

@@ -18,16 +18,19 @@ class ShowCells(Listener):
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.n_done = self.n_cells = 0
         self._live: Progress | None = None
         self._printed = 0.0
+        self._failures: set[tuple[str, str]] = set()
 
     def on_note(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def on_cells(self, n_done: int, n_cells: int) -> None:
+        self.n_done, self.n_cells = n_done, n_cells
         kept = f", {n_done:,} of them finished before" if n_done else ""
         self.on_note(f"{n_cells:,} campaigns{kept}")
-        if self.console.is_terminal:
+        if self.console.is_terminal and n_done < n_cells:
             line = TextColumn("{task.fields[line]}", markup=False)
             bar = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self._live = Progress(*bar, line, console=self.console, transient=True)
@@ -36,9 +39,12 @@ class ShowCells(Listener):
 
     def on_cell(self, cell: Cell, record: dict[str, Any], n_done: int, n_cells: int) -> None:
         if "error" in record:
-            self.on_note(f"{cell} failed: {record['error']}")
+            if (failure := (cell.technique, record["error"])) not in self._failures:
+                self.on_note(f"{cell} failed: {record['error']}")
+            self._failures.add(failure)
             line = f"{cell} failed"
         else:
+            self.n_done += 1
             line = f"{cell}: {record['distinct_faults']:,} distinct faults"
         if self._live is not None:
             self._live.update(self._task, completed=n_done, line=line)

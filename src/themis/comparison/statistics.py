@@ -22,6 +22,10 @@ QUANTILE = 1.96
 """Of the normal distribution, for 95%."""
 LARGEST = 1 - 1e-9
 """Correlation beyond which Fisher's transform is cut off."""
+LEAST_FAULTS = 10
+"""Distinct faults a campaign, over all magnitudes, that an r must rest on."""
+MOST_UNDEFINED = 0.05
+"""Share of resamples; beyond it there is no interval, and no r."""
 FLAT = 1e-12
 """Spread, as a share of the mean, under which numbers are all the same."""
 
@@ -39,7 +43,7 @@ def correlate(rates: Array, counts: Array) -> Array:
 def why_degenerate(rates: Array) -> str | None:
     """Why nothing can be said from these error rates `[magnitudes]`; None if something can."""
     if len(rates) < 3:
-        return f"{len(rates)} magnitudes are too few to correlate"
+        return f"{len(rates)} magnitude{'s are' if len(rates) > 1 else ' is'} too few to correlate"
     span = float(np.ptp(rates))
     if span < LEAST_SPAN:
         return f"its error rates span {span:.3f}, under {LEAST_SPAN:.2f}"
@@ -94,13 +98,13 @@ class Figure:
         """The interval is the value and 1.96 times the spread of its resamples to either side, on a scale of its own.
 
         Around the value, not the middle of the resamples: those add noise of their own, which lowers a correlation.
-        There is none where over half of the resamples are undefined.
+        There is none where over 5% of the resamples are undefined.
         """
         there, back = scale or (_same, _same)
         with np.errstate(divide="ignore", invalid="ignore"):
             middle, spread = there(np.asarray(value)), there(samples)
         defined = spread[np.isfinite(spread)]
-        if not np.isfinite(middle) or 2 * len(defined) <= len(samples):
+        if not np.isfinite(middle) or len(samples) - len(defined) > MOST_UNDEFINED * len(samples):
             return Figure(float(value), np.nan, np.nan)
         reach = QUANTILE * defined.std()
         return Figure(float(value), float(back(middle - reach)), float(back(middle + reach)))
@@ -121,11 +125,11 @@ class Measured:
     def figure(self, k: int) -> Figure:
         return Figure.of(self.values[k], self.samples[:, k], self.scale)
 
-    def best_rival(self, k: int) -> int | None:
-        """The best of the other techniques; None if none has a value."""
+    def best_rivals(self, k: int) -> list[int]:
+        """The best of the other techniques, several where they are equal; none if none has a value."""
         others = self.values.copy()
         others[k] = np.nan
-        return None if np.isnan(others).all() else int(np.nanargmax(others))
+        return [] if np.isnan(others).all() else np.flatnonzero(others == np.nanmax(others)).tolist()
 
     def difference(self, k: int, others: list[int]) -> Figure:
         """From the mean of others, paired."""
@@ -139,10 +143,17 @@ class Measured:
         return Figure.of(float(value), samples, LOGARITHMIC)
 
 
-def measure_correlation(errors: Array, counts: Array, weights: Weights) -> Measured:
-    """Each technique's r; errors `[magnitudes, judge seeds]`, counts `[techniques, magnitudes, campaigns, seeds]`."""
+def measure_correlation(errors: Array, counts: Array, weights: Weights, distinct: Array | None = None) -> Measured:
+    """Each technique's r; errors `[magnitudes, judge seeds]`, counts `[techniques, magnitudes, campaigns, seeds]`.
+
+    distinct: the distinct faults among those counted, if it is not these. Too few of them, or too many resamples
+    without an r, and there is none.
+    """
     values = correlate(errors.mean(1), counts.sum(-1).mean(-1))
-    return Measured(values, correlate(weights.rates(errors)[:, None], weights.counts(counts)), FISHER)
+    samples = correlate(weights.rates(errors)[:, None], weights.counts(counts))
+    carried = (counts if distinct is None else distinct).sum((1, 3)).mean(-1)
+    is_unfounded = (carried < LEAST_FAULTS) | (np.isnan(samples).mean(0) > MOST_UNDEFINED)
+    return Measured(np.where(is_unfounded, np.nan, values), samples, FISHER)
 
 
 def measure_total(counts: Array, weights: Weights) -> Measured:

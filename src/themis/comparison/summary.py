@@ -19,6 +19,8 @@ from themis.comparison.statistics import (
     why_degenerate,
 )
 
+DISTINCT = {"faults": "distinct", "selected": "selected_distinct"}
+"""What tells of raw counts how many faults are behind them."""
 TOTALS = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
 
 
@@ -28,6 +30,7 @@ class Row:
 
     technique: str
     n_cells: int
+    """Its campaigns, over all magnitudes."""
     errors: tuple[str, ...]
     """Why cells failed, each reason once."""
     total: dict[str, Any]
@@ -47,8 +50,9 @@ class GridSummary:
     rates: tuple[float, ...]
     degenerate: str | None
     rows: tuple[Row, ...]
+    """The most distinct faults first, failed ones last."""
     counts: dict[str, list[float]]
-    """Distinct faults a magnitude, by technique: means over campaigns."""
+    """Distinct faults a magnitude, by technique in the order of the rows: means over campaigns."""
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": [each.as_dict() for each in self.rows]}
@@ -72,7 +76,7 @@ def summarise(grid: Grid, errors: dict[float, Array], plan: Plan, records: dict[
         totals = _totals(whole, cells, shape, counts, weights)
         if degenerate is None:
             r = _correlations(whole, [some[0]["has_criterion"] for some in cells], judged, counts, weights)
-    rows = tuple(
+    rows = [
         Row(
             name,
             len(some),
@@ -81,16 +85,17 @@ def summarise(grid: Grid, errors: dict[float, Array], plan: Plan, records: dict[
             r.get(name, {}),
         )
         for name, some in by_technique.items()
-    )
-    means = counts["distinct"].sum(-1).mean(-1) if whole else []
+    ]
+    rows.sort(key=lambda row: -row.total["distinct_faults"][0] if row.total else np.inf)
+    means = dict(zip((each.name for each in whole), counts["distinct"].sum(-1).mean(-1), strict=True)) if whole else {}
     return GridSummary(
         grid.name,
         grid.note,
         grid.magnitudes,
         tuple(float(each) for each in judged.mean(1)),
         degenerate,
-        rows,
-        {each.name: mean.tolist() for each, mean in zip(whole, means, strict=True)},
+        tuple(rows),
+        {row.technique: means[row.technique].tolist() for row in rows if row.technique in means},
     )
 
 
@@ -124,10 +129,10 @@ def _totals(
         for name in TOTALS:
             sums = np.array([record[name] for record in some], dtype=np.float64).reshape(shape[1:]).sum(0)
             total[name] = [float(sums.mean()), float(sums.min()), float(sums.max())]
-        rival = distinct.best_rival(k)
+        rivals = [each for each in distinct.best_rivals(k) if distinct.values[each] > 0]
         total |= {
-            "rival": None if rival is None else techniques[rival].name,
-            "over_rival": None if rival is None else distinct.ratio(k, rival).as_list(),
+            "rivals": [techniques[each].name for each in rivals],
+            "over_rival": distinct.ratio(k, rivals[0]).as_list() if rivals else None,
             "selected_distinct": _selected(some, counts["selected_distinct"][k]),
             "coverage": float(np.mean([record["coverage"] for record in some])),
             "is_share": all(record["is_share"] for record in some),
@@ -153,7 +158,9 @@ def _correlations(
     techniques: list[Technique], is_guided: list[bool], judged: Array, counts: dict[str, Array], weights: Weights
 ) -> dict[str, dict[str, Any]]:
     """Each technique's r of every count, and how far its r of distinct faults is from its rivals'."""
-    measured = {name: measure_correlation(judged, counts[name], weights) for name in COUNTS}
+    measured = {
+        name: measure_correlation(judged, counts[name], weights, counts[DISTINCT.get(name, name)]) for name in COUNTS
+    }
     four = baselines(techniques)
     found = {}
     for k, technique in enumerate(techniques):
@@ -166,15 +173,15 @@ def _correlations(
 
 
 def _against(measured: Measured, techniques: list[Technique], k: int, four: list[int]) -> dict[str, Any]:
-    rival = measured.best_rival(k)
+    rivals = measured.best_rivals(k)
     return {
-        "rival": None if rival is None else techniques[rival].name,
-        "over_rival": None if rival is None else measured.difference(k, [rival]).as_list(),
+        "rivals": [techniques[each].name for each in rivals],
+        "over_rival": measured.difference(k, rivals[:1]).as_list() if rivals else None,
         "over_baselines": measured.difference(k, four).as_list() if four and k not in four else None,
     }
 
 
 def baselines(techniques: list[Technique]) -> list[int]:
-    """Where the paper's four baselines stand; empty unless all are there."""
-    bases = [each.base for each in techniques]
-    return [bases.index(name) for name in BASELINES] if set(BASELINES) <= set(bases) else []
+    """Where the paper's four baselines stand, at its settings; empty unless all are there."""
+    names = [each.name for each in techniques]
+    return [names.index(name) for name in BASELINES] if set(BASELINES) <= set(names) else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from themis.comparison.plan import BASELINES
-from themis.comparison.statistics import LEAST_SPAN
+from themis.comparison.statistics import LEAST_FAULTS, LEAST_SPAN, MOST_UNDEFINED
 from themis.comparison.summary import GridSummary, Row
 from themis.result import percent
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from themis.comparison.comparing import Comparison
 
 NONE = "-"
+FEW_SEEDS = 50
+"""Of a part, under which a caution is given."""
 TITLES = {
     "grid": "magnitudes fixed in advance on other seeds",
     "paper": "the paper's magnitudes",
@@ -32,11 +34,23 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     notes: list[str]
+    spare: tuple[str, ...] = ()
+    """Columns that a narrow terminal does without, the first at first."""
 
     def markdown(self) -> str:
         lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows] if self.columns else []
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join([f"### {self.title}", *([table] if table else []), *self.notes])
+
+    def within(self, width: int) -> Table:
+        """The same without as many of its spare columns as it takes to fit."""
+        left, columns, rows = list(self.spare), self.columns, self.rows
+        while left and sum(max(map(len, each)) + 2 for each in zip(columns, *rows, strict=True)) > width:
+            at = columns.index(left.pop(0))
+            columns, *rows = [each[:at] + each[at + 1 :] for each in (columns, *rows)]
+        gone = self.spare[: len(self.spare) - len(left)]
+        notes = [*self.notes, f"Left out at this width, in table.md: {', '.join(gone)}."] if gone else self.notes
+        return Table(self.title, columns, rows, notes, tuple(left))
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -46,7 +60,8 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def markdown(comparison: Comparison) -> str:
     """The whole comparison as a document."""
-    parts = [f"## {opening(comparison)}"]
+    first, *others = opening(comparison)
+    parts = [f"## {first}", *others]
     for grid in comparison.grids:
         parts += [each.markdown() for each in (found_table(grid), r_table(grid), magnitude_table(grid))]
     return "\n\n".join(parts)
@@ -57,8 +72,10 @@ def show(comparison: Comparison, console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Drawn
 
-    console.print(opening(comparison), highlight=False, markup=False)
-    for each in tables(comparison):
+    for line in opening(comparison):
+        console.print(line, highlight=False, markup=False)
+    console.print()
+    for each in (table.within(console.width) for table in tables(comparison)):
         console.print(each.title, style="bold", highlight=False, markup=False)
         if each.columns:
             drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -72,28 +89,38 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print()
 
 
-def opening(comparison: Comparison) -> str:
-    plan = comparison.plan
-    return (
-        f"{comparison.perturbation}: {plan.max_passes:,} passes and {plan.campaigns} "
-        f"campaign{'s' if plan.campaigns > 1 else ''} a technique and magnitude"
-    )
+def opening(comparison: Comparison) -> list[str]:
+    """What was done on which seeds, and a caution where they are few."""
+    plan, seeds = comparison.plan, comparison.seeds
+    said = [
+        f"{comparison.perturbation}: {plan.max_passes:,} passes and {counted(plan.campaigns, 'campaign')} a technique "
+        "and magnitude"
+    ]
+    if seeds:
+        parts = ", ".join(f"{n:,} of the {name}" for name, n in seeds.items())
+        said.append(f"Seeds that the model answers rightly: {parts}.")
+    if few := [name for name, n in seeds.items() if n < FEW_SEEDS]:
+        said.append(f"Caution: under {FEW_SEEDS} seeds of the {' and the '.join(few)}, so that figures say little.")
+    return said
 
 
 def found_table(grid: GridSummary) -> Table:
-    """How many faults each technique found at the same cost, the most first."""
-    rows = sorted(grid.rows, key=lambda row: -row.total["distinct_faults"][0] if row.total else 1.0)
+    """How many faults each technique found at the same cost."""
+    rows = grid.rows
     columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
+    values = {row.technique: row.total["distinct_faults"][0] for row in rows if row.total}
     notes = [
-        f"Sums over {len(grid.magnitudes)} magnitudes, means over campaigns with their least and most. Selected: "
-        "distinct faults among tests that raised the criterion. Seeds: those that failed. Coverage is the technique's "
-        "own; * it stood still for the last quarter of some campaigns. Over the best rival: distinct "
-        f"faults as a ratio, with its 95% interval. {_rivals([(row.technique, row.total) for row in rows])}"
+        f"Sums over {counted(len(grid.magnitudes), 'magnitude')}, means over campaigns with their least and most. "
+        "Selected: distinct faults among tests that raised the criterion. Seeds: those that failed. Coverage is the "
+        "technique's own. Over the best rival: distinct faults as a ratio, with its 95% interval. "
+        f"{_rivals(values, {row.technique: row.total.get('rivals', []) for row in rows})}".strip()
     ]
+    notes += [*_still_notes(grid), *_interval_notes(grid)]
     if grid.note:
         notes.append(f"The grid: {grid.note}.")
     notes += _stop_notes(grid) + _fit_notes(grid) + _failures(grid)
-    return Table(f"Faults found, {TITLES[grid.name]}", columns, [_found_row(row) for row in rows], notes)
+    title = f"Faults found, {TITLES[grid.name]}"
+    return Table(title, columns, [_found_row(row) for row in rows], notes, ("seeds", "raw", "tests"))
 
 
 def _found_row(row: Row) -> tuple[str, ...]:
@@ -116,7 +143,12 @@ def _found_row(row: Row) -> tuple[str, ...]:
 def _coverage(row: Row) -> str:
     """The technique's own; some criteria are no shares. A star where it stood still."""
     score = row.total["coverage"]
-    return (percent(score) if row.total["is_share"] else f"{score:.3g}") + ("*" if row.total["plateaus"] else "")
+    return (percent(score) if row.total["is_share"] else f"{score:.3g}") + ("*" if _stood_still(row) else "")
+
+
+def _stood_still(row: Row) -> bool:
+    """In most campaigns."""
+    return bool(row.total) and 2 * row.total["plateaus"] > row.n_cells
 
 
 def r_table(grid: GridSummary) -> Table:
@@ -126,11 +158,11 @@ def r_table(grid: GridSummary) -> Table:
     if grid.degenerate is not None:
         note = f"Degenerate and not scored: {grid.degenerate}. {rates}"
         return Table(title, (), [], [note])
-    has_mean = any(row.r.get("over_baselines") for row in grid.rows)
+    has_mean = any((row.r.get("over_baselines") or [None])[0] is not None for row in grid.rows)
     last = ("over the four",) if has_mean else ()
     columns = ("technique", "r distinct", "r raw", "selected", "over the best rival", *last)
     rows = []
-    for row in (ranked := sorted(grid.rows, key=lambda row: -_r(row))):
+    for row in grid.rows:
         cells = [
             row.technique,
             figure(row.r.get("distinct")),
@@ -138,16 +170,20 @@ def r_table(grid: GridSummary) -> Table:
             short(row.r.get("selected_distinct")),
             figure(row.r.get("over_rival"), signed=True),
         ]
-        rows.append((*cells, *([figure(row.r.get("over_baselines"), 2, signed=True)] if has_mean else [])))
+        rows.append((*cells, *([figure(row.r.get("over_baselines"), signed=True)] if has_mean else [])))
+    values = {row.technique: row.r["distinct"][0] for row in grid.rows if row.r and row.r["distinct"][0] is not None}
     notes = [
-        f"{rates} Pearson's r over {len(grid.magnitudes)} magnitudes, of counts that are means over campaigns; 95% "
-        "intervals by resampling seeds and campaigns, differences paired and of r distinct. Selected: r of distinct "
-        f"faults among tests that raised the criterion. {NONE} is undefined: counts that are all the same, or no "
-        f"criterion. {_rivals([(row.technique, row.r) for row in ranked])}"
+        f"{rates} Pearson's r over {counted(len(grid.magnitudes), 'magnitude')}, of counts that are means over "
+        "campaigns; 95% intervals by resampling seeds and campaigns, differences paired and of r distinct. Selected: "
+        f"r of distinct faults among tests that raised the criterion. {NONE} is no r: fewer than {LEAST_FAULTS} "
+        f"distinct faults a campaign over all magnitudes, counts that are all the same, also in over "
+        f"{MOST_UNDEFINED:.0%} of the resamples, or no criterion. "
+        f"{_rivals(values, {row.technique: row.r.get('rivals', []) for row in grid.rows})}".strip()
     ]
     if has_mean:
-        notes[0] += f" The four: the mean of {', '.join(BASELINES)}."
-    return Table(title, columns, rows, notes + _failures(grid))
+        notes[0] += f" The four: the mean of {', '.join(BASELINES)} at the paper's settings."
+    spare = ("r raw", *last, "selected")
+    return Table(title, columns, rows, [*notes, *_interval_notes(grid), *_failures(grid)], spare)
 
 
 def magnitude_table(grid: GridSummary) -> Table:
@@ -166,35 +202,55 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def counted(n: int, what: str) -> str:
+    """As 1 campaign, 2 campaigns."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
+    """Rounded; what rounds to nothing has no sign."""
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    return text if float(text) else text.lstrip("+-")
+
+
 def figure(values: Sequence[float | None] | None, digits: int = 3, *, signed: bool = False) -> str:
     """A value with its interval, as 0.95 (0.90..0.98)."""
-    if values is None or values[0] is None:
+    value, low, high = values or (None, None, None)
+    if value is None:
         return NONE
-    value, low, high = values
-    sign = "+" if signed else ""
+    said = number(value, digits, signed=signed)
     if low is None or high is None:
-        return f"{value:{sign}.{digits}f}"
-    return f"{value:{sign}.{digits}f} ({low:{sign}.{digits}f}..{high:{sign}.{digits}f})"
+        return said
+    return f"{said} ({number(low, digits, signed=signed)}..{number(high, digits, signed=signed)})"
 
 
 def short(values: Sequence[float | None] | None) -> str:
-    return NONE if values is None or values[0] is None else f"{values[0]:.3f}"
+    value = None if values is None else values[0]
+    return NONE if value is None else number(value)
 
 
-def _rivals(rows: list[tuple[str, dict[str, Any]]]) -> str:
-    """Who the best rival is, and who is its own."""
-    rivals = {name: figures["rival"] for name, figures in rows if figures and figures["rival"] is not None}
-    if not rivals:
+def _rivals(values: dict[str, float], rivals: dict[str, list[str]]) -> str:
+    """Who the best rival is, and who is its own; several where they are equal."""
+    best = [name for name, value in values.items() if value == max(values.values())]
+    if not best or not any(best[0] in each for each in rivals.values()):
         return ""
-    best = next(reversed(rivals.values()))
-    own = f", its own is {rivals[best]}" if best in rivals else ""
-    return f"The best rival is {best}{own}."
+    if len(best) > 1:
+        return f"The best rivals are {', '.join(best[:-1])} and {best[-1]}, equal."
+    own = f", its own is {' or '.join(rivals[best[0]])}" if rivals[best[0]] else ""
+    return f"The best rival is {best[0]}{own}."
 
 
-def _r(row: Row) -> float:
-    """Its r of distinct faults, to sort by: undefined comes last."""
-    value = row.r["distinct"][0] if row.r else None
-    return -2.0 if value is None else float(value)
+def _still_notes(grid: GridSummary) -> list[str]:
+    """Whose coverage stood still, and how often."""
+    said = [f"{row.technique} in {row.total['plateaus']} of {row.n_cells}" for row in grid.rows if _stood_still(row)]
+    return [f"* Coverage stood still for the last quarter of most campaigns: {', '.join(said)}."] if said else []
+
+
+def _interval_notes(grid: GridSummary) -> list[str]:
+    """What the intervals hold."""
+    if max(row.n_cells for row in grid.rows) <= len(grid.magnitudes):
+        return ["With one campaign the intervals hold seeds only, not how campaigns differ."]
+    return ["The intervals err on the wide side, except where campaigns differ much."]
 
 
 def _stop_notes(grid: GridSummary) -> list[str]:
@@ -204,8 +260,8 @@ def _stop_notes(grid: GridSummary) -> list[str]:
         for row in grid.rows
         if row.total
     }
-    said = [f"{name} in {n}" for name, n in early.items() if n]
-    return [f"Stopped before all passes were spent: {', '.join(said)} campaigns."] if said else []
+    said = [f"{name} in {counted(n, 'campaign')}" for name, n in early.items() if n]
+    return [f"Stopped before all passes were spent: {', '.join(said)}."] if said else []
 
 
 def _fit_notes(grid: GridSummary) -> list[str]:
