@@ -295,7 +295,8 @@ class Campaign:
         self.clean_values = value.cpu().numpy()
         self.classes = class_numbers(self.seeds.labels, len(self.seeds))
         seed_id = self.seeds.seed_id[usable].numpy()
-        return Space.of(self.perturbation, usable.numpy(), seed_id, margin, self.settings.random_seed)
+        answers = self.clean_answers[usable.numpy()]
+        return Space.of(self.perturbation, usable.numpy(), seed_id, margin, self.settings.random_seed, answers)
 
     def _propose(self) -> dict[str, Tests]:
         n = round_size(self)

@@ -1,6 +1,7 @@
 """Policies propose what they say, learn from what came, and depend on counters alone."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,32 +114,64 @@ def test_paper_redraws_a_test_without_a_gradient():
 def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
-    tests = policy.propose(np.arange(2000))
-    counts = np.bincount(tests.seed // 2, minlength=100)
-    assert counts[:20].sum() > 2 * counts[-20:].sum()
-    every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
+    assert (policy.propose(np.arange(40)).seed // 2).max() < 30  # margins ascend
     noise = np.random.default_rng(0)
-    for _ in range(20):
-        margin = 0.1 + np.abs(noise.normal(size=100))
-        margin[::2] *= -1  # the same wrong outcome each time, while the others just hold
-        policy.observe(every, results(every, margin))
-    counts = np.bincount(policy.propose(np.arange(2000, 4000)).seed // 2, minlength=100)
-    assert 0 < counts[::2].sum() < 0.5 * counts[1::2].sum()
+    for start in range(0, 4000, 200):
+        tests = policy.propose(np.arange(start, start + 200))
+        margin = 0.1 + np.abs(noise.normal(size=200))
+        margin[
+            tests.seed // 2 % 2 == 0
+        ] *= -1  # every other seed breaks, to the same outcome, while the others just hold
+        policy.observe(tests, results(tests, margin))
+    chosen = policy.propose(np.arange(4000, 4040)).seed // 2
+    assert (chosen % 2 == 1).mean() > 0.9
+    assert policy.state["faults"][1::2].sum() == 0
+    assert policy.state["new"][0].sum() == 50  # the first fault of a seed was new, no later one
+    assert policy.state["new"][1:].sum() == 0
 
 
 def test_scheduled_turns_from_seeds_that_hold_out_and_learns_how_far_margins_fall():
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
-    before = policy.weights()
+    before = policy.chances()
     held = where.margin.copy()
     held[50:] -= 3  # to 0..2, while the other half stays at 1..3
     for _ in range(10):
+        policy.state["first"], policy.state["spreads"] = (
+            np.array(0),
+            policy._spreads_above(),
+        )  # as if it had proposed them
         policy.observe(every, results(every, held))
-    after = policy.weights()
+    after = policy.chances()
     assert (np.diff(before) < 0).all()
-    assert after[50] > 10 * after[49]
     assert after[50] > after[0]
+    assert after[50] > 2 * after[49]
+    assert (after < before).all()  # none has broken
+
+
+def test_scheduled_learns_what_a_margin_is_worth():
+    policy, where = choose_policy("scheduled"), space(n=1000)
+    policy.init(where)
+    noise = np.random.default_rng(0)
+    for start in range(0, 900, 300):
+        tests = policy.propose(np.arange(start, start + 300))
+        policy.observe(tests, results(tests, np.where(noise.random(300) < 0.8, -1.0, 1.0)))
+    fresh = policy.state["tests"] == 0
+    assert fresh.any()
+    assert 0.6 < policy.chances()[fresh].mean() < 0.95  # though their clean margins are large
+    assert policy.chances()[~fresh].mean() == pytest.approx(0.8, abs=0.1)
+
+
+def test_scheduled_ignores_the_uniform_streams_rate_and_keeps_its_faults():
+    policy, where = choose_policy("scheduled"), space(n=10)
+    policy.init(where)
+    weak = where.tests(np.arange(10), np.arange(10), np.tile(where.low, (10, 1)), "uniform")
+    before = policy.chances()
+    policy.observe(weak, results(weak, np.where(np.arange(10) == 3, -1.0, 5.0)))
+    np.testing.assert_array_equal(policy.chances(), before)
+    assert policy.state["faults"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert policy.values(1)[3, 0] < before[3]  # its next fault may be the same
 
 
 def test_scheduled_tries_every_corner_once_before_it_draws_where_there_is_no_noise():
@@ -175,12 +208,26 @@ def test_scheduled_offers_the_theta_of_faults_to_other_seeds():
     policy, where = choose_policy("scheduled"), space(n=30)
     policy.init(where)
     odd = np.float32([[0.123, 4.56]])
-    fault = where.tests(np.arange(1), np.array([7]), odd, "corner")
+    fault = where.tests(np.arange(1), np.array([7]), odd, "uniform")
     policy.observe(fault, results(fault, np.array([-1.0])))
     tests = policy.propose(np.arange(1, 301))
     borrowed = (tests.theta == odd).all(1)
     assert 60 < borrowed.sum() < 160
-    assert set(tests.kind[borrowed]) <= {"borrowed", "flip"}
+    assert "borrowed" in tests.kind[borrowed]
+    assert set(tests.kind[borrowed]) <= {"borrowed", "again"}
+
+
+def test_scheduled_borrows_from_seeds_with_the_same_answer():
+    where = replace(space(n=30), answers=np.arange(30) % 2)
+    policy = choose_policy("scheduled")
+    policy.init(where)
+    theta = np.float32([[0.25, 1.0], [0.75, 2.0]])
+    faults = where.tests(np.arange(2), np.array([4, 5]), theta, "uniform")  # of answers 0 and 1
+    policy.observe(faults, results(faults, np.array([-1.0, -1.0])))
+    tests = policy.propose(np.arange(2, 302))
+    borrowed = tests.kind == "borrowed"
+    assert borrowed.sum() > 30
+    np.testing.assert_array_equal(tests.theta[borrowed], theta[tests.seed[borrowed] // 2 % 2])
 
 
 def test_the_same_test_never_runs_twice_where_noise_does_not_make_it_new():

@@ -31,14 +31,27 @@ class Space:
     identity: Floats
     is_random: bool
     random_seed: int
+    answers: Ints | None = None  # each usable seed's clean outcome
 
     @staticmethod
-    def of(perturbation: Perturbation, seeds: Ints, seed_id: Ints, margin: Floats, random_seed: int) -> Space:
+    def of(
+        perturbation: Perturbation,
+        seeds: Ints,
+        seed_id: Ints,
+        margin: Floats,
+        random_seed: int,
+        answers: Ints | None = None,
+    ) -> Space:
         low, high, identity = (
             np.array([getattr(each, end) for each in perturbation.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        return Space(seeds, seed_id, margin, low, high, identity, perturbation.is_random, random_seed)
+        return Space(seeds, seed_id, margin, low, high, identity, perturbation.is_random, random_seed, answers)
+
+    @property
+    def answer(self) -> Ints:
+        """Each usable seed's clean outcome; all the same where none is known."""
+        return np.zeros(len(self.seeds), dtype=np.int64) if self.answers is None else self.answers
 
     @property
     def reach(self) -> Floats:
