@@ -209,7 +209,7 @@ def test_changed_data_is_named(moved, capsys):
 def test_the_input_of_an_attack_on_other_weights_is_the_kept_one(moved, capsys):
     ids = some(moved / "attack", -1)
     net = torch.load(moved / "net.pt")
-    net["conv.weight"] *= 1 + 1e-3 * torch.randn(net["conv.weight"].shape, generator=torch.Generator().manual_seed(1))
+    net["conv.weight"] *= 1 + 3e-2 * torch.randn(net["conv.weight"].shape, generator=torch.Generator().manual_seed(1))
     torch.save(net, moved / "net.pt")
     main(["replay", str(moved / "attack"), *ids, "--out", "a.npz"])
     said = capsys.readouterr().out

@@ -27,7 +27,7 @@ COMMANDS = {
     "resume": "go on with a run that was interrupted, or give it more budget",
     "replay": "run faults again and compare them with what was recorded",
     "faults": "list, sort and export the faults of a run",
-    "groups": "put faults that are one story together, and say where they enter",
+    "groups": "put faults that are one story together, say where they enter",
     "shrink": "make faults smaller, and draw how robust the model is",
     "perturbations": "list what a model can be disturbed with, and draw it",
     "compare": "compare techniques and criteria at equal cost",
