@@ -29,7 +29,8 @@ CLEAN_WORTH = 0.25
 SPENT = 0.3
 """What a further test of a seed is worth whose corners were all tried, where there is no noise."""
 AT_ONCE = 2
-"""Tests of one seed in a round, at most, while there are seeds enough: what is read off margins may be wrong."""
+"""Tests of one seed in a round, at most, where it has half as many tests as there are seeds, else more in proportion:
+what is read off margins may be wrong."""
 MOST_FAULTS, MOST_ONCE = 32, 16
 """Faults of a seed, and outcomes seen once, that are told apart."""
 DROPPED, STRIDE = 0.25, 0.5
@@ -129,7 +130,7 @@ class Scheduled:
     def _choose_seeds(self, number: Ints) -> Ints:
         """The positions of the most valuable tests, ascending; of equals any."""
         n, n_seeds = len(number), len(self.space.seeds)
-        depth = max(AT_ONCE, -(-n // n_seeds))
+        depth = max(AT_ONCE, 2 * AT_ONCE * n // n_seeds, -(-n // n_seeds))
         values = self.values(depth).ravel()
         values = values * (
             1 + 1e-6 * self.space.uniform(FOR_SEED, SEARCH_STREAM, int(number[0]), np.arange(len(values)))
