@@ -33,6 +33,9 @@ themis groups runs/first --apart 0.5
 themis groups runs/first --json
 """
 
+UNUSUAL = 2.0
+"""Spreads of ordinary tests that a layer must be off by for a change to be said to enter there."""
+
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
@@ -96,6 +99,8 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Locat
 
 def _say(found: Located) -> str:
     first = found.layers[0]
+    if first.score < UNUSUAL:
+        return f"no layer moves more than is usual: {first.layer} comes nearest ({first.score:.1f} spreads)"
     neurons = ", ".join(f"{','.join(map(str, each.place))} ({each.times:.2g}x)" for each in first.neurons[:3])
     return (
         f"enters in {first.layer}: {first.times:.2g} times what is expected ({first.score:.1f} spreads); most {neurons}"

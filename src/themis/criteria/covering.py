@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 
 
 class Covering(Criterion):
-    """Items that tests hit. Each says `n_items`, and either `hits` (few items) or `items` (many)."""
+    """Items that tests hit. Each says `n_items` and `items`."""
 
     laws = Laws(bounded=True, monotone=True, order_free=True, mergeable=True)
 
@@ -54,34 +54,6 @@ class Covering(Criterion):
     def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         bits = self.state["bits"] | other["bits"]
         return {"bits": bits, "count": count_bits(bits)}
-
-
-class Marking(Covering):
-    """A covering criterion with an item a neuron or two: each test's hits are a row of booleans."""
-
-    @abstractmethod
-    def hits(self, readings: Readings) -> Tensor:
-        """Which items each test hits, bool `[tests, items]`."""
-
-    def items(self, readings: Readings) -> Tensor:
-        hits = self.hits(readings)
-        return torch.where(hits, torch.arange(hits.shape[1], device=hits.device), -1)
-
-    def _begin(self, readings: Readings) -> dict[str, Tensor]:
-        return {"covered": torch.zeros(self.n_items(), dtype=torch.bool, device=readings.values.device)}
-
-    def n_covered(self) -> int:
-        return int(self.state["covered"].sum()) if self.state else 0
-
-    def _take(self, readings: Readings) -> Tensor:
-        new = self.hits(readings) & ~self.state["covered"]
-        is_fresh = new.any(0)
-        first = new[:, is_fresh].to(torch.uint8).argmax(0)  # the first of equal ones
-        self.state["covered"] |= is_fresh
-        return at_first(first, len(readings))
-
-    def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"covered": self.state["covered"] | other["covered"]}
 
 
 def at_first(first: Tensor, n_tests: int) -> Tensor:

@@ -7,13 +7,16 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import Marking
+from themis.criteria.covering import Covering
 from themis.criteria.readings import Readings
 from themis.criteria.sections import chunks
 
 
-class Crossing(Marking):
-    """Neurons that some test has driven above an upper bound, or below a lower one where there is one."""
+class Crossing(Covering):
+    """Neurons that some test has driven above an upper bound, or below a lower one where there is one.
+
+    Items are few, one or two a neuron, so that a boolean of each is kept.
+    """
 
     def n_items(self) -> int:
         return 0 if self.layout is None else self.layout.n_neurons * self.n_sides()
@@ -31,7 +34,21 @@ class Crossing(Marking):
         return False
 
     def hits(self, readings: Readings) -> Tensor:
+        """Which items each test hits, bool `[tests, items]`."""
         return torch.cat(self._crossed(readings.values, *self.bounds(readings.values)), 1)
+
+    def items(self, readings: Readings) -> Tensor:
+        hits = self.hits(readings)
+        return torch.where(hits, torch.arange(hits.shape[1], device=hits.device), -1)
+
+    def n_covered(self) -> int:
+        return int(self.state["covered"].sum()) if self.state else 0
+
+    def _begin(self, readings: Readings) -> dict[str, Tensor]:
+        return {"covered": torch.zeros(self.n_items(), dtype=torch.bool, device=readings.values.device)}
+
+    def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"covered": self.state["covered"] | other["covered"]}
 
     def _crossed(self, values: Tensor, low: Tensor | None, high: Tensor) -> list[Tensor]:
         """Which values cross, bool `[tests, neurons]`: one of each side."""
