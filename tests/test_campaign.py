@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import themis
 from themis import Callback, Target
+from themis.pace import PORTION
 
 
 def campaign(trained, *, perturbation="gaussian", **options):
@@ -197,10 +198,10 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 2 clean chunks, then 7 whole chunks of 256 tests
+    # 2 to find the layers, 2 clean chunks, then a chunk of 256 uniform tests and 6 portions of 128
     assert result.stop_reason == "user"
-    assert result.rounds[-1].tests == 256 * 7
-    assert result.judged.tests == 256 * 7
+    assert result.rounds[-1].tests == 256 + 6 * PORTION
+    assert result.judged.tests == 256 + 6 * PORTION
     assert len(result.faults) == result.rounds[-1].faults
 
 

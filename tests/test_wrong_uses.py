@@ -157,7 +157,7 @@ def cut(pattern: str, size: float = 0.5):
     """Leaves a share of a file, as a bad disk does."""
 
     def step():
-        (path,) = Path("done").glob(pattern)
+        path = min(Path("done").glob(pattern))
         path.write_bytes(path.read_bytes()[: int(size * path.stat().st_size)])
 
     return step

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
     from themis.result import Run
+    from themis.retraining.retrain import retrain
     from themis.target import Normalize, Target
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
@@ -44,6 +45,7 @@ _HOMES = {
     "UsageError": "errors",
     "compare": "comparison",
     "resume": "begin",
+    "retrain": "retraining.retrain",
     "run": "begin",
 }
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "compare",
     "resume",
+    "retrain",
     "run",
 ]
 

@@ -27,6 +27,8 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.replay import Replayer
 from themis.result import Run
+from themis.retraining.ledger import ledger_of
+from themis.retraining.parts import Split, read_parts
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.store import Reader, Writer
@@ -67,6 +69,11 @@ def run(
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
     check_similarity(settings.min_ssim, seeds.shape[1:])
+    split = None if settings.split is None else Split.of(seeds, settings.split, settings.split_seed)
+    if split is None:
+        _warn_of_trained(target, seeds, origin)
+    else:
+        seeds = split.search(seeds)
     with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
         environment = describe_environment(target.device)
         guide = make_guide(settings, policy, target, seeds, train)
@@ -74,7 +81,8 @@ def run(
             environment |= describe_tested(target, seeds, origin)
             record = describe_run(settings, origin, chosen, environment) | _features_hash(chosen, seeds)
             record |= _hashes(settings, policy, guide, train)
-            store.create(record, settings.max_stored)
+            record["parts"] = None if split is None else split.describe()
+            store.create(record, settings.max_stored, None if split is None else split.as_bytes())
         told = Callbacks(callbacks)
         return Campaign(target, seeds, chosen, policy, settings, told, store, environment, guide=guide).run()
 
@@ -192,6 +200,18 @@ def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
         yield
 
 
+def _warn_of_trained(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> None:
+    """Warn of seeds that the weights were trained on: what a campaign on them says of the model flatters it."""
+    n = int(ledger_of(target, None if origin is None else origin.weights_path()).knows(seeds).sum())
+    if n:
+        warnings.warn(
+            f"{n:,} of {len(seeds):,} seeds are ones that the weights were retrained on, so that rates found on them "
+            "flatter the model: take the judge part of the split, or other data",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
     return seeds if features is None else seeds.described(features)
 
@@ -224,6 +244,8 @@ def _checked_environment(made: Replayer, run: Reader) -> dict[str, Any]:
                 f"the {what} must be the one that was tested, its hash is {tested[name][:12]}..., the run's was "
                 f"{then[name][:12]}...: give the same {what}, or begin a new run"
             )
+    if run.record["settings"].get("split") is not None:
+        read_parts(run, made.all_seeds)  # those that were not searched must be the same too
     if _features_hash(made.perturbation, made.seeds).get("features_sha256") != run.record.get("features_sha256"):
         raise DataError(
             "the table's features must be those that were tested, others are described now: give the same ones, or "

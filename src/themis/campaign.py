@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.aim import aimed
 from themis.callback import Callbacks
 from themis.checkpoint import UnderWay, load, save
 from themis.data.seeds import Seeds
@@ -30,13 +31,12 @@ from themis.judge.risk import fault_rate, residual_risk
 from themis.judge.sampler import sample_neurons
 from themis.judge.scale import relative_scale, rescale
 from themis.measure.calculator import Calculator
-from themis.measure.fold import Objective
 from themis.measure.moments import Moments
 from themis.measure.panel import Panel, Shape, choose_panel
 from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
 from themis.oracle import choose_oracle
-from themis.pace import round_size
+from themis.pace import affordable, portion, round_size
 from themis.perturb import Perturbation
 from themis.replay import replay_fault
 from themis.result import Round, Run, Seconds
@@ -183,9 +183,8 @@ class Campaign:
         """Run the next chunk of a stream, count and keep its faults."""
         tests, self.stream = under_way.left(stream), stream
         objective = None
-        if self.policy.climbs and stream == "search":
-            joint = self.guide and self.guide.objective(self.policy, self.calculator, int(tests.number[0]))
-            objective = joint or Objective(self.open_neurons, self.scale)
+        if stream == "search":
+            tests, objective = aimed(self, tests)
         with self._timed("measure"):
             results = self.calculator.measure(tests, self.moments[stream], objective)
         tests = tests[: len(results)]
@@ -251,7 +250,7 @@ class Campaign:
             k=self.settings.sample,
             judge=judge,
             random_seed=self.settings.random_seed + len(self.rounds),
-            names_neurons=self.policy.climbs,
+            names_neurons=self.policy.climbs or self.space.climb_cost is not None,
         )
 
     def _judge(self) -> None:
@@ -296,20 +295,29 @@ class Campaign:
         self.classes = class_numbers(self.seeds.labels, len(self.seeds))
         seed_id = self.seeds.seed_id[usable].numpy()
         answers = self.clean_answers[usable.numpy()]
-        return Space.of(self.perturbation, usable.numpy(), seed_id, margin, self.settings.random_seed, answers)
+        cost = calculator.cost(True) / calculator.cost(False) if self.target.has_gradient else None
+        what = (self.perturbation, usable.numpy(), seed_id, margin)
+        return Space.of(*what, self.settings.random_seed, answers, cost)
 
-    def _propose(self) -> dict[str, Tests]:
+    def _begin_round(self) -> UnderWay:
         n = round_size(self)
         n_uniform = round(n * self.settings.uniform_share)
-        number = np.arange(self.tally.tests, self.tally.tests + n)
-        counter = np.arange(self.tally.uniform_tests, self.tally.uniform_tests + n_uniform)
         proposed = {}
         if n_uniform:
-            uniform = self.space.uniform_tests(number[:n_uniform], UNIFORM_STREAM, counter)
-            proposed["uniform"] = self.novelty.ensure(uniform)
-        if n > n_uniform:
-            proposed["search"] = self.novelty.ensure(self.policy.propose(number[n_uniform:]))
-        return proposed
+            number = np.arange(self.tally.tests, self.tally.tests + n_uniform)
+            counter = np.arange(self.tally.uniform_tests, self.tally.uniform_tests + n_uniform)
+            proposed["uniform"] = self.novelty.ensure(self.space.uniform_tests(number, UNIFORM_STREAM, counter))
+        return UnderWay(proposed, n - n_uniform)
+
+    def _propose(self, under_way: UnderWay) -> None:
+        """Ask the policy for its next portion of the round, which the budget may cut short."""
+        first = self.tally.tests
+        tests = self.policy.propose(np.arange(first, first + portion(self, under_way.left_to_propose)))
+        n = affordable(self, tests)
+        if n < len(tests):  # ascents cost more than a round counts on
+            under_way.left_to_propose = n
+        if n:
+            under_way.propose(self.novelty.ensure(tests[:n]))
 
     @property
     def cost(self) -> int:
@@ -322,10 +330,14 @@ class Campaign:
         """Measure, judge and search once."""
         if self.under_way is None:
             with held_back(), self._timed("search"), self._tearing():
-                self.under_way = UnderWay(self._propose())
-        while (stream := self.under_way.stream()) is not None:
+                self.under_way = self._begin_round()
+        while (stream := self.under_way.stream()) is not None or self.under_way.left_to_propose:
             with held_back(), self._tearing():
-                self._measure(self.under_way, stream)
+                if stream is None:
+                    with self._timed("search"):
+                        self._propose(self.under_way)
+                else:
+                    self._measure(self.under_way, stream)
             self._save()
         self._judge()
         self._save()

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class UnderWay:
-    """The round being measured: what was proposed to each stream, and what came of it so far."""
+    """The round being measured: what was proposed to each stream, and what came of it so far.
+
+    left_to_propose: tests of the search that the policy has not been asked for yet; it is, a portion at a time.
+    """
 
     tests: dict[str, Tests]
+    left_to_propose: int = 0
     results: dict[str, list[Results]] = field(default_factory=dict)
+
+    def propose(self, tests: Tests) -> None:
+        """Give the search its next portion; the one before has been run."""
+        self.tests["search"] = tests
+        self.left_to_propose -= len(tests)
+        self.results.pop("search", None)
 
     def stream(self) -> str | None:
         """The stream that is measured now; None when all are done."""
@@ -35,7 +45,7 @@ class UnderWay:
         return self.tests[stream][self.n_done(stream) :]
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+        state: dict[str, Any] = {"left_to_propose": self.left_to_propose}
         for name, tests in self.tests.items():
             done = self.results.get(name)
             results = {} if not done else {k: v for k, v in vars(Results.join(done)).items() if v is not None}
@@ -46,7 +56,7 @@ class UnderWay:
     @staticmethod
     def of(state: dict[str, Any]) -> UnderWay:
         """From a state."""
-        round = UnderWay({})
+        round = UnderWay({}, state.pop("left_to_propose"))
         for name, each in state.items():
             kinds, columns = np.array(each["kinds"], dtype=np.str_), each["tests"]
             round.tests[name] = Tests(**{**columns, "kind": kinds[columns["kind"]]})

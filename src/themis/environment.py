@@ -84,6 +84,8 @@ def named(value: Any) -> Any:
     """Plain data as it is; of an object what tells it from others, which no name in words looks like."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, list):
+        return [named(each) for each in value]
     return f"<{value!r}>" if isinstance(value, Criterion) else type(value).__name__
 
 

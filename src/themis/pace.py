@@ -1,8 +1,14 @@
-"""How many tests the next round has."""
+"""How many tests the next round has, and how many of them a policy chooses at a time."""
 
 from __future__ import annotations
 
+from math import log2
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from themis.measure.tests import Tests
+from themis.search.ascent import ASCENTS
 
 if TYPE_CHECKING:
     from themis.campaign import Campaign
@@ -11,6 +17,31 @@ ROUND_SIZE = 640
 """Tests a round, unless five chunks are more."""
 LEAST_ROUND, ROUNDS = 160, 20
 """Under a policy that follows a criterion: the fewest tests of a round, and rounds that a budget is cut into."""
+
+
+PORTION, PORTIONS = 128, 8
+"""Tests that a policy chooses before it learns what came of them: at first 128, then a chunk, then, in powers of 2, an
+eighth of those that were run. It learns as often as that changes what it knows, and costs little."""
+
+
+def portion(campaign: Campaign, n: int) -> int:
+    """Of `n` tests of the search that a round has left, those that the policy chooses next."""
+    if campaign.policy.climbs:  # one test of each seed
+        return n
+    grown = campaign.tally.tests / PORTIONS
+    if grown < PORTION:
+        return min(n, PORTION)
+    return min(n, max(campaign.calculator.chunk, PORTION << int(log2(grown / PORTION))))
+
+
+def affordable(campaign: Campaign, tests: Tests) -> int:
+    """How many of the first tests there are passes left for."""
+    if campaign.settings.max_passes is None:
+        return len(tests)
+    climbs = np.isin(tests.kind, list(ASCENTS))
+    cost = np.where(climbs, campaign.calculator.cost(True), campaign.cost)
+    left = campaign.settings.max_passes - campaign.calculator.passes
+    return int(np.searchsorted(cost.cumsum(), left, side="right"))
 
 
 def round_size(campaign: Campaign) -> int:

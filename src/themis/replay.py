@@ -20,6 +20,7 @@ from themis.measure.tests import Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.origin import Origin
 from themis.perturb import Perturbation, choose_perturbation
+from themis.retraining.parts import read_split
 from themis.store.reader import Reader
 from themis.store.tensors import Tensors
 from themis.target import AnyTarget
@@ -95,6 +96,13 @@ class Replayer:
 
     @cached_property
     def seeds(self) -> Seeds:
+        """The seeds that were tested: of a run that split them, the search part."""
+        is_split = self.run.record["settings"].get("split") is not None
+        return read_split(self.run).search(self.all_seeds) if is_split else self.all_seeds
+
+    @cached_property
+    def all_seeds(self) -> Seeds:
+        """The seeds of all parts."""
         data = self._known_origin("data").read() if self._data is None else self._data
         return read_seeds(data, self.run.record["settings"]["max_seeds"])
 

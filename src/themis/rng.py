@@ -22,15 +22,28 @@ _UINT64 = (1 << 64) - 1
 
 def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """A 63-bit hash of integers and integer arrays, element by element (SplitMix64 as the mixer)."""
-    state = np.zeros(np.broadcast_shapes(*(np.shape(word) for word in words)), dtype=np.uint64)
+    n_alike = next((k for k, word in enumerate(words) if not isinstance(word, int)), len(words))
+    first = 0
+    for word in words[:n_alike]:  # one for all elements
+        first = _stir(first ^ (int(word) & _UINT64))
+    state = np.array(first, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for word in words:
+        for word in words[n_alike:]:
             value = np.uint64(word & _UINT64) if isinstance(word, int) else np.asarray(word).astype(np.uint64)
-            state = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
+            state = np.asarray(state ^ value)
+            state += np.uint64(0x9E3779B97F4A7C15)
             state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            state = state ^ (state >> np.uint64(31))
+            state = np.asarray(state ^ (state >> np.uint64(31)))
     return (state >> np.uint64(1)).astype(np.int64)
+
+
+def _stir(state: int) -> int:
+    """SplitMix64's step of one number."""
+    state = (state + 0x9E3779B97F4A7C15) & _UINT64
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _UINT64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _UINT64
+    return state ^ (state >> 31)
 
 
 def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +13,18 @@ from themis.errors import UsageError, nearest
 def option(default: Any, text: str) -> Any:
     """A field with its default and the help text of its flag."""
     return field(default=default, metadata={"help": text})
+
+
+def check_shares(shares: Sequence[float]) -> list[float]:
+    """The shares of a split as numbers: three, each more than none, together all."""
+    is_list = isinstance(shares, list | tuple) and all(
+        isinstance(each, int | float) and not isinstance(each, bool) for each in shares
+    )
+    if not is_list or len(shares) != 3:
+        raise UsageError(f"split must be three shares, to search, train and judge, as 0.5,0.2,0.3, got {shares!r}")
+    if not (all(each > 0 for each in shares) and abs(math.fsum(shares) - 1) <= 1e-6):
+        raise UsageError(f"split must be three shares above 0 that sum to 1, as 0.5,0.2,0.3, got {list(shares)}")
+    return [float(each) for each in shares]
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,10 @@ class Settings:
         None, "drop tests that are less like their seed than this SSIM: 1 is the same picture"
     )
     max_seeds: int | None = option(None, "use a random sample of this many seeds, always the same")
+    split: list[float] | None = option(
+        None, "shares of the seeds to search, to train on and to judge by, as 0.5,0.2,0.3; the first alone are searched"
+    )
+    split_seed: int = option(0, "same seed, same split; of the same data whatever the random seed")
     max_tests: int | None = option(20_000, "stop after this many tests; null is no limit")
     max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")
@@ -51,8 +68,11 @@ class Settings:
         if self.preset is not None and self.preset != "paper":
             raise UsageError(f"preset must be 'paper' or None, got {self.preset!r}")
         self._check_types()
+        if self.split is not None:
+            object.__setattr__(self, "split", check_shares(self.split))
         rules: dict[str, tuple[bool, str]] = {
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
+            "split_seed": (0 <= self.split_seed < 2**63, "lie in 0..2**63 - 1"),
             "coverage": (self.coverage is None or 0 < self.coverage <= 1, "lie in (0, 1], or be None for no goal"),
             "tolerance": (self.tolerance > 0 and math.isfinite(self.tolerance), "be a positive number"),
             "alpha": (self.alpha is None or 0.5 <= self.alpha < 1, "lie in [0.5, 1), or be None for the point value"),

@@ -74,9 +74,12 @@ def test_the_names_are_those_that_the_options_know():
     assert names["policy"] == set(POLICIES)
     assert names["judge"] == set(JUDGES)
     assert names["oracle"] == {"auto", *ORACLES}
-    parser = cli.options.Parser(prog="themis run")
-    cli.fill(parser, "run")
-    assert set(names) <= {action.dest for action in parser._actions}
+    options = set()
+    for command in ("run", "retrain"):
+        parser = cli.options.Parser(prog=f"themis {command}")
+        cli.fill(parser, command)
+        options |= {action.dest for action in parser._actions}
+    assert set(names) <= options
 
 
 def test_it_needs_no_torch_and_says_so_without_shtab(monkeypatch, capsys):

@@ -33,6 +33,17 @@ def test_only_the_hidden_region_breaks_the_model(make):
 
 
 @cases
-def test_a_campaign_can_find_it(make):
+def test_scheduled_finds_it(make):
     hidden = make()
-    assert any(hidden.finds("random", random_seed) for random_seed in range(10))
+    assert sum(hidden.finds("scheduled", random_seed) for random_seed in range(20)) >= 19
+
+
+@cases
+@pytest.mark.slow
+def test_scheduled_finds_it_in_95_of_100_campaigns_and_no_less_often_than_random(make):
+    hidden = make()
+    found, at_random = (
+        sum(hidden.finds(policy, random_seed) for random_seed in range(100)) for policy in ("scheduled", "random")
+    )
+    assert found >= 95
+    assert found >= at_random

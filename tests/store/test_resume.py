@@ -17,6 +17,7 @@ from torch import nn
 import themis
 from themis import Callback, DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.interrupt import held_back
+from themis.pace import PORTION
 from themis.search.random import Random
 from themis.store import Reader, Writer
 
@@ -90,7 +91,7 @@ def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, a
     stopping = StopsInside(model, after)
     stopped = themis.run(stopping, digits, "gaussian", **options, out=tmp_path / "run")
     assert stopped.stop_reason == "user"
-    assert stopped.rounds[-1].tests % 256 == 0
+    assert stopped.rounds[-1].tests % PORTION == 0
     resumed = themis.resume(tmp_path / "run", stopping, digits)
     layers = resumed.judged.by_layer
     assert resumed.coverage == whole.coverage

@@ -29,6 +29,7 @@ COMMANDS = {
     "faults": "list, sort and export the faults of a run",
     "groups": "put faults that are one story together, say where they enter",
     "shrink": "make faults smaller, and draw how robust the model is",
+    "retrain": "make the model better with the faults of a run, and measure it",
     "perturbations": "list what a model can be disturbed with, and draw it",
     "compare": "compare techniques and criteria at equal cost",
     "zoo": "list, verify and train the models of the zoo",

@@ -41,6 +41,9 @@ NAMES = {
         *("resnet50-imagenet", "dave2-udacity", "resnet56-cifar10", "densenet121-cifar10"),
         "efficientnet-lite0-imagenet",
     ),
+    "optimiser": ("sgd", "adam", "adamw"),
+    "schedule": ("constant", "cosine", "step", "one-cycle"),
+    "statistics": ("keep", "update"),
 }
 """Names an option knows; here too, since asking their tables imports torch, for seconds, in every new shell."""
 FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN")

@@ -214,6 +214,14 @@ class Calculator:
         gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
         return gradient + 3 * n_rivals
 
+    def margin_objective(self) -> Objective:
+        """What climbs towards another answer."""
+
+        def fallen(inputs: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
+            return -self._compare(rows, outputs).margin.sum()
+
+        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), differ=fallen)
+
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)

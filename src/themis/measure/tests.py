@@ -55,7 +55,7 @@ class Results:
     is_fault: Bools
     outcome: Ints
     margin: Floats
-    gradient: Floats | None  # of the objective in theta, [tests, dimensions]
+    gradient: Floats | None  # of the objective in theta, [tests, dimensions]; 0 for tests that climb nothing
     faults: Details | None = None  # not kept longer than it takes to store them
     is_dropped: Bools | None = None  # which were no longer the same picture; None is none of them
     raised: Bools | None = None  # which raised the criterion; None where there is none
@@ -77,7 +77,9 @@ class Results:
     @staticmethod
     def join(parts: Sequence[Results]) -> Results:
         """All results in order, without details."""
-        gradients = [each.gradient for each in parts if each.gradient is not None]
+        width = next((each.gradient.shape[1] for each in parts if each.gradient is not None), None)
+        none = [] if width is None else [np.zeros((len(each), width), dtype=np.float32) for each in parts]
+        gradients = [zero if each.gradient is None else each.gradient for each, zero in zip(parts, none, strict=False)]
         raised = [each.raised for each in parts if each.raised is not None]
         drops = any(each.is_dropped is not None for each in parts)
         return Results(

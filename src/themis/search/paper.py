@@ -7,12 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from themis.measure.tests import Ints, Results, Tests
+from themis.search.ascent import step_uphill
 from themis.search.policy import Space, State
-
-STEP = 0.2
-"""Length of a step, as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
-STUCK = 1e-6
-"""A step shorter than this share of the range moves nothing: the test is redrawn."""
 
 
 class Paper:
@@ -53,12 +49,8 @@ class Paper:
             return
         state, space = self.state, self.space
         position = space.position(tests.seed)
-        uphill = results.gradient * space.reach  # in shares of the range, so that no unit outweighs another
-        steepest = np.abs(uphill).max(1, keepdims=True)
-        direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
-        theta = (tests.theta + STEP * direction * space.reach).clip(space.low, space.high)
-        moved = np.abs((theta - tests.theta) / space.reach).max(1) > STUCK
+        theta, moved, has_way_up = step_uphill(tests.theta, results.gradient, space)
         state["theta"][position] = theta
         state["noise_seed"][position] = tests.noise_seed
         state["is_climbing"][position] = moved
-        state["is_at_bound"][position] = ~moved & (steepest[:, 0] > 0) & space.is_random
+        state["is_at_bound"][position] = ~moved & has_way_up & space.is_random

@@ -32,6 +32,7 @@ class Space:
     is_random: bool
     random_seed: int
     answers: Ints | None = None  # each usable seed's clean outcome
+    climb_cost: float | None = None  # what a test with its gradient costs, others being 1; None where there is none
 
     @staticmethod
     def of(
@@ -41,12 +42,14 @@ class Space:
         margin: Floats,
         random_seed: int,
         answers: Ints | None = None,
+        climb_cost: float | None = None,
     ) -> Space:
         low, high, identity = (
             np.array([getattr(each, end) for each in perturbation.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        return Space(seeds, seed_id, margin, low, high, identity, perturbation.is_random, random_seed, answers)
+        how = (perturbation.is_random, random_seed, answers, climb_cost)
+        return Space(seeds, seed_id, margin, low, high, identity, *how)
 
     @property
     def answer(self) -> Ints:
@@ -106,7 +109,7 @@ class Policy(Protocol):
     """Chooses the search stream's tests and learns from what came of all tests."""
 
     climbs: bool
-    """Whether its tests need the gradient in theta: one backward pass each."""
+    """Whether all its tests need the gradient in theta, one backward pass each; else those of kinds in ASCENTS do."""
     state: State
 
     def init(self, space: Space) -> None: ...

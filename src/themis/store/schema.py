@@ -10,6 +10,8 @@ from pathlib import Path
 from themis.errors import StoreError
 
 DATABASE = "run.sqlite"
+PARTS = "parts.safetensors"
+"""Which part each seed is in, where they were split."""
 SCHEMA = 3
 """Version of the tables, kept as SQLite's user_version. Raise it with every change."""
 SHARES = 10_000
@@ -19,7 +21,7 @@ APPLICATION = 0x7E315
 
 _TABLES = """
 CREATE TABLE run (           -- what the campaign is; written once
-  name TEXT PRIMARY KEY,     -- settings, origin, start, environment
+  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts
   value TEXT NOT NULL        -- JSON
 ) WITHOUT ROWID;
 

@@ -20,7 +20,7 @@ from themis.faults import Column
 from themis.result import Round
 from themis.store import schema
 from themis.store.files import Lock, explained, sync, write_file
-from themis.store.schema import DATABASE
+from themis.store.schema import DATABASE, PARTS
 from themis.store.tensors import Shelf, Tensors, file_name, serialize
 
 SHARE = 1 / 100
@@ -61,8 +61,8 @@ class Writer:
         self._seen = 0
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
-    def create(self, record: dict[str, Any], max_stored: int) -> None:
-        """Begin a new run; `record` is what a resumed campaign and a report must know."""
+    def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
+        """Begin a new run; `record` is what a resumed campaign and a report must know, `parts` the seeds' split."""
         if self._has_run():
             raise UsageError(
                 f"out must be a new folder, {self.path} holds a run already: choose another, or go on with "
@@ -71,6 +71,10 @@ class Writer:
         with explained(self.path):
             self._write_config(record)
             write_file(self.path / "environment.json", _json(record["environment"], indent=2))
+            if parts is not None:
+                write_file(self.path / PARTS, parts)
+            elif (self.path / PARTS).exists():  # of a run that was killed before its first test
+                (self.path / PARTS).unlink()
             part = self.path / f"{DATABASE}.part"
             for left in self.path.glob(f"{DATABASE}*"):
                 left.unlink()
@@ -230,7 +234,12 @@ class Writer:
         if hasattr(self, "_database"):
             self._database.close()
         if self._is_empty:
-            for each in ("config.yaml", "environment.json", *(each.name for each in self.path.glob(f"{DATABASE}*"))):
+            for each in (
+                "config.yaml",
+                "environment.json",
+                PARTS,
+                *(each.name for each in self.path.glob(f"{DATABASE}*")),
+            ):
                 (self.path / each).unlink(missing_ok=True)
         if not (self.path / DATABASE).exists():
             for folder in (self.path / "tensors", self.path / "state"):

@@ -1,0 +1,254 @@
+"""Retraining from what techniques choose: score regained on judge seeds, with the same inputs, recipe and compute.
+
+    THEMIS_DATA=FOLDER python benchmarks/retrain.py [--device cuda] [--workers 12] [--json FILE]
+
+Each technique searches the same seeds for the same passes and chooses the same number of inputs; a copy of the model is
+trained on each choice and on clean inputs of the training data, and judged on other test seeds by the same uniform
+tests. Once a random seed; intervals of themis less a rival are Student's t over random seeds, paired. With `--json`
+what the file has is not run again. On a CPU `--quick` is the default: LeNet-5 and the PDF model, two random seeds.
+`--pack FILE` keeps models and data in one file, to be read with `--packed FILE` on a machine without the data folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from functools import cache, lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from searching.files import write_results
+from searching.packs import Held, hold, read_pack, write_pack
+
+from themis.perturb import choose_perturbation
+from themis.retraining.compare import attempt, summarise
+from themis.retraining.contest import Case, Contest, Terms
+from themis.retraining.ledger import Ledger
+from themis.retraining.recipe import Recipe
+from themis.retraining.standing import show
+
+TECHNIQUES = "themis,nc,kmnc,idc,lsa,random,corners"
+QUICK: dict[str, Any] = {"rows": ["lenet5 gaussian*", "pdf*"], "random_seeds": 2, "share": 0.5}
+FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting. Passes are those of a campaign after its clean sweep; inputs those that each technique chooses."""
+
+    name: str
+    model: str
+    perturbation: str
+    magnitude: float | None
+    passes: int
+    recipe: str
+    draws: int = 5
+    oracle: str | None = None
+    most_inputs: int = 2_000
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "small": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0},
+    "deep": {"epochs": 5, "batch_size": 128, "learning_rate": 3e-4, "fresh": 0.0},
+    "drive": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-4, "fresh": 0.0},
+    "table": {"epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0},
+}
+NEAR = "regression:0.1"
+"""Within a tenth of the label: the usual two standard deviations leave the drive no room to gain."""
+ROWS = (
+    Row("lenet5 gaussian 0.8", "lenet5-mnist", "gaussian", 0.8, 4_000, "small"),
+    Row("lenet5 pgd 0.15", "lenet5-mnist", "pgd", 0.15, 60_000, "small", 2),
+    Row("lenet5 fog", "lenet5-mnist", "fog", None, 4_000, "small"),
+    Row("resnet56 gaussian 0.1", "resnet56-cifar10", "gaussian", 0.1, 4_000, "deep"),
+    Row("resnet56 pgd 2/255", "resnet56-cifar10", "pgd", 2 / 255, 60_000, "deep", 2),
+    Row("resnet56 fog", "resnet56-cifar10", "fog", None, 4_000, "deep"),
+    Row("pdf table_noise 0.3", "mlp-pdf", "table_noise", 0.3, 4_000, "table"),
+    Row("pdf edit_worst", "mlp-pdf", "edit_worst", 3.0, 16_000, "table"),
+    Row("pdf edit", "mlp-pdf", "edit", 3.0, 4_000, "table"),
+    Row("dave2 gaussian 0.5", "dave2-udacity", "gaussian", 0.5, 3_000, "drive", 5, NEAR),
+    Row("dave2 pgd 2/255", "dave2-udacity", "pgd", 2 / 255, 40_000, "drive", 2, NEAR),
+    Row("dave2 fog", "dave2-udacity", "fog", None, 3_000, "drive", 5, NEAR),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a row is run, and on how much of the seeds."""
+
+    row: Row
+    device: str
+    packed: str | None
+    share: float
+
+    def case(self) -> Case:
+        held = _held(self.row.model, self.device, self.packed)
+        target, parts = held.settled(self.row.oracle), held.parts(self.share)
+        perturbation = choose_perturbation(self.row.perturbation, self.row.magnitude)
+        return Case(target, parts, perturbation, Ledger(), parts.train)
+
+    def terms(self, n_search: int, inputs: int | None = None, **options: Any) -> Terms:
+        """Passes are counted from the end of the clean sweep."""
+        row, passes = self.row, round(self.row.passes * self.share) + n_search + 5
+        return Terms.of(inputs=inputs, most_inputs=row.most_inputs, passes=passes, draws=row.draws, **options)
+
+
+@cache
+def _held(model: str, device: str, packed: str | None) -> Held:
+    return hold(model, device) if packed is None else read_pack(packed, model, device)
+
+
+@lru_cache(2)
+def _contest(setting: Setting, inputs: int | None) -> Contest:
+    case = setting.case()
+    return Contest(case, setting.terms(len(case.parts.search), inputs), Recipe.of(**RECIPES[setting.row.recipe]))
+
+
+def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
+    """How many inputs each technique is to choose: the distinct faults that themis finds; and the model as it came."""
+    torch.set_num_threads(1)
+    contest = _contest(setting, None)
+    return contest.inputs(), contest.recipe.as_dict(), contest.before()
+
+
+def run(setting: Setting, inputs: int, technique: str, random_seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    """One technique on a row, once a random seed."""
+    from themis.retraining.techniques import named
+
+    torch.set_num_threads(1)
+    contest, who = _contest(setting, inputs), named(technique)
+    return [attempt(contest, (who, each)) for each in random_seeds]
+
+
+def contest(settings: list[Setting], results: dict[str, Any], arguments: argparse.Namespace, console: Console) -> None:
+    """Run what is missing, and show each row as soon as it is whole."""
+    names = [each.name for each in Terms(techniques=arguments.techniques).chosen()]
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        counted = {pool.submit(count, each): each for each in settings}
+        running, left, before = {}, {}, {}
+        for done in as_completed(counted):
+            setting, (inputs, recipe, reading) = counted[done], done.result()
+            row = results["rows"].setdefault(setting.row.name, {"row": asdict(setting.row), "cells": []})
+            inputs = row.setdefault("inputs", inputs)
+            before[setting.row.name] = reading
+            row |= {"before": reading.as_dict(), "recipe": recipe}
+            for name in names:
+                kept = {each["random_seed"] for each in row["cells"] if each["technique"] == name}
+                missing = tuple(k for k in range(arguments.random_seeds) if k not in kept)
+                if missing:
+                    running[pool.submit(run, setting, inputs, name, missing)] = setting
+                    left.setdefault(setting.row.name, set()).add(name)
+            if setting.row.name not in left:
+                _conclude(setting, row, reading, arguments, console)
+        for done in as_completed(running):
+            setting = running[done]
+            row, records = results["rows"][setting.row.name], done.result()
+            row["cells"] += records
+            left[setting.row.name].discard(records[0]["technique"])
+            if not left[setting.row.name]:
+                _conclude(setting, row, before[setting.row.name], arguments, console)
+            _write(arguments, results)
+    _write(arguments, results)
+
+
+def _conclude(setting: Setting, row: dict[str, Any], reading: Any, arguments: Any, console: Console) -> None:
+    """The row's table, and its intervals beside the cells."""
+    terms = setting.terms(0, row["inputs"], techniques=arguments.techniques, random_seeds=arguments.random_seeds)
+    recipe = Recipe.of(**row["recipe"])
+    result = summarise(setting.row.name, terms, recipe, reading, row["cells"], {})
+    row["standings"] = [asdict(each) for each in result.standings]
+    console.print()
+    show(result, console)
+
+
+def _write(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+    if arguments.json:
+        write_results(arguments.json, arguments.device, results)
+
+
+def aims(results: dict[str, Any], console: Console) -> None:
+    """All rows: where themis stands against the best rival, and what became of the clean score."""
+    from rich.table import Table
+
+    table = Table(title="themis against its best rival, points of disturbed score")
+    for head in ("row", "before", "themis", "best rival", "above by (over random seeds)", "clean change"):
+        table.add_column(head, justify="left" if head in ("row", "best rival") else "right")
+    for name, row in results["rows"].items():
+        standings = [each for each in row.get("standings", []) if each["shifts"]]
+        own = next((each for each in standings if each["technique"] == "themis"), None)
+        rivals = [each for each in standings if each["technique"] != "themis"]
+        if own is None or not rivals:
+            continue
+        best = max(rivals, key=lambda each: each["shifts"]["disturbed"]["after"])
+        lead = (best["lead"] or {}).get("over_runs")
+        low, value, high = (None if lead is None else 100 * lead[end] for end in ("low", "value", "high"))
+        said = "-" if lead is None else f"{value:+.2f} ({low:+.2f}..{high:+.2f})"
+        disturbed, clean = own["shifts"]["disturbed"], own["shifts"]["clean"]
+        table.add_row(
+            name,
+            f"{100 * disturbed['before']:.2f}",
+            f"{100 * disturbed['after']:.2f}",
+            f"{best['technique']} {100 * best['shifts']['disturbed']['after']:.2f}",
+            said,
+            f"{100 * (clean['after'] - clean['before']):+.2f}",
+        )
+    console.print(table)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action=argparse.BooleanOptionalAction, help="by default on a CPU")
+    parser.add_argument("--rows", nargs="+", help="globs over the rows' names")
+    parser.add_argument("--techniques", default=TECHNIQUES, help="by commas")
+    parser.add_argument("--random-seeds", type=int, help="trainings each")
+    parser.add_argument("--share", type=float, help="of the seeds and passes")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--json", help="file of the raw figures, rewritten after each technique of a row")
+    parser.add_argument("--pack", metavar="FILE")
+    parser.add_argument("--packed", metavar="FILE")
+    arguments = parser.parse_args()
+    is_quick = arguments.device == "cpu" if arguments.quick is None else arguments.quick
+    for name, value in (QUICK if is_quick else FULL).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
+
+
+def read_results(path: str | None, share: float) -> dict[str, Any]:
+    """What an earlier call left in the file."""
+    import json
+
+    if path is None or not os.path.exists(path):
+        return {"share": share, "rows": {}}
+    results: dict[str, Any] = json.loads(Path(path).read_text())["results"]
+    if results["share"] != share:
+        sys.exit(f"{path} must hold contests on {share} of the seeds, it has {results['share']}: name another file")
+    for row in results["rows"].values():
+        row["cells"] = [each for each in row["cells"] if "error" not in each]
+    return results
+
+
+def main() -> None:
+    arguments, console = parse(), Console(width=None if sys.stdout.isatty() else 160)
+    rows = [each for each in ROWS if any(fnmatch(each.name, glob) for glob in arguments.rows)]
+    if not (os.environ.get("THEMIS_DATA") or arguments.packed):
+        print("skipped: it runs on real data; set THEMIS_DATA to the data folder, or pass --packed")
+        return
+    if arguments.pack:
+        write_pack(Path(arguments.pack), list(dict.fromkeys(each.model for each in rows)))
+        return
+    results = read_results(arguments.json, arguments.share)
+    settings = [Setting(each, arguments.device, arguments.packed, arguments.share) for each in rows]
+    contest(settings, results, arguments, console)
+    aims(results, console)
+
+
+if __name__ == "__main__":
+    main()

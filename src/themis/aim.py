@@ -1,0 +1,24 @@
+"""What the next tests of a search climb, if anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from themis.measure.fold import Objective
+from themis.measure.tests import Tests
+from themis.search.ascent import ASCENTS
+
+if TYPE_CHECKING:
+    from themis.campaign import Campaign
+
+
+def aimed(campaign: Campaign, tests: Tests) -> tuple[Tests, Objective | None]:
+    """Those of the first tests that climb the same, and what it is; None where they climb nothing."""
+    open_neurons = Objective(campaign.open_neurons, campaign.scale)
+    if campaign.policy.climbs:
+        joint = campaign.guide and campaign.guide.objective(campaign.policy, campaign.calculator, int(tests.number[0]))
+        return tests, joint or open_neurons
+    climbed = [ASCENTS.get(kind) for kind in tests.kind[: campaign.calculator.chunk].tolist()]
+    n = next((k for k, each in enumerate(climbed) if each != climbed[0]), len(climbed))
+    objectives = {None: None, "margin": campaign.calculator.margin_objective(), "sensitivity": open_neurons}
+    return tests[:n], objectives[climbed[0]]

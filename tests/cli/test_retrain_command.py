@@ -1,0 +1,138 @@
+"""`themis retrain`: from a run folder, with what it prints, writes and refuses."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from themis.cli import COMMANDS, completion, main
+from themis.retraining.recipe import OPTIMISERS, SCHEDULES
+
+MODULE = """
+import torch
+from torch import nn
+
+def net():
+    made = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    with torch.no_grad():
+        made[1].weight.zero_()
+        made[1].bias.zero_()
+        made[1].weight[0, :6], made[1].weight[1, 30:] = 1.0, 1.0
+    return made
+"""
+QUICK = ["--random-seeds", "1", "--epochs", "3", "--draws", "3", "--passes", "300", "--learning-rate", "5e-3"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a model, its data and others, a run that was split and one that was not."""
+    home, before = tmp_path_factory.mktemp("home"), os.getcwd()
+    (home / "striping.py").write_text(MODULE)
+    os.chdir(home)
+    rng = torch.Generator().manual_seed(3)
+    inputs, labels = 0.4 + 0.2 * torch.rand(450, 1, 6, 6, generator=rng), torch.arange(450) % 2
+    inputs[labels == 0, :, :3] += 0.15
+    inputs[labels == 1, :, 3:] += 0.15
+    np.savez("data.npz", inputs=inputs[:350], labels=labels[:350])
+    np.savez("others.npz", inputs=inputs[350:], labels=labels[350:])
+    sys.path.insert(0, str(home))
+    options = ["--perturb", "gaussian", "--magnitude", "0.6", "--max-tests", "300", "--quiet"]
+    run = ["run", "--model", "striping:net", "--data", "npz:data.npz", *options]
+    assert main([*run, "--split", "0.4,0.3,0.3", "--out", "run"]) == 0
+    assert main([*run, "--out", "whole"]) == 0
+    yield home
+    os.chdir(before)
+    sys.path.remove(str(home))
+
+
+def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
+    assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("gaussian:0.3", "disturbed score", "to judge by, which no model has seen", "Results in better"):
+        assert words in printed
+    kept = json.loads((home / "better/retrain.json").read_text())
+    assert kept["command"].startswith("themis ")
+    weights = ["--weights", "better/weights.safetensors", "--max-tests", "50", "--quiet", "--out", "none"]
+    again = ["run", "--model", "striping:net", "--data", "npz:others.npz", "--perturb", "gaussian", *weights]
+    assert main(again) == 0
+    capsys.readouterr()
+    assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
+    assert "2 of 2 steps were done before" in capsys.readouterr().out
+    assert main(["retrain", "run", "--out", "better", *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert "better holds another retraining (" in said
+    assert "also gaussian:0.3 then" in said
+
+
+def test_gates(home, capsys):
+    assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9"]) == 1
+    assert "is under --fail-under, 90.0 points" in capsys.readouterr().out
+    assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "-1", "--tolerance", "0.5"]) == 0
+    assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9", "--json"]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert json.loads(printed[printed.index("{") :])["failed"] is True
+
+
+def test_rounds_can_be_opened_by_other_commands(home, capsys):
+    assert main(["retrain", "run", "--out", "loop", *QUICK, "--rounds", "2"]) == 0
+    assert "Stopped because" in capsys.readouterr().out
+    assert main(["faults", "loop/round-1", "--json"]) == 0
+    fault = json.loads(capsys.readouterr().out)[0]
+    assert main(["replay", "loop/round-1", str(fault["id"])]) == 0
+    assert "1 of 1 reproduced" in capsys.readouterr().out
+    assert main(["retrain", "loop/round-1", "--out", "further", *QUICK, "--quiet"]) == 0
+
+
+def test_other_data_judges_a_run_that_was_not_split(home, capsys):
+    assert main(["retrain", "whole", "--out", "w", *QUICK]) == 2
+    assert "--split" in capsys.readouterr().err
+    assert not (home / "w").exists()
+    assert main(["retrain", "whole", "--out", "w", *QUICK, "--judge", "npz:data.npz"]) == 3
+    assert "not trained on" in capsys.readouterr().err
+    assert main(["retrain", "whole", "--out", "w", *QUICK, "--judge", "npz:others.npz", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"]["judge"] == 100
+    assert main(["retrain", "run", "--out", "t", *QUICK, "--train", "npz:data.npz"]) == 3
+    assert "train must share no seed with those to judge by" in capsys.readouterr().err
+
+
+def test_techniques_are_compared(home, capsys):
+    command = ["retrain", "run", "--from", "themis,random", "--out", "contest", "--random-seeds", "2", "--epochs", "1"]
+    assert main([*command, "--limit", "20", "--draws", "2"]) == 0
+    assert "Results in contest" in capsys.readouterr().out
+    kept = json.loads((home / "contest/contest.json").read_text())
+    assert {each["technique"] for each in kept["standings"]} == {"themis", "random"}
+    assert main([*command, "--rounds", "2"]) == 2
+    assert "--rounds must be left out with --from" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on(home, capsys, monkeypatch):
+    from themis.retraining.progress import ShowSteps
+
+    def stop(self, text, n_done, n_steps):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShowSteps, "on_step", stop)
+        assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 130
+    assert "Go on: the same command with --out 'cut short'" in capsys.readouterr().out
+    assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 0
+    assert "1 of 1 steps were done before" in capsys.readouterr().out
+
+
+def test_bad_options_are_one_line(home, capsys):
+    for words, why in (
+        (["retrain", "run", "--mix", "2"], "mix must lie in [0, 1], got 2"),
+        (["retrain", "run", "--workers", "2"], "--workers must come with --from"),
+        (["retrain", "nowhere"], "a run must be a folder with run.sqlite, nowhere is none"),
+        (["retrain"], "RUN must be given"),
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert why in said
+        assert len(said.splitlines()) == 1
+    assert "retrain" in COMMANDS
+    assert completion.NAMES["optimiser"] == OPTIMISERS
+    assert completion.NAMES["schedule"] == SCHEDULES

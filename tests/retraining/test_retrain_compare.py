@@ -1,0 +1,213 @@
+"""The contest: techniques choose as many inputs each, train alike, and are judged alike; cells are not run twice."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import themis
+from themis.comparison.plan import Technique
+from themis.errors import UsageError
+from themis.measure.tests import Tests
+from themis.perturb import choose_perturbation
+from themis.retraining.compare import compare
+from themis.retraining.contest import Case, Contest, Terms, pack, unpack
+from themis.retraining.grading import settled
+from themis.retraining.ledger import Ledger
+from themis.retraining.listener import Listener
+from themis.retraining.parts import Parts
+from themis.retraining.recipe import Recipe
+from themis.retraining.standing import ranked, show
+from themis.retraining.techniques import Gathered, Recorder, choose, fit, gather, in_turns, named
+from themis.search import choose_policy
+
+TERMS = Terms(techniques="random,themis,nc", passes=700, random_seeds=2, draws=3, judge_passes=400)
+RECIPE = Recipe(fresh=0.0, epochs=2, batches=15)
+
+
+def make_case(trained):
+    module, held_out = trained
+    parts = Parts(*(held_out[torch.arange(first, 1000, 4)] for first in (0, 1, 2)))
+    return Case(settled(themis.Target(module), parts.search), parts, choose_perturbation("gaussian", 0.8), Ledger())
+
+
+@pytest.fixture(scope="module")
+def case(trained):
+    return make_case(trained)
+
+
+class Told(Listener):
+    def __init__(self):
+        self.steps, self.began = [], []
+
+    def on_steps(self, n_done, n_steps):
+        self.began.append((n_done, n_steps))
+
+    def on_step(self, text, n_done, n_steps):
+        self.steps.append(text)
+
+
+@pytest.fixture(scope="module")
+def contested(case, tmp_path_factory):
+    out, told = tmp_path_factory.mktemp("contest") / "out", Told()
+    return compare(case, TERMS, RECIPE, out=out, listener=told), out, told
+
+
+def test_every_technique_has_as_many_inputs_and_gains(contested):
+    result, _, told = contested
+    assert told.began == [(0, 6)]
+    assert len(told.steps) == 6
+    assert [each.technique for each in result.standings] == ["random", "themis", "nc"]
+    assert result.inputs == min(
+        each["faults_found"] for each in result.records if each["technique"] == "themis" and each["random_seed"] == 0
+    )
+    for each in result.standings:
+        assert each.errors == ()
+        assert each.figures["inputs"] == result.inputs
+        assert each.shifts["disturbed"].difference > 0.02  # a real gain on seeds that were not trained on
+        assert each.shifts["clean"].difference > -0.05
+        assert each.figures["mended"] > 0.2
+    themis = result.standings[1]
+    assert themis.figures["faults_chosen"] > 0.4 * themis.figures["inputs"]
+    assert themis.lead is None
+
+
+def test_the_lead_is_paired_by_random_seed(contested):
+    result, _, _ = contested
+    scores = {
+        name: np.array([each["reading"]["disturbed"] for each in result.records if each["technique"] == name])
+        for name in ("themis", "random")
+    }
+    lead = result.standings[0].lead
+    gaps = scores["themis"] - scores["random"]
+    assert lead.over_runs.value == pytest.approx(gaps.mean(), abs=1e-6)
+    assert lead.over_seeds.value == pytest.approx(gaps.mean(), abs=1e-6)
+    assert lead.over_seeds.low < lead.over_seeds.value < lead.over_seeds.high
+    assert lead.over_runs.high - lead.over_runs.value == pytest.approx(12.706 * np.ptp(gaps) / 2, rel=1e-3, abs=1e-6)
+
+
+def test_the_same_call_again_runs_nothing_and_one_more_technique_only_itself(case, contested):
+    result, out, _ = contested
+    told = Told()
+    again = compare(case, TERMS, RECIPE, out=out, listener=told)
+    assert told.began == [(6, 6)]
+    assert told.steps == []
+    assert again.standings == result.standings
+    told = Told()
+    more = Terms(**{**TERMS.as_dict(), "techniques": "themis,corners", "random_seeds": 1})
+    compare(case, more, RECIPE, out=out, listener=told)
+    assert told.began == [(1, 2)]
+    assert [each.split(",")[0] for each in told.steps] == ["corners"]
+    told = Told()
+    compare(case, more, Recipe(fresh=0.0, epochs=1, batches=2), out=out, listener=told)
+    assert told.began == [(0, 2)]  # another recipe makes other cells
+
+
+def test_results_are_plain_data_a_table_and_a_picture(case, contested):
+    result, out, _ = contested
+    kept = json.loads((out / "contest.json").read_text())
+    assert kept["inputs"] == result.inputs
+    assert len(kept["cells"]) == 2
+    assert "by_seed" not in kept["cells"][0]
+    assert (out / "contest.md").read_text().startswith("### Retraining from what techniques choose, gaussian")
+    assert (out / "contest.png").read_bytes().startswith(b"\x89PNG")
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(result, console)
+    console.file.close()
+    text = console.export_text()
+    assert "themis above by" in text
+    assert ranked(result.standings)[0].technique == "themis"
+
+
+def test_what_a_worker_makes_is_what_this_process_makes(trained, case, contested):
+    result, _, _ = contested
+    terms = Terms(**{**TERMS.as_dict(), "techniques": "random", "random_seeds": 1, "inputs": result.inputs})
+    with pytest.raises(UsageError, match="workers must be 1 without make"):
+        compare(case, terms, RECIPE, workers=2)
+    made = compare(make=partial(make_case, trained), terms=terms, recipe=RECIPE)
+    first = next(each for each in result.records if each["technique"] == "random")
+    assert made.records[0]["by_seed"] == first["by_seed"]
+
+
+def test_a_technique_that_fails_is_said_and_the_others_stand(case):
+    class Failing(Contest):
+        def gathered(self, technique, random_seed):
+            if technique.name == "random":
+                raise RuntimeError("no luck")
+            return super().gathered(technique, random_seed)
+
+    from themis.retraining.compare import attempt, summarise
+
+    contest = Failing(case, Terms(**{**TERMS.as_dict(), "inputs": 40, "judge_passes": 0}), Recipe(epochs=1, batches=2))
+    records = [attempt(contest, (named(name), 0)) for name in ("random", "themis")]
+    terms = Terms(techniques="random,themis", inputs=40, random_seeds=1)
+    result = summarise("gaussian", terms, contest.recipe, contest.before(), records, {})
+    assert result.standings[0].errors == ("RuntimeError: no luck",)
+    assert result.standings[1].n_runs == 1
+    assert ranked(result.standings)[-1].technique == "random"
+
+
+def test_a_recorder_changes_no_campaign_and_remembers_every_test(case):
+    how = {"max_passes": 700, "max_tests": None, "plateau": None, "coverage": None, "round_size": 160}
+    plain = themis.run(case.target, case.parts.search, case.perturbation, **how)
+    recorder = Recorder(choose_policy("scheduled"))
+    recorded = themis.run(case.target, case.parts.search, case.perturbation, policy=recorder, **how)
+    assert recorded.faults.columns["id"].tolist() == plain.faults.columns["id"].tolist()
+    assert sum(len(tests) for tests, _ in recorder.seen) == plain.rounds[-1].tests
+
+
+def test_a_criterion_leads_its_technique(case):
+    technique = named("nc")
+    criterion = fit(technique, case.target, case.parts.train)
+    found = gather(
+        technique, case.target, case.parts.search, case.perturbation, passes=700, random_seed=0, criterion=criterion
+    )
+    assert found.raised.any()
+    others = [k for k in choose(found, len(found.tests), technique) if not found.is_fault[k]]
+    assert found.raised[others[0]]
+    assert (np.diff(found.raised[others].astype(int)) <= 0).all()  # first all that raised it, then the rest
+
+
+def test_every_distinct_fault_comes_before_a_second_one():
+    seed, outcome = np.array([0, 0, 0, 1, 1, 2]), np.array([5, 5, 6, 5, 5, 5])
+    n = len(seed)
+    tests = Tests(np.arange(n), seed, np.zeros((n, 1), np.float32), np.arange(n), np.full(n, "x"))
+    margin = np.array([-1.0, -2.0, -3.0, -1.0, -0.5, 1.0], dtype=np.float32)
+    is_fault = np.array([True, True, True, True, True, False])
+    found = Gathered(tests, is_fault, outcome, margin, np.zeros(n, bool), np.ones(n), 0, 3, 2)
+    assert choose(found, n, Technique("random")).tolist() == [0, 2, 3, 1, 4, 5]
+    assert choose(found, 2, Technique("themis")).tolist() == [4, 0]  # each seed's nearest to the boundary
+    assert sorted(choose(found, n, Technique("themis")).tolist()) == list(range(n))
+    assert in_turns(np.array([3, 4, 5]), np.array([7, 7, 8])).tolist() == [3, 5, 4]
+    assert in_turns(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+
+
+def test_themis_chooses_faults_as_strong_as_those_of_its_uniform_stream(case):
+    found = gather(named("themis"), case.target, case.parts.search, case.perturbation, passes=2000, random_seed=0)
+    is_typical = found.is_fault & (found.tests.kind == "uniform")
+    chosen = choose(found, 150, named("themis"))
+    assert len(np.unique(chosen)) == 150
+    typical, plain = found.strength[is_typical].mean(), found.strength[found.is_fault].mean()
+    assert abs(found.strength[chosen].mean() - typical) < 0.5 * (plain - typical)
+    assert found.is_fault[chosen].mean() > 0.6
+
+
+def test_terms_refuse_what_cannot_be():
+    with pytest.raises(UsageError, match="passes must be a whole number of at least 1, got 0"):
+        Terms(passes=0)
+    with pytest.raises(UsageError, match="unknown option 'pases'"):
+        Terms.of(pases=3)
+    with pytest.raises(UsageError, match="one model alone"):
+        Terms.of(techniques=["themis", "deepxplore"])
+    with pytest.raises(UsageError, match="at least one"):
+        Terms(techniques=" , ")
+    assert [each.name for each in Terms(techniques="scheduled,themis,NC").chosen()] == ["themis", "nc"]
+
+
+def test_packed_columns_come_back():
+    column = np.random.default_rng(0).integers(0, 6, 500) / 5
+    assert np.allclose(unpack(pack(column)), column, atol=1e-7)
+    assert len(pack(column)) < 500
