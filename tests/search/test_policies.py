@@ -118,7 +118,9 @@ def test_paper_redraws_a_test_without_a_gradient():
 def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
-    assert (policy.propose(np.arange(40)).seed // 2).max() < 30  # margins ascend
+    first = policy.propose(np.arange(40))
+    assert (first.seed[first.kind != "sweep"] // 2).max() < 30  # margins ascend
+    assert (first.seed[first.kind == "sweep"] // 2).max() >= 30
     noise = np.random.default_rng(0)
     for start in range(0, 4000, 200):
         tests = policy.propose(np.arange(start, start + 200))
@@ -127,7 +129,9 @@ def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
             tests.seed // 2 % 2 == 0
         ] *= -1  # every other seed breaks, to the same outcome, while the others just hold
         policy.observe(tests, results(tests, margin))
-    chosen = policy.propose(np.arange(4000, 4040)).seed // 2
+    last = policy.propose(np.arange(4000, 4040))
+    chosen = last.seed[last.kind != "sweep"] // 2
+    assert len(chosen) > 10
     assert (chosen % 2 == 1).mean() > 0.9
     assert policy.state["faults"][1::2].sum() == 0
     assert policy.state["new"][0].sum() == 50  # the first fault of a seed was new, no later one
@@ -184,10 +188,24 @@ def test_scheduled_tries_every_corner_once_before_it_draws_where_there_is_no_noi
     policy.init(where)
     tests = policy.propose(np.arange(3000))
     for seed in where.seeds:
-        corners = tests.theta[(tests.seed == seed) & (tests.kind == "corner")]
+        corners = tests.theta[(tests.seed == seed) & np.isin(tests.kind, ("corner", "sweep"))]
         assert len(np.unique(corners, axis=0)) == len(corners) == 4
         assert (corners[:, 1] == 10).all()  # its lower end is the identity
     assert (tests.kind == "draw").any()
+
+
+def test_a_sweep_takes_the_seeds_with_the_fewest_corners_tried():
+    policy, where = choose_policy("scheduled"), space(n=100)
+    policy.init(where)
+    for start in range(0, 2000, 200):
+        before = policy.state["corners"].copy()
+        tests = policy.propose(np.arange(start, start + 200))
+        swept = where.position(tests.seed[tests.kind == "sweep"])
+        assert len(swept)
+        left = np.setdiff1d(np.arange(100), swept)
+        if len(left):
+            assert before[swept].max() <= before[left].min()
+        policy.observe(tests, results(tests))
 
 
 def test_scheduled_prefers_the_kind_that_pays_off():

@@ -12,13 +12,14 @@ from themis.search.policy import FOR_KIND, Space, State
 
 Numbers = NDArray[np.float64]
 
-KINDS = ("corner", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
-"""A corner not tried yet; the theta of a fault of another seed; the seed's best with one coordinate flipped to a bound;
-its best with new noise; one near its best, or near one that nearly broke another seed; one drawn uniformly; a step up
-the gradient of the margin's fall, or of what open neurons show."""
-CORNER, BORROWED, FLIP, AGAIN, NEAR, _, PLAIN, _ = range(len(KINDS))
+KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
+"""A corner not tried yet; the same of the seed that has had the fewest, whatever its chances; the theta of a fault of
+another seed; the seed's best with one coordinate flipped to a bound; its best with new noise; one near its best, or
+near one that nearly broke another seed; one drawn uniformly; a step up the gradient of the margin's fall, or of what
+open neurons show."""
+CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, _, PLAIN, _ = range(len(KINDS))
 """Those from PLAIN on climb."""
-HOPE = np.array([1.0, 0.9, 0.9, 0.5, 0.5, 0.5, 1.0, 1.0])
+HOPE = np.array([1.0, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 1.0, 1.0])
 """What a test of each kind is thought to pay before it was tried, corners being 1: the strongest disturbances break
 most. What it pays a pass is less where there is a backward pass to be paid."""
 SURE = 6.0

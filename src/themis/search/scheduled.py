@@ -28,6 +28,7 @@ from themis.search.kinds import (
     KINDS,
     NEAR,
     PLAIN,
+    SWEEP,
     before_kinds,
     choose_kinds,
     count_kinds,
@@ -74,15 +75,15 @@ class Scheduled:
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
         chosen = choose_kinds(state, space, number)
-        position = self._climbers(self._choose_seeds(number), chosen)
+        position = self._climbers(self._swept(self._choose_seeds(number), chosen), chosen)
         if not len(state["fault_theta"]):
             chosen[chosen == BORROWED] = CORNER
         if not space.is_random:
             chosen[chosen == AGAIN] = CORNER
         theta, noise_seed = self._thetas(chosen, position, number)
-        repeated = (chosen < PLAIN) & are_in(_keys(space.seeds[position], theta), state["seen"])
+        repeated = (chosen > SWEEP) & (chosen < PLAIN) & are_in(_keys(space.seeds[position], theta), state["seen"])
         chosen[repeated] = CORNER
-        corner = chosen == CORNER
+        corner = chosen <= SWEEP
         theta[corner], is_new = self._corners(position[corner], number[corner])
         count_kinds(state, space, chosen)
         kind = np.array(KINDS)[chosen]
@@ -95,7 +96,7 @@ class Scheduled:
 
     def observe(self, tests: Tests, results: Results) -> None:
         state, run = self.state, results.was_run
-        at_corner = np.isin(tests.kind, ("corner", "draw"))
+        at_corner = np.isin(tests.kind, ("corner", "sweep", "draw"))
         if at_corner.any():
             pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
             state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
@@ -139,6 +140,14 @@ class Scheduled:
         best = np.argpartition(-worth, n - 1)[:n] if n < len(worth) else np.arange(n) % len(worth)
         return np.sort(best // depth)
 
+    def _swept(self, position: Ints, chosen: Ints) -> Ints:
+        """The seeds again: those of a sweep are the ones with the fewest corners tried; of equals any."""
+        rows = np.flatnonzero(chosen == SWEEP)
+        n_seeds = len(self.space.seeds)
+        rank = self.state["corners"] + self.space.uniform(FOR_SEED, -1, np.arange(n_seeds))
+        position[rows] = np.argsort(rank)[np.arange(len(rows)) % n_seeds]
+        return position
+
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """The seeds again: climbs that are under way go on, whichever seeds are worth most now."""
         for which in range(len(ASCENTS)):
@@ -169,7 +178,7 @@ class Scheduled:
         return theta, noise_seed
 
     def _borrowed(self, position: Ints, number: Ints) -> Floats:
-        """Thetas of faults, of seeds with the same clean answer where there are any; inside the bounds a little moved."""
+        """Thetas of faults, of seeds with the same clean answer where there are any; a little moved inside bounds."""
         state, answer = self.state, self.space.answer[position]
         order = np.argsort(state["fault_answer"], kind="stable")
         low, high = (np.searchsorted(state["fault_answer"][order], answer, side=side) for side in ("left", "right"))
