@@ -20,6 +20,7 @@ from fnmatch import fnmatch
 from functools import cache, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from rich.console import Console
 from searching.files import write_results
 from searching.packs import Held, hold, read_pack, write_pack
 
+from themis.errors import ThemisError
 from themis.perturb import choose_perturbation
 from themis.retraining.compare import attempt, summarise
 from themis.retraining.contest import Case, Contest, Terms
@@ -34,6 +36,8 @@ from themis.retraining.ledger import Ledger
 from themis.retraining.recipe import Recipe
 from themis.retraining.standing import show
 
+EVERY = 10
+"""Cells after which a row's intervals are made anew before it is whole."""
 TECHNIQUES = "themis,nc,kmnc,idc,lsa,random,corners"
 QUICK: dict[str, Any] = {"rows": ["lenet5 gaussian*", "pdf*"], "random_seeds": 2, "share": 0.5}
 FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0}
@@ -55,27 +59,28 @@ class Row:
 
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "small": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0},
-    "deep": {"epochs": 5, "batch_size": 128, "learning_rate": 3e-4, "fresh": 0.0},
-    "drive": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-4, "fresh": 0.0},
-    "table": {"epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0},
+    "small": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0, "share": 0.5},
+    "deep": {"epochs": 5, "batch_size": 128, "learning_rate": 3e-4, "fresh": 0.0, "share": 0.35},
+    "drive": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-4, "fresh": 0.0, "share": 0.5},
+    "table": {"epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0, "share": 0.5},
 }
 NEAR = "regression:0.1"
 """Within a tenth of the label: the usual two standard deviations leave the drive no room to gain."""
 ROWS = (
     Row("lenet5 gaussian 0.8", "lenet5-mnist", "gaussian", 0.8, 4_000, "small"),
-    Row("lenet5 pgd 0.15", "lenet5-mnist", "pgd", 0.15, 60_000, "small", 2),
-    Row("lenet5 fog", "lenet5-mnist", "fog", None, 4_000, "small"),
     Row("resnet56 gaussian 0.1", "resnet56-cifar10", "gaussian", 0.1, 4_000, "deep"),
-    Row("resnet56 pgd 2/255", "resnet56-cifar10", "pgd", 2 / 255, 60_000, "deep", 2),
-    Row("resnet56 fog", "resnet56-cifar10", "fog", None, 4_000, "deep"),
     Row("pdf table_noise 0.3", "mlp-pdf", "table_noise", 0.3, 4_000, "table"),
-    Row("pdf edit_worst", "mlp-pdf", "edit_worst", 3.0, 16_000, "table"),
-    Row("pdf edit", "mlp-pdf", "edit", 3.0, 4_000, "table"),
     Row("dave2 gaussian 0.5", "dave2-udacity", "gaussian", 0.5, 3_000, "drive", 5, NEAR),
-    Row("dave2 pgd 2/255", "dave2-udacity", "pgd", 2 / 255, 40_000, "drive", 2, NEAR),
+    Row("resnet56 pgd 2/255", "resnet56-cifar10", "pgd", 2 / 255, 40_000, "deep", 1),
+    Row("dave2 pgd 2/255", "dave2-udacity", "pgd", 2 / 255, 30_000, "drive", 1, NEAR),
+    Row("lenet5 pgd 0.15", "lenet5-mnist", "pgd", 0.15, 40_000, "small", 1),
+    Row("pdf edit_worst", "mlp-pdf", "edit_worst", 3.0, 16_000, "table"),
+    Row("resnet56 fog", "resnet56-cifar10", "fog", None, 4_000, "deep"),
     Row("dave2 fog", "dave2-udacity", "fog", None, 3_000, "drive", 5, NEAR),
+    Row("lenet5 fog", "lenet5-mnist", "fog", None, 4_000, "small"),
+    Row("pdf edit", "mlp-pdf", "edit", 3.0, 4_000, "table"),
 )
+"""In the order in which they are run: noise on every model first, then attacks, which take longest."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ class Setting:
 
     def case(self) -> Case:
         held = _held(self.row.model, self.device, self.packed)
-        target, parts = held.settled(self.row.oracle), held.parts(self.share)
+        parts = held.parts(self.share)
+        target = held.settled(self.row.oracle, parts.search)
         perturbation = choose_perturbation(self.row.perturbation, self.row.magnitude)
         return Case(target, parts, perturbation, Ledger(), parts.train)
 
@@ -117,54 +123,68 @@ def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
     return contest.inputs(), contest.recipe.as_dict(), contest.before()
 
 
-def run(setting: Setting, inputs: int, technique: str, random_seeds: tuple[int, ...]) -> list[dict[str, Any]]:
-    """One technique on a row, once a random seed."""
+def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict[str, Any]:
+    """One cell: a technique on a row, once."""
     from themis.retraining.techniques import named
 
     torch.set_num_threads(1)
-    contest, who = _contest(setting, inputs), named(technique)
-    return [attempt(contest, (who, each)) for each in random_seeds]
+    return attempt(_contest(setting, inputs), (named(technique), random_seed))
 
 
 def contest(settings: list[Setting], results: dict[str, Any], arguments: argparse.Namespace, console: Console) -> None:
-    """Run what is missing, and show each row as soon as it is whole."""
+    """Run what is missing, a row's random seeds one after the other, and show each row as soon as it is whole."""
     names = [each.name for each in Terms(techniques=arguments.techniques).chosen()]
+    began, running, left, before = perf_counter(), {}, {}, {}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        counted = {pool.submit(count, each): each for each in settings}
-        running, left, before = {}, {}, {}
-        for done in as_completed(counted):
-            setting, (inputs, recipe, reading) = counted[done], done.result()
-            row = results["rows"].setdefault(setting.row.name, {"row": asdict(setting.row), "cells": []})
+        counted = [(each, pool.submit(count, each)) for each in settings]
+        for setting, counting in counted:
+            name = setting.row.name
+            try:
+                inputs, recipe, before[name] = counting.result()
+            except ThemisError as error:  # the other rows stand
+                console.print(f"{name} failed: {error}", highlight=False)
+                continue
+            row = results["rows"].setdefault(name, {"row": asdict(setting.row), "cells": []})
             inputs = row.setdefault("inputs", inputs)
-            before[setting.row.name] = reading
-            row |= {"before": reading.as_dict(), "recipe": recipe}
-            for name in names:
-                kept = {each["random_seed"] for each in row["cells"] if each["technique"] == name}
-                missing = tuple(k for k in range(arguments.random_seeds) if k not in kept)
-                if missing:
-                    running[pool.submit(run, setting, inputs, name, missing)] = setting
-                    left.setdefault(setting.row.name, set()).add(name)
-            if setting.row.name not in left:
-                _conclude(setting, row, reading, arguments, console)
-        for done in as_completed(running):
-            setting = running[done]
-            row, records = results["rows"][setting.row.name], done.result()
-            row["cells"] += records
-            left[setting.row.name].discard(records[0]["technique"])
-            if not left[setting.row.name]:
-                _conclude(setting, row, before[setting.row.name], arguments, console)
+            row |= {"before": before[name].as_dict(), "recipe": recipe}
+            kept = {(each["technique"], each["random_seed"]) for each in row["cells"]}
+            cells = [(who, k) for k in range(arguments.random_seeds) for who in names if (who, k) not in kept]
+            left[name] = len(cells)
+            running |= {pool.submit(run, setting, inputs, *cell): setting for cell in cells}
+            if not cells:
+                _conclude(setting, row, before[name], arguments, console)
+        for n_done, done in enumerate(as_completed(running), 1):
+            setting, record = running[done], done.result()
+            row, name = results["rows"][setting.row.name], setting.row.name
+            row["cells"].append(record)
+            left[name] -= 1
+            console.print(_progress(setting, record, n_done, len(running), perf_counter() - began), highlight=False)
+            if not left[name] or n_done % EVERY == 0:
+                _conclude(setting, row, before[name], arguments, None if left[name] else console)
             _write(arguments, results)
     _write(arguments, results)
 
 
-def _conclude(setting: Setting, row: dict[str, Any], reading: Any, arguments: Any, console: Console) -> None:
-    """The row's table, and its intervals beside the cells."""
+def _progress(setting: Setting, record: dict[str, Any], n_done: int, n: int, seconds: float) -> str:
+    """A cell in a line."""
+    who = (
+        f"{n_done}/{n} {seconds:.0f} s  {setting.row.name}: {record['technique']}, random seed {record['random_seed']}"
+    )
+    if "error" in record:
+        return f"{who} failed: {record['error']}"
+    took = ", ".join(f"{name} {each:.1f}" for name, each in record["seconds"].items())
+    return f"{who}: disturbed {record['reading']['disturbed']:.4f}, clean {record['reading']['clean']:.4f} ({took} s)"
+
+
+def _conclude(setting: Setting, row: dict[str, Any], reading: Any, arguments: Any, console: Console | None) -> None:
+    """The row's intervals beside its cells, and its table where there is a console."""
     terms = setting.terms(0, row["inputs"], techniques=arguments.techniques, random_seeds=arguments.random_seeds)
     recipe = Recipe.of(**row["recipe"])
     result = summarise(setting.row.name, terms, recipe, reading, row["cells"], {})
     row["standings"] = [asdict(each) for each in result.standings]
-    console.print()
-    show(result, console)
+    if console is not None:
+        console.print()
+        show(result, console)
 
 
 def _write(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
@@ -210,7 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--random-seeds", type=int, help="trainings each")
     parser.add_argument("--share", type=float, help="of the seeds and passes")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--json", help="file of the raw figures, rewritten after each technique of a row")
+    parser.add_argument("--json", help="file of the raw figures, rewritten after each training")
     parser.add_argument("--pack", metavar="FILE")
     parser.add_argument("--packed", metavar="FILE")
     arguments = parser.parse_args()

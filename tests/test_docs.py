@@ -1,4 +1,4 @@
-"""Every Python block in the documents runs."""
+"""Every Python block in the documents runs; one that begins with `# NAME.py` is a file for the document's commands."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILE = re.compile(r"# (\w+\.py)\n")
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.S)
+
+
 BLOCKS = [
     pytest.param(block, id=f"{path.name}-{k}")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for k, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+    for path in DOCUMENTS
+    for k, block in enumerate(blocks(path, "python"))
+    if not FILE.match(block)
 ]
 
 
@@ -34,9 +43,7 @@ def test_a_block_runs(block, capsys):
         pytest.fail("a block that nothing is checked of")
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert link.startswith("http") or (path.parent / link).exists(), link

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from themis.callback import Callback
     from themis.comparison import compare
     from themis.data.features import Features
+    from themis.difference.diff import diff
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.faults import Fault
     from themis.judge.coverage import Coverage
@@ -44,6 +45,7 @@ _HOMES = {
     "Theta": "perturb",
     "UsageError": "errors",
     "compare": "comparison",
+    "diff": "difference.diff",
     "resume": "begin",
     "retrain": "retraining.retrain",
     "run": "begin",
@@ -69,6 +71,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "compare",
+    "diff",
     "resume",
     "retrain",
     "run",

@@ -218,7 +218,9 @@ def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
 
 def _features_hash(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
     """What tells a table's features from others, where tests depend on them."""
-    return {"features_sha256": seeds.features.sha256} if perturbation.inputs == "table" else {}
+    if perturbation.inputs != "table":
+        return {}
+    return {"features_sha256": seeds.features.sha256, "feature_names": list(seeds.features.names)}
 
 
 def _settings(run: Reader, options: dict[str, Any]) -> Settings:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from themis.faults import Fault
     from themis.result import Round, Run, Start
 
+LAST = ("on_end", "on_error")
+"""Events after which nothing is left to stop: Ctrl-C in one ends the callback, not the result."""
+
 
 class Callback:
-    """Override what you need. One that raises is reported and dropped; the campaign goes on."""
+    """Override what you need. One that raises is reported and dropped; the campaign goes on.
+
+    Ctrl-C while a callback works stops the campaign as anywhere else, and `sys.exit` ends the process: what a callback
+    has heard of is on the disk by then.
+    """
 
     def on_start(self, start: Start) -> None:
         """The clean sweep is done; tests are about to run."""
@@ -31,23 +40,45 @@ class Callback:
 
 
 class Callbacks:
-    """Calls each callback in turn, and drops one that raises."""
+    """Calls each callback in turn, and drops one that raises. A callback may lack events it has no use for."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = list(callbacks)
 
     def wants(self, event: str) -> bool:
         """Whether any callback overrides `event`: nothing is prepared that nobody takes."""
-        return any(getattr(type(each), event, None) is not getattr(Callback, event) for each in self._callbacks)
+        methods = (getattr(each, event, None) for each in self._callbacks)
+        default = getattr(Callback, event)
+        return any(each is not None and getattr(each, "__func__", each) is not default for each in methods)
 
     def call(self, event: str, value: Any) -> None:
         for each in list(self._callbacks):
+            method = getattr(each, event, None)
+            if method is None:
+                continue
             try:
-                getattr(each, event)(value)
+                method(value)
             except Exception as error:
-                self._callbacks.remove(each)
-                warnings.warn(
-                    f"callback {type(each).__name__} raised {type(error).__name__} in {event} and was dropped: {error}",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
+                self._drop(each, event, error)
+            except KeyboardInterrupt as error:
+                if event not in LAST:
+                    raise
+                self._drop(each, event, error)
+
+    def _drop(self, callback: Callback, event: str, error: BaseException) -> None:
+        self._callbacks = [each for each in self._callbacks if each is not callback]
+        report_failure(callback, f"in {event} and was dropped", error, stacklevel=4)
+
+
+def report_failure(callback: object, where: str, error: BaseException, *, stacklevel: int = 2) -> None:
+    """Warn of a callback that raised; on stderr where warnings are errors, which would stop the campaign after all."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "it has no message"
+    text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {said}"
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    except Exception:
+        with suppress(OSError, ValueError):  # a stderr that is closed
+            print(f"themis: {text}", file=sys.stderr)

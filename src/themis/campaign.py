@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -75,7 +76,7 @@ class Campaign:
         self.rule = Rule(settings.tolerance, settings.draws, settings.alpha)
         self.rounds: list[Round] = []
         self.under_way: UnderWay | None = None
-        self._untold: list[tuple[str, Any]] = []
+        self._untold: deque[tuple[str, Any]] = deque()
         self._is_torn = False
         with self._timed("measure"):
             self._sweep(chunk)
@@ -148,9 +149,8 @@ class Campaign:
     def _save(self, *, now: bool = False, is_checkpoint: bool = True) -> None:
         """Bring faults, rounds and the state to the disk when it is time to, then tell the callbacks of them."""
         if self.store is None or self.store.flush(partial(save, self) if is_checkpoint else None, now=now):
-            untold, self._untold = self._untold, []
-            for event, value in untold:
-                self.callbacks.call(event, value)
+            while self._untold:
+                self.callbacks.call(*self._untold.popleft())
 
     # Phase 1, measure
 

@@ -69,7 +69,8 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         suspicions = suspect(target, inputs, seeds.labels) if is_odd and seeds.labels is not None else []
     start, problem, n_faults, n_tests, seconds = None, None, 0, 0, None
     try:
-        few = {**options, "max_seeds": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2, "tolerance": 1e-12}
+        size = {"max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
+        few = {**options, **size, "tolerance": 1e-12}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*by chance", category=RuntimeWarning)  # told below
             result = run(target, seeds, perturbation, **few)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import UsageError
+from themis.errors import MissingExtraError, UsageError
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Replay:
     """The same of the output."""
     changes: list[str] = field(default_factory=list)
     """What is no longer as it was: weights, data, versions, device, threads."""
+    bounds: tuple[float, float] | None = None
+    """The smallest and the largest value that an input may have."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,35 @@ class Fault:
         """Plain data."""
         return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
 
+    def _repr_html_(self) -> str:
+        from themis.notebook import show_fault
+
+        return show_fault(self)
+
 
 Column = NDArray[Any]
+KINDS = {
+    "id": "int64",
+    "seed_id": "int64",
+    "noise_seed": "int64",
+    "round": "int64",
+    "stream": "str",
+    "kind": "str",
+    "label": "Int64",
+    "clean_answer": "Int64",
+    "answer": "int64",
+    "clean_value": "float32",
+    "value": "float32",
+    "confidence": "float32",
+    "margin": "float32",
+    "distance": "float32",
+    "linf": "float32",
+    "ssim": "float32",
+    "position": "int64",
+    "chunk": "int64",
+    "raised": "bool",
+}
+"""The columns of a DataFrame; Int64 is one that may miss."""
 
 
 class Faults(Sequence[Fault]):
@@ -134,6 +164,13 @@ class Faults(Sequence[Fault]):
         if not -self._n <= k < self._n:
             raise IndexError(f"fault {k} of {self._n}")
         return self._fault({name: column[k] for name, column in self.columns.items()})
+
+    def by_id(self, id: int) -> Fault:
+        """The fault of a test's number."""
+        at = np.flatnonzero(self.columns["id"] == id) if self._n else np.zeros(0, dtype=np.int64)
+        if not len(at):
+            raise UsageError(f"id must be one of the {self._n:,} faults', got {id}: see to_pandas()")
+        return self[int(at[0])]
 
     def latest(self) -> list[Fault]:
         """The faults added last."""
@@ -189,6 +226,35 @@ class Faults(Sequence[Fault]):
             key=lambda each: (each[0], _telling(each[1])),
         )
         return [fault for _, fault in turns[:n]]
+
+    def to_pandas(self) -> Any:
+        """All faults as a DataFrame, a row each: typed columns, `theta_NAME` by dimension, `layer_NAME` by layer.
+
+        The columns are named as in the run's database and its exports; what is not known is missing.
+        """
+        try:
+            pd: Any = import_module("pandas")
+        except ImportError as error:
+            raise MissingExtraError('a DataFrame needs pandas: pip install "themis-dl[notebook]"') from error
+        columns: dict[str, Any] = {}
+        for name, kind in KINDS.items():
+            column = self.columns[name] if self._n else np.zeros(0, "int64" if kind == "Int64" else kind)
+            if kind == "Int64":
+                columns[name] = pd.array(column, dtype=kind)
+                columns[name][column < 0] = pd.NA
+            else:
+                columns[name] = pd.Categorical(column) if kind == "str" else column.astype(kind)
+        for prefix, names, field_name in (("theta", self.theta, "theta"), ("layer", self.layers, "signature")):
+            values = self.columns[field_name] if self._n else np.zeros((0, len(names)), "float32")
+            columns |= {f"{prefix}_{name}": values[:, k] for k, name in enumerate(names)}
+        frame = pd.DataFrame(columns)
+        frame.insert(2, "perturbation", pd.Categorical([self.perturbation] * self._n, [self.perturbation]))
+        return frame
+
+    def _repr_html_(self) -> str:
+        from themis.notebook import show_faults
+
+        return show_faults(self)
 
 
 def telling(distance: Column, confidence: Column) -> NDArray[np.float64]:

@@ -69,6 +69,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, kept: Te
         is_same=answer == fault.answer and is_close,
         input_gap=input_gap,
         output_gap=output_gap,
+        bounds=calculator.target.bounds,
     )
 
 

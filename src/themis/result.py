@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from themis.errors import MissingExtraError
 from themis.faults import Faults
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
@@ -13,6 +15,9 @@ from themis.perturb.perturbation import Theta
 from themis.probe import Layer
 from themis.settings import Settings
 from themis.version import __version__
+
+if TYPE_CHECKING:
+    from themis.plots import Figure
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,46 @@ class Run:
             **self.of_criterion,
         }
 
+    def plot_coverage(self) -> Figure:
+        """Coverage by tests, with the interval of the last round."""
+        return _draw("coverage_figure", self)
+
+    def plot_faults(self) -> Figure:
+        """Distinct faults and failing seeds by tests."""
+        return _draw("faults_figure", self)
+
+    def plot_layers(self) -> Figure:
+        """By layer: neurons covered, and the faults' share of sensitivity."""
+        return _draw("layers_figure", self)
+
+    def plot_matrix(self, classes: Sequence[str] | None = None) -> Figure:
+        """Which answers turn into which; `classes` are their names."""
+        return _draw("matrix_figure", self, classes)
+
+    def plot_theta(self) -> Figure:
+        """Where in theta's range faults were found."""
+        return _draw("theta_figure", self)
+
+    def plot_time(self) -> Figure:
+        """Seconds by phase."""
+        return _draw("time_figure", self)
+
+    def plot_robustness(self) -> Figure:
+        """How many seeds are still answered rightly by strength; shrinks a fault of each seed, which takes a while."""
+        from themis.search.robustness import robustness
+
+        return _draw("robustness_figure", robustness(self))
+
+    def __repr__(self) -> str:
+        last = self.rounds[-1]
+        found = f"{last.distinct_faults:,} distinct faults in {last.tests:,} tests"
+        return f"<Run: {found}, coverage {percent(self.coverage)}. {self.stop}>"
+
+    def _repr_html_(self) -> str:
+        from themis.notebook import show_run
+
+        return show_run(self)
+
     def summary(self) -> dict[str, Any]:
         """Plain data, as written to `summary.json`."""
         last, start = self.rounds[-1], self.start
@@ -191,6 +236,16 @@ def percent(share: float, digits: int = 1) -> str:
 def name_of(policy: Any) -> str:
     """A policy's name, or its class's."""
     return policy if isinstance(policy, str) else type(policy).__name__
+
+
+def _draw(kind: str, *what: Any) -> Figure:
+    """A figure of `themis.plots`, which needs matplotlib."""
+    try:
+        from themis import plots
+    except ImportError as error:
+        raise MissingExtraError("figures need matplotlib: pip install matplotlib") from error
+    figure: Figure = getattr(plots, kind)(*what)
+    return figure
 
 
 def _plain(value: Any) -> dict[str, Any] | None:

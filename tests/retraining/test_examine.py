@@ -12,7 +12,7 @@ import themis
 from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
 from themis.judge.estimate import Estimate
-from themis.oracle import Multilabel, Regression, Threshold, Top, Wrong
+from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
 from themis.retraining.changes import Shift, changes, judge_hole, normal_interval, t_interval
 from themis.retraining.examine import exam_tests, examine
@@ -162,6 +162,18 @@ def test_grades_of_other_tasks():
     assert grade(near, torch.tensor([0.05, 1.2, torch.inf]), labels.float()).tolist() == [1, 0, 0]
     assert errors(near, torch.tensor([0.5, 1.0, 1.0]), labels.float()).tolist() == [0.5, 0, 0]
     assert errors(Wrong(), scores, labels) is None
+
+
+def test_a_map_is_graded_by_its_overlap_with_the_label_map():
+    labels = torch.tensor([[[0, 0], [1, 1]], [[0, 0], [1, 255]]])
+    right = torch.nn.functional.one_hot(labels.clamp(max=1), 2).movedim(-1, 1).float()
+    wrong = right.flip(1)
+    half = right.clone()
+    half[:, :, 0] = half[:, :, 1]  # all is class 1
+    assert grade(Segmentation(), right, labels).tolist() == [1, 1]
+    assert grade(Segmentation(), wrong, labels).tolist() == [0, 0]
+    assert grade(Segmentation(), half, labels)[0] == pytest.approx(0.25)  # class 0: none; class 1: 2 of 4
+    assert grade(Segmentation(), torch.full_like(right, torch.nan), labels).tolist() == [0, 0]
 
 
 def test_changes_over_several_random_seeds_have_both_intervals_and_the_spread(reading):

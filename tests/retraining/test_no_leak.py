@@ -21,7 +21,7 @@ from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
 from themis.replay import Replayer
 from themis.retraining.examine import examine
-from themis.retraining.ledger import Ledger, ledger_of, read_ledger, write_weights
+from themis.retraining.ledger import Ledger, ledger_of, read_ledger, searching_seen, write_weights
 from themis.retraining.material import of_faults
 from themis.retraining.parts import Parts, check_disjoint, read_parts, split
 from themis.retraining.recipe import Recipe
@@ -54,7 +54,8 @@ def retrained(case, target=None, parts=None):
     """One epoch on the case's faults; or of another target, on those that a campaign on other parts finds."""
     result, _, _, own, first = case
     target, oracle = target or first, choose_oracle("wrong")
-    found = result if parts is None else themis.run(target, parts.search, NOISE, max_tests=640)
+    with searching_seen():
+        found = result if parts is None else themis.run(target, parts.search, NOISE, max_tests=640)
     parts = parts or own
     material = of_faults(found.faults, parts.search, NOISE, target, clean=parts.train, oracle=oracle)
     return tune(target, material, NOISE, Recipe(epochs=1), oracle=oracle)
@@ -353,6 +354,43 @@ def test_a_run_that_was_not_split_has_no_judges(case, tmp_path):
     for run in (result, tmp_path / "run", str(tmp_path / "run")):
         with pytest.raises(UsageError, match="must have been split before its campaign, all were searched"):
             read_parts(run, data)
+
+
+def test_a_folder_is_not_retrained_with_other_pictures_under_its_seed_ids(case, trained, tmp_path):
+    """Else inputs that the run kept would be material while the pictures they are made of judge."""
+    _, _, data, _, target = case
+    others = trained[1][400:800]
+    fakes = Seeds(others.inputs, others.labels, data.seed_id)
+    themis.run(target, data, "gaussian", magnitude=0.3, out=tmp_path / "run", max_tests=640)
+    how = {"random_seeds": 1, "epochs": 1, "batches": 2, "draws": 1, "passes": 600}
+    for given in (fakes, Seeds(data.inputs, (data.labels + 1) % 10, data.seed_id), data[:390]):
+        with pytest.raises(DataError, match="the data must be the one that the run searched"):
+            themis.retrain(tmp_path / "run", target=target, data=given, judge=data, **how)
+    with pytest.raises(DataError, match="not trained on, 400 of 400 were"):
+        themis.retrain(tmp_path / "run", target=target, data=data, judge=data, **how)
+    result = themis.retrain(tmp_path / "run", target=target, data=data, judge=others, **how)  # no leak
+    assert result.seeds["judge"] == 400
+
+
+def test_weights_that_are_loaded_bring_their_ledger(case, tuned, tmp_path):
+    """A module of the user's own, loaded from a file, is refused seeds that it has seen without a word of the file."""
+    data, parts, path = case[2], case[3], tmp_path / "new.safetensors"
+    write_weights(path, tuned.target.module, tuned.ledger, {})
+    net = lenet5()
+    load_weights(net, path)
+    assert np.array_equal(ledger_of(net).hashes, tuned.ledger.hashes)
+    with pytest.raises(DataError, match=REFUSED):
+        judge(Target(net, oracle="wrong"), parts.train, Ledger())
+    with pytest.warns(RuntimeWarning, match=r"(\d+) of \1 seeds are ones that the weights were retrained on"):
+        themis.run(Target(net, oracle="wrong"), parts.search, NOISE, max_tests=640)
+    again = themis.run(Target(net, oracle="wrong"), data, NOISE, split=SHARES, split_seed=7, max_tests=640)
+    with pytest.raises(DataError, match=r"judge .*not trained on"):
+        themis.retrain(again, data=data, random_seeds=1, epochs=1)
+    plain = tmp_path / "plain.pt"
+    torch.save(lenet5().state_dict(), plain)
+    other = lenet5()
+    load_weights(other, plain)
+    assert not len(ledger_of(other))
 
 
 def test_resuming_with_other_data_searches_nothing(case, tmp_path):

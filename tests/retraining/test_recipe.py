@@ -27,6 +27,8 @@ from themis.retraining.recipe import Recipe
         ({"statistics": "freeze"}, "statistics must be 'keep' or 'update'"),
         ({"hold_out": 0}, "hold_out must lie in"),
         ({"hold_out": 1}, "hold_out must lie in"),
+        ({"share": 0}, "share must lie in"),
+        ({"share": 1.5}, "share must lie in"),
         ({"keep_clean": -0.1}, "keep_clean must lie in"),
         ({"patience": 0}, "patience must be at least 1, or None"),
         ({"random_seed": -1}, "random_seed must lie in"),

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
-from themis.cli.run import PERTURB, add_verbosity, callbacks, check_names, free, report
+from themis.cli.run import PERTURB, add_report, add_verbosity, callbacks, check_names, free, report
 from themis.origin import Origin
 from themis.settings import Settings
 
@@ -39,6 +39,7 @@ def add_arguments(parser: Parser) -> None:
     add_option(campaign, "random_seed", int, 0, "same seed, same campaign")
     output = parser.add_argument_group("output")
     add_option(output, "out", str, "runs/demo", "folder for the results; numbered if it is taken")
+    add_report(output)
     add_verbosity(output)
 
 

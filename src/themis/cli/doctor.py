@@ -46,6 +46,12 @@ OPTIONAL = {
     "foolbox": ("attacks to compare with", "themis-dl[attacks]"),
     "adversarial-robustness-toolbox": ("attacks to compare with", "themis-dl[attacks]"),
     "kornia": ("picture operations to compare with", "themis-dl[bench]"),
+    "tensorboard": ("the tracker tensorboard", "themis-dl[tensorboard]"),
+    "mlflow-skinny": ("the tracker mlflow", "themis-dl[mlflow]"),
+    "SQLAlchemy": ("MLflow's database file", "themis-dl[mlflow]"),
+    "alembic": ("MLflow's database file", "themis-dl[mlflow]"),
+    "wandb": ("the tracker wandb", "themis-dl[wandb]"),
+    "pandas": ("faults as a DataFrame", "themis-dl[notebook]"),
     "albumentations": ("picture operations to compare with", "themis-dl[bench]"),
 }
 """What each package gives, and what pip calls it."""

@@ -7,8 +7,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from themis.cli.gating import add_gates, read_gates
 from themis.cli.options import Parser, add_fields, chosen
-from themis.cli.run import LIMITS, add_verbosity, callbacks, report
+from themis.cli.run import LIMITS, add_report, add_track, add_verbosity, callbacks, report
 from themis.errors import UsageError
 from themis.origin import Origin
 from themis.settings import Settings
@@ -35,14 +36,20 @@ def add_arguments(parser: Parser) -> None:
     add_fields(limits, Settings, only=LIMITS, shows_default=False)
     places = parser.add_argument_group("model and data, if they are elsewhere now")
     add_fields(places, Origin, only=PLACES, shows_default=False)
-    add_verbosity(parser.add_argument_group("output"))
+    add_gates(parser)
+    output = parser.add_argument_group("output")
+    add_report(output)
+    add_track(output)
+    add_verbosity(output)
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
     from themis import resume
     from themis.store import Reader
 
+    gates = read_gates(arguments)
     before = Reader(arguments.run)
+    gates.check_ahead(before.record["settings"]["uniform_share"], before.record["perturbation_code"])
     summary, origin = before.summary(), moved(before, arguments, said)
     before.close()
     limits = chosen(arguments, Settings, said)
@@ -51,7 +58,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     has_ended = summary is not None and summary["tests"] == result.rounds[-1].tests
     if has_ended and not (arguments.quiet or arguments.json):
         print("The run had ended already and was left as it is: give it more to go on, as --max-tests N")
-    return report(result, arguments)
+    return report(result, arguments, gates)
 
 
 def moved(run: Reader, arguments: Namespace, said: set[str]) -> Origin | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE, INTERRUPTED
+from themis.cli.gating import add_gates, judge_stopped, read_gates, say
 from themis.cli.options import Group, Parser, add_config, add_fields, add_option, as_yaml, chosen
 from themis.errors import ModelError, UsageError
 from themis.origin import Origin
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from themis.callback import Callback
+    from themis.gates import Gates
     from themis.perturb import Perturbation
     from themis.result import Run
+    from themis.trackers import Tracker
 
 HELP = (
     "Test a model: find inputs on which its answer breaks, until coverage, a budget or a plateau stops the search. "
@@ -45,10 +49,24 @@ def add_arguments(parser: Parser) -> None:
     add_option(campaign, "perturb", str, "", PERTURB)
     add_fields(campaign, Settings, only={each.name for each in fields(Settings)} - {*LIMITS})
     add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMITS)
+    add_gates(parser)
     output = parser.add_argument_group("output")
     text = "new folder for the results; auto is runs/DATE-TIME, none keeps nothing on disk"
     add_option(output, "out", str | None, FRESH, text)
+    add_report(output)
+    add_track(output)
     add_verbosity(output)
+
+
+def add_track(group: Group) -> None:
+    """`--track`."""
+    text = "show it in tensorboard, mlflow or wandb, written to FOLDER/track; NAME:PLACE writes elsewhere"
+    add_option(group, "track", list[str] | None, None, text)
+
+
+def add_report(group: Group) -> None:
+    """`--no-report`."""
+    group.add_argument("--no-report", action="store_true", help="write no report.html into the folder at the end")
 
 
 def add_verbosity(group: Group) -> None:
@@ -64,20 +82,23 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         print(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
     require(arguments, "model", "data", "perturb")
+    gates = read_gates(arguments)
     origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
     with origin.at_home():
         perturbation = check_names(arguments.perturb, settings)
+    gates.check_ahead(settings.uniform_share, perturbation.code)
+    trackers(arguments)  # refused before a model is loaded
     from themis.begin import run
 
     target, data = origin.target(), origin.read()
     train = None if settings.criterion is None and origin.train is None else origin.read_train()
     if arguments.out == FRESH:
         arguments.out = str(fresh_folder())
-    with kept_in(arguments.out):
+    with kept_in(arguments.out, has_report=not arguments.no_report):
         how = {"out": arguments.out, "origin": origin, "callbacks": callbacks(arguments), "train": train}
         how["rivals"] = origin.read_rivals()
         result = run(target, data, perturbation, **how, **options)
-    return report(result, arguments)
+    return report(result, arguments, gates)
 
 
 def require(arguments: Namespace, *names: str) -> None:
@@ -90,7 +111,18 @@ def require(arguments: Namespace, *names: str) -> None:
 
 
 def callbacks(arguments: Namespace) -> list[Callback]:
-    return [] if arguments.quiet or arguments.json else [show_progress()]
+    arguments.trackers = trackers(arguments)
+    shown = [] if arguments.quiet or arguments.json else [show_progress()]
+    return [*shown, *arguments.trackers]
+
+
+def trackers(arguments: Namespace) -> list[Tracker]:
+    """Those that `--track` names."""
+    if not getattr(arguments, "track", None):
+        return []
+    from themis.trackers import choose_trackers
+
+    return choose_trackers(arguments.track, getattr(arguments, "run", None) or arguments.out)
 
 
 def show_progress() -> Callback:
@@ -119,31 +151,57 @@ def show_progress() -> Callback:
     return ShowProgress(Patient())
 
 
-def report(result: Run, arguments: Namespace) -> int:
+def report(result: Run, arguments: Namespace, gates: Gates | None = None) -> int:
     """Say where the results are and what can be done with them; the exit code of a campaign that has stopped."""
     import json
     from shlex import quote
 
     is_interrupted = result.stop_reason == "user"
+    page = None if arguments.no_report else write_page(arguments.out)
+    if arguments.trackers:
+        from themis.trackers import finish
+
+        finish(arguments.trackers, *([] if page is None else [Path(page)]))
     if arguments.json:
-        print(json.dumps({**result.summary(), "out": arguments.out}, indent=2))
-    elif arguments.out and not arguments.quiet:
+        verdicts = judge_stopped(result, gates, arguments)
+        judged = {} if verdicts is None else {"gates": verdicts.as_dict()}
+        print(json.dumps({**result.summary(), "out": arguments.out, "report": page, **judged}, indent=2))
+        return INTERRUPTED if is_interrupted else say(verdicts, arguments)
+    if arguments.out and not arguments.quiet:
         print(f"Results in {arguments.out}")
+        if page is not None:
+            print(f"Report: {page}")
         if len(result.faults):
             print(f"List the faults: themis faults {quote(arguments.out)}")
         if is_interrupted:
             print(f"Go on: themis resume {quote(arguments.out)}")
-    return INTERRUPTED if is_interrupted else DONE
+    return INTERRUPTED if is_interrupted else say(judge_stopped(result, gates, arguments), arguments)
+
+
+def write_page(out: str | None) -> str | None:
+    """Write the run's report, and name it; a campaign's result never hangs on it."""
+    if out is None:
+        return None
+    from themis.report.page import write_report
+
+    try:
+        return str(write_report(out))
+    except Exception as error:
+        text = " ".join(str(error).split())
+        print(f"themis: the report was not written, themis report {out} tries again: {text}", file=sys.stderr)
+        return None
 
 
 @contextmanager
-def kept_in(out: str | None) -> Iterator[None]:
-    """If the model fails in mid-campaign, say where to find what was found until then."""
+def kept_in(out: str | None, *, has_report: bool = False) -> Iterator[None]:
+    """If the model fails in mid-campaign, say where to find what was found until then, and report it."""
     try:
         yield
     except ModelError as error:
         if out is None or not (Path(out) / "summary.json").exists():
             raise
+        if has_report:
+            write_page(out)
         text = f"{error}; what was found is kept in {out}, themis resume {out} goes on"
         raise ModelError(text) from (error.__cause__ or error)
 

@@ -35,6 +35,16 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
             f"the weights in {path} must fit the model, missing {missing[:3] or 'none'}, "
             f"unexpected {list(unexpected)[:3] or 'none'}: check that they are of this architecture"
         )
+    _remember(module, path)
+
+
+def _remember(module: nn.Module, path: Path) -> None:
+    """Let the module know which seeds its weights were retrained on, where the file says so."""
+    from themis.retraining.ledger import read_ledger, remember
+
+    ledger = read_ledger(path)
+    if len(ledger):
+        remember(module, ledger)
 
 
 def _read(path: Path, trust: Trust) -> Any:

@@ -53,8 +53,9 @@ class Standing:
     n_runs: int
     errors: tuple[str, ...]
     figures: dict[str, float | None] = field(default_factory=dict)
-    """Inputs chosen, faults and seeds among them, distinct faults found, and where they were asked for those that a
-    campaign on the judge seeds finds afterwards, and the share of old faults mended."""
+    """Inputs chosen, faults and seeds among them, distinct faults found, how many trainings left the model as it came,
+    and where they were asked for those that a campaign on the judge seeds finds afterwards, and the share of old faults
+    mended."""
     shifts: dict[str, Shift] = field(default_factory=dict)
     """clean, disturbed, and for numbers clean_error and disturbed_error: before and after."""
     lead: Lead | None = None
@@ -181,6 +182,7 @@ def _figures(records: list[Record]) -> dict[str, float | None]:
     """Means over random seeds; None where something was not measured."""
     names = ("inputs", "faults_chosen", "seeds_chosen", "faults_found", "seeds_found")
     figures: dict[str, float | None] = {name: float(np.mean([each[name] for each in records])) for name in names}
+    figures["untouched"] = float(sum(not each["best_epoch"] for each in records))
     for name in ("distinct_faults", "failing_seeds", "held", "mended"):
         values = [each["reading"][name] for each in records]
         figures[name] = None if None in values else float(np.mean(values))

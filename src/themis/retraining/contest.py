@@ -136,7 +136,7 @@ class Contest:
         case, began = self.case, perf_counter()
         n = self.inputs()
         found = self.gathered(technique, random_seed)
-        at = choose(found, n, technique)
+        at = choose(found, n)
         tests, searched = found.tests[at], perf_counter()
         material = of_tests(
             tests.seed,

@@ -1,4 +1,4 @@
-"""How right an answer is by its label, whatever the task: 1, 0, or for several labels the share that is right."""
+"""How right an answer is by its label: 1 or 0, of several labels the share that is right, of maps the mean IoU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
-from themis.oracle import Changed, Multilabel, Oracle, Regression, Threshold, Wrong, choose_oracle
+from themis.oracle import Changed, Multilabel, Oracle, Regression, Segmentation, Threshold, Wrong, choose_oracle
 from themis.oracle.oracle import are_finite
 from themis.perturb import Perturbation
+from themis.retraining.losses import ideal
 from themis.target import Target
 
 
@@ -30,6 +31,10 @@ def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         right = (oracle.reference(outputs, None) == labels.reshape(-1)).double()
     elif isinstance(oracle, Multilabel):
         right = (oracle.reference(outputs, None) == labels).double().mean(1)
+    elif isinstance(oracle, Segmentation):  # the mean IoU with the label map
+        overlap = oracle.compare(ideal(oracle, outputs, labels), outputs, labels).value
+        assert overlap is not None
+        right = overlap.double().nan_to_num(0)
     else:
         right = (~by_label(oracle).compare(outputs, outputs, labels).is_fault).double()
     return right * are_finite(outputs)

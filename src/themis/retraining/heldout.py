@@ -32,6 +32,8 @@ class Marks(NamedTuple):
 
     score: float
     loss: float
+    of_parts: tuple[float, ...]
+    """The mean grade of searched seeds and of clean ones, which a model may know by heart; each if there are any."""
 
 
 class HeldOut:
@@ -71,15 +73,17 @@ class HeldOut:
         return self._measure(self.rows, self.tests)
 
     def _measure(self, rows: Tensor, tests: tuple[Tensor, ...]) -> Marks:
-        right, lost, first = 0.0, 0.0, 0
+        lost, first, right, counts = 0.0, 0, [0.0 for _ in self.parts], []
         with self.target.opened(), torch.no_grad():
-            for part in self.parts:
+            for k, part in enumerate(self.parts):
                 here = ((rows >= first) & (rows < first + len(part.labels))).nonzero()[:, 0]
                 for at in torch.split(here, AT_ONCE):
                     where = (rows[at] - first).to(self.target.device)
                     given = [each[at].to(where.device) for each in tests]
                     outputs = self.target.forward(part(where, *given) if given else part.inputs[where]).float()
-                    right += float(grade(self.oracle, outputs, part.labels[where]).sum())
+                    right[k] += float(grade(self.oracle, outputs, part.labels[where]).sum())
                     lost += float(self.loss(outputs, part.labels[where]).double().mean()) * len(at)
+                counts.append(len(here))
                 first += len(part.labels)
-        return Marks(right / len(rows), lost / len(rows))
+        of_parts = tuple(each / n for each, n in zip(right, counts, strict=True) if n)
+        return Marks(sum(right) / len(rows), lost / len(rows), of_parts)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,14 @@ class Ledger:
 def remember(module: nn.Module, ledger: Ledger) -> None:
     """Add to what a module in memory has been trained on; copies of it know too."""
     setattr(module, PLACE, ledger_of(module).merge(ledger))
+
+
+@contextmanager
+def searching_seen() -> Iterator[None]:
+    """No warning of seeds that weights were trained on, where a campaign looks for what is left to learn from them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"[\d,]+ of [\d,]+ seeds are ones that the weights")
+        yield
 
 
 def ledger_of(target: Any, weights: Path | None = None) -> Ledger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from themis.errors import UsageError
 from themis.faults import Faults
 from themis.perturb import choose_perturbation
 from themis.retraining.examine import Reading
+from themis.retraining.ledger import searching_seen
 from themis.retraining.material import Material
 from themis.retraining.retrained import Model
 from themis.retraining.source import Source
@@ -35,9 +35,7 @@ def campaign(source: Source, model: Model, number: int, out: Path | None) -> Fau
         how["train"] = origin.read_train()
     if origin is not None and origin.rivals:
         how["rivals"] = origin.read_rivals()
-    with warnings.catch_warnings():
-        # Seeds that were trained on, by intent: it finds what is left to learn, and judges nothing.
-        warnings.filterwarnings("ignore", r"[\d,]+ of [\d,]+ seeds are ones that the weights")
+    with searching_seen():
         words = _in_words(source)
         if out is not None and (out / DATABASE).is_file():
             given = source.perturbation if words is None else None

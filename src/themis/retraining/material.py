@@ -13,7 +13,7 @@ from torch import Tensor
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
-from themis.faults import Faults, telling
+from themis.faults import Faults
 from themis.measure.chunk import chunk_size, padded
 from themis.measure.inputs import check_bounds
 from themis.measure.tests import Floats, Ints
@@ -67,7 +67,7 @@ def of_faults(
     if not len(run_faults):
         raise DataError("retraining needs faults to learn from, the run has none: raise its magnitude or its budget")
     columns = run_faults.columns
-    at = spread_out(columns["seed_id"], columns["answer"], telling(columns["distance"], columns["confidence"]), limit)
+    at = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
     seed = rows_of(columns["seed_id"][at], pool)
     kept = {} if run is None or not perturbation.passes else run.tensors(columns["id"][at].tolist())
     places = (columns["position"][at], columns["chunk"][at])
@@ -118,17 +118,18 @@ def of_tests(
 
 
 def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
-    """Which tests are taken, ascending: each seed once, then its other outcomes, then more of the same.
+    """Which faults are taken, ascending: each seed once, then its other outcomes, then more of the same.
 
-    Within these the outcomes take turns, and the smallest score is first.
+    Within these the outcomes take turns, and the smallest score is first; a campaign's is the test's number, so that
+    what was found first counts.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit must be at least 1, or None for all faults, got {limit}")
     if limit is None or len(seed_id) <= limit:
         return np.arange(len(seed_id))
-    again = _rank(score, answer, seed_id)
-    turn = _rank(score, seed_id, again)
-    among = _rank(score, answer, turn, again)
+    again = rank(score, answer, seed_id)
+    turn = rank(score, seed_id, again)
+    among = rank(score, answer, turn, again)
     return np.sort(np.lexsort((score, among, turn, again))[:limit])
 
 
@@ -146,7 +147,7 @@ def rows_of(seed_id: Ints, pool: Seeds) -> Ints:
     return at
 
 
-def _rank(score: NDArray[Any], *keys: Ints) -> Ints:
+def rank(score: NDArray[Any], *keys: Ints) -> Ints:
     """How many rows with the same keys have a smaller score than each, or the same and come before it."""
     order = np.lexsort((score, *keys))
     is_first = np.ones(len(order), dtype=bool)
@@ -228,7 +229,7 @@ def _attacked(
     for size in np.unique(chunk).tolist():
         clean_outputs = answers(seeds, target, size)
         tests = np.flatnonzero(chunk == size)
-        turn = _rank(tests, position[tests])
+        turn = rank(tests, position[tests])
         for k in range(int(turn.max()) + 1):
             here = tests[turn == k]
             filled = np.full(size, here[0])  # rows that no test stood in: what is in them changes no other

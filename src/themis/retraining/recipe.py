@@ -22,7 +22,7 @@ STEPS = 3
 class Recipe:
     """Options of a retraining. Shares are of a batch, or of seeds."""
 
-    mix: float = option(0.5, "share of each batch that is disturbed; the rest is clean")
+    mix: float = option(0.25, "share of each batch that is disturbed; the rest is clean")
     fresh: float = option(0.5, "share of the disturbed that is made anew: new theta and noise, same failing seeds")
     epochs: int = option(10, "epochs at most; one shows every disturbed and every clean input once")
     batches: int | None = option(None, "batches an epoch, in place of as many as show every input once")
@@ -34,6 +34,9 @@ class Recipe:
     layers: list[str] | None = option(None, "globs over names of parameters to train, as fc*,conv2.*; by default all")
     statistics: str = option("keep", "running means and variances of normalisation layers: keep, or update")
     hold_out: float = option(0.2, "share of the seeds that is never trained on and says which epoch is best")
+    share: float = option(
+        0.35, "how far of the way from the old weights to the trained ones is gone, at most; less keeps the clean score"
+    )
     keep_clean: float | None = option(
         0.0025,
         "how far the clean score may fall on seeds held out; weights go back towards the old ones until it holds",
@@ -55,6 +58,7 @@ class Recipe:
             "weight_decay": (0 <= self.weight_decay < math.inf, "be 0 or more"),
             "statistics": (self.statistics in ("keep", "update"), "be 'keep' or 'update'"),
             "hold_out": (0 < self.hold_out < 1, "lie in (0, 1): without seeds held out no epoch is known to be good"),
+            "share": (0 < self.share <= 1, "lie in (0, 1]; 1 takes the trained weights as they are"),
             "keep_clean": (
                 self.keep_clean is None or 0 <= self.keep_clean < 1,
                 "lie in [0, 1), or be None for no limit",

@@ -12,6 +12,7 @@ from themis.begin import as_target
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.faults import Faults
+from themis.fingerprint import hash_seeds
 from themis.oracle import Oracle, choose_oracle
 from themis.origin import Origin
 from themis.perturb import Perturbation
@@ -111,7 +112,8 @@ def _of_process(run: Run, target: Any, data: Any, judge: Any, origin: Origin | N
     last = run.rounds[-1]
     tested = {"model_sha256": made.fingerprint(), "faults": len(run.faults), "tests": last.tests}
     about = {"run": None, **_about(settings, calculator.perturbation), **tested}
-    what = (made, parts, calculator.perturbation, run.faults, settings, last.passes, origin, ledger_of(made), whole)
+    ledger = ledger_of(made, None if origin is None else origin.weights_path())
+    what = (made, parts, calculator.perturbation, run.faults, settings, last.passes, origin, ledger, whole)
     return Source(*what, about)
 
 
@@ -133,12 +135,23 @@ def _of_folder(
         )
     settings = Settings(**run.record["settings"])
     whole = made.all_seeds
+    _check_searched(run, made.seeds)
     parts = _parts(run, settings, whole, judge)
     weights = None if made.origin is None else made.origin.weights_path()
     about = {"run": str(run.path.resolve()), **_about(settings, made.perturbation), "model_sha256": now}
     about |= {"faults": run.count(), "tests": summary["tests"]}
     what = (tested, parts, made.perturbation, run.faults(replay=made), settings, summary["passes"], made.origin)
     return Source(*what, ledger_of(tested, weights), whole, about, run)
+
+
+def _check_searched(run: Reader, seeds: Seeds) -> None:
+    """Refuse other pictures under the same seed ids: the run's inputs, which it may have kept, are of its own."""
+    then, now = run.record["environment"]["data_sha256"], hash_seeds(seeds)
+    if then != now:
+        raise DataError(
+            f"the data must be the one that the run searched, its hash is {now[:12]}..., the run's was {then[:12]}...: "
+            "give the same data"
+        )
 
 
 def _parts(run: Run | Reader, settings: Settings, whole: Seeds, judge: Any) -> Parts:

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from themis.retraining.compare import Contested, Standing
 
-COLUMNS = ("technique", "disturbed", "gain", "themis above by", "over judge seeds", "clean", "faults", "seeds")
+COLUMNS = (
+    "technique",
+    "disturbed",
+    "gain",
+    "themis above by",
+    "over judge seeds",
+    "clean",
+    "faults",
+    "seeds",
+    "untouched",
+)
 
 
 def table(contested: Contested) -> Table:
@@ -31,7 +41,8 @@ def table(contested: Contested) -> Table:
         f"recipe, {runs} each. Disturbed and clean: the mean after training with its least and most, in percent. Gain "
         "in points, with the 95% interval over random seeds (Student's t). Themis above by: its disturbed score less "
         "the technique's, paired by random seed, with that interval; over judge seeds: the same difference with a "
-        "normal interval over these. Faults and seeds: those among the inputs chosen."
+        "normal interval over these. Faults and seeds: those among the inputs chosen. Untouched: trainings of which no "
+        "epoch was better on the seeds held out, so that the model was left as it came."
     ]
     notes += [
         f"{each.technique} failed: {'; '.join(each.errors)}" for each in contested.standings if each.errors
@@ -41,7 +52,7 @@ def table(contested: Contested) -> Table:
     return Table(f"Retraining from what techniques choose, {contested.perturbation}", COLUMNS, rows, notes, SPARE)
 
 
-SPARE = ("seeds", "faults", "over judge seeds")
+SPARE = ("untouched", "seeds", "faults", "over judge seeds")
 
 
 def ranked(standings: tuple[Standing, ...]) -> list[Standing]:
@@ -65,6 +76,7 @@ def show(contested: Contested, console: Console) -> None:
     from rich.table import Table as Drawn
 
     each = table(contested).within(console.width)
+    notes = [note.replace("in table.md", "in contest.md") for note in each.notes]
     console.print(each.title, style="bold", highlight=False, markup=False)
     drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for k, name in enumerate(each.columns):
@@ -72,7 +84,7 @@ def show(contested: Contested, console: Console) -> None:
     for row in each.rows:
         drawn.add_row(*row)
     console.print(drawn, markup=False)
-    for note in each.notes:
+    for note in notes:
         console.print(note, highlight=False, markup=False)
 
 
@@ -122,6 +134,7 @@ def _row(each: Standing) -> tuple[str, ...]:
         _spread(each.shifts["clean"]),
         f"{each.figures['faults_chosen']:,.0f}",
         f"{each.figures['seeds_chosen']:,.0f}",
+        f"{each.figures['untouched']:,.0f} of {each.n_runs}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Techniques that choose what is trained on: each runs a campaign, and gives the inputs that it would pick."""
+"""Techniques whose inputs are trained on: each runs a campaign, and one rule chooses among the tests of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from themis.begin import run
 from themis.comparison.plan import Technique, choose_technique
@@ -17,6 +16,8 @@ from themis.data.seeds import Seeds
 from themis.errors import UsageError
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb import Perturbation
+from themis.retraining.ledger import searching_seen
+from themis.retraining.material import rank, spread_out
 from themis.search import Policy, Space, choose_policy
 from themis.search.policy import State
 from themis.target import Target
@@ -24,8 +25,6 @@ from themis.target import Target
 THEMIS = "themis"
 OWN_POLICY = "scheduled"
 """What `themis` searches with."""
-STRENGTHS = 6
-"""Parts of theta's range by which `themis` spreads its choice."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,6 @@ class Gathered:
     is_fault: Bools
     outcome: Ints
     margin: Floats
-    raised: Bools
-    strength: NDArray[np.float64]  # share of its range that theta's furthest dimension goes
     passes: int
     distinct_faults: int
     failing_seeds: int
@@ -60,7 +57,6 @@ class Recorder:
         self.policy.state = state
 
     def init(self, space: Space) -> None:
-        self.space = space
         self.policy.init(space)
 
     def propose(self, number: Ints) -> Tests:
@@ -100,23 +96,16 @@ def gather(
     """Run the technique's campaign on the search seeds; passes are those over the clean seeds included."""
     policy = OWN_POLICY if technique.name == THEMIS else technique.name
     recorder = Recorder(choose_policy("fuzz" if criterion is not None else policy))
-    result = run(
-        target,
-        seeds,
-        perturbation,
-        policy=recorder,
-        criterion=criterion,
-        max_passes=passes,
-        random_seed=random_seed,
-        **{"max_tests": None, "plateau": None, "coverage": None, **options},
-    )
+    options = {"max_tests": None, "plateau": None, "coverage": None, **options}
+    how: dict[str, Any] = {"policy": recorder, "criterion": criterion, "max_passes": passes, "random_seed": random_seed}
+    with searching_seen():
+        result = run(target, seeds, perturbation, **how, **options)
     if result.stop_reason == "user":
         raise KeyboardInterrupt
     tests = Tests(
         *(np.concatenate([getattr(each, field.name) for each, _ in recorder.seen]) for field in fields(Tests))
     )
     results, last = Results.join([each for _, each in recorder.seen]), result.rounds[-1]
-    raised = np.zeros(len(tests), dtype=bool) if results.raised is None else results.raised
     was_run, order = results.was_run, np.argsort(tests.number, kind="stable")
     order = order[was_run[order]]
     return Gathered(
@@ -124,74 +113,21 @@ def gather(
         results.is_fault[order],
         results.outcome[order],
         results.margin[order],
-        raised[order],
-        strength(recorder.space, tests.theta[order]),
         last.passes,
         last.distinct_faults,
         last.failing_seeds,
     )
 
 
-def strength(space: Space, theta: Floats) -> NDArray[np.float64]:
-    """The share of the range that theta's furthest dimension goes from its identity, 0 to 1."""
-    away = theta.astype(np.float64) - space.identity
-    reach = np.where(away >= 0, space.high - space.identity, space.identity - space.low)
-    shares = np.divide(np.abs(away), reach, out=np.zeros_like(away), where=reach > 0)
-    furthest: NDArray[np.float64] = shares.max(-1)
-    return furthest
+def choose(found: Gathered, n: int) -> Ints:
+    """Which `n` tests of a campaign are trained on: one rule for every technique, so that their searches compete alone.
 
-
-def choose(found: Gathered, n: int, technique: Technique) -> Ints:
-    """Which `n` tests of a campaign are trained on, as the technique would choose: its faults first.
-
-    Every distinct fault comes before a second one of the same seed and outcome. Then, of tests that broke nothing,
-    those that raised the criterion, and those nearest to breaking; each seed once before any twice.
+    Its faults as `spread_out` takes them. Then tests that broke nothing, nearest to breaking, each seed once before any
+    twice.
     """
-    if technique.name == THEMIS:
-        return _choose_alike(found, n)
-    faults, seed = np.flatnonzero(found.is_fault), found.tests.seed
-    faults = in_turns(faults, seed[faults], found.outcome[faults])
-    others = _others(found)
-    others = others[np.argsort(~found.raised[others], kind="stable")]
-    return np.concatenate([faults, others])[:n]
-
-
-def _choose_alike(found: Gathered, n: int) -> Ints:
-    """Themis's own choice: as strong as the faults of its uniform stream are, which a search that pays leaves behind.
-
-    Search finds faults where they are dense, at the far end of theta; a model that learns from these alone forgets the
-    middle. The uniform stream says how many of what strength there are. Of each strength come first the faults nearest
-    to the boundary, a seed once before any twice, then what came nearest to breaking.
-    """
-    seed, part = found.tests.seed, np.minimum((found.strength * STRENGTHS).astype(np.int64), STRENGTHS - 1)
-    is_typical = found.is_fault & (found.tests.kind == "uniform")
-    share = np.bincount(part[is_typical], minlength=STRENGTHS) + 0.5  # a strength that none was seen of may have some
-    faults = np.flatnonzero(found.is_fault)
-    faults = faults[np.argsort(-found.margin[faults], kind="stable")]
-    order = np.concatenate([faults, _others(found)])
-    order = in_turns(order, seed[order])
-    wanted = np.rint(share / share.sum() * n).astype(np.int64)
-    first = np.concatenate([order[part[order] == k][: wanted[k]] for k in range(STRENGTHS)])
-    rest = np.concatenate([in_turns(faults, seed[faults]), order])
-    taken = np.concatenate([first, rest])
-    return taken[np.sort(np.unique(taken, return_index=True)[1])][:n]
-
-
-def _others(found: Gathered) -> Ints:
-    """Tests that broke nothing, nearest to breaking first, each seed once before any twice."""
-    others = np.flatnonzero(~found.is_fault)
-    others = others[np.argsort(found.margin[others], kind="stable")]
-    return in_turns(others, found.tests.seed[others])
-
-
-def in_turns(rows: Ints, *keys: Ints) -> Ints:
-    """Rows in their order, the first of each key before the second of any."""
-    if not len(rows):
-        return rows
-    same = np.lexsort((np.arange(len(rows)), *keys))
-    is_first = np.ones(len(rows), dtype=bool)
-    is_first[1:] = np.any([np.diff(each[same]) != 0 for each in keys], axis=0)
-    starts = np.flatnonzero(is_first)
-    turn = np.empty(len(rows), dtype=np.int64)
-    turn[same] = np.arange(len(rows)) - starts[np.cumsum(is_first) - 1]
-    return rows[np.argsort(turn, kind="stable")]
+    faults, others = np.flatnonzero(found.is_fault), np.flatnonzero(~found.is_fault)
+    seed, number = found.tests.seed, found.tests.number
+    faults = faults[spread_out(seed[faults], found.outcome[faults], number[faults], n)]
+    near = found.margin[others]
+    turn = rank(near, seed[others])
+    return np.concatenate([faults, others[np.lexsort((near, turn))]])[:n]

@@ -33,9 +33,8 @@ BEST = "best.safetensors"
 """Where the best weights go when a training fails."""
 FOR_DROPOUT = 100
 MOMENTUM = 0.9
-SHARES = (1.0, 0.75, 0.5, 0.25)
-"""How far of the way to the trained weights is gone, the first at which the clean score holds: between the two clean
-answers are lost last and disturbed ones gained first."""
+SHARES = (1.0, 0.7, 0.5, 0.3)
+"""Of the recipe's share, how far towards the trained weights is gone: the first at which the clean score holds."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Epoch:
     share: float = 1.0
     """Of the way from the untouched weights to the trained ones: less than all where the clean score would fall."""
     is_kept: bool = True
-    """Whether the clean score holds."""
+    """Whether the clean score holds, of searched seeds and of clean ones."""
 
     @property
     def score(self) -> float:
@@ -96,6 +95,7 @@ def tune(
     checkpoint is kept after each epoch; a training that was stopped goes on from it to the same weights. on_epoch: told
     of each epoch. loss: of outputs and labels, in place of the task's own.
     """
+    tell = on_epoch or (lambda epoch: None)
     check_trainable(target)
     check_fits(perturbation, material.pool.shape[1:])
     of_pool, of_clean = seed_hashes(material.pool), seed_hashes(material.clean)
@@ -116,7 +116,7 @@ def tune(
         else:
             training.begin()
         for epoch in training.history:
-            _tell(on_epoch, epoch)
+            tell(epoch)
         while not training.is_done:
             try:
                 training.step()
@@ -124,7 +124,7 @@ def tune(
                 raise _failure(error, training, folder, ledger) from error
             if folder is not None:
                 save(folder, {"key": key, **training.state()})
-            _tell(on_epoch, training.history[-1])
+            tell(training.history[-1])
         put_weights(trained.module, training.best_weights)
         remember(trained.module, ledger)
     return Tuned(trained, tuple(training.history), training.best, ledger)
@@ -146,6 +146,7 @@ class _Training:
         self.optimiser, self.parameters = _optimiser(recipe, parameters), parameters
         self.start = [each.detach().clone() for each in parameters]
         self.history: list[Epoch] = []
+        self.before: tuple[float, ...] = ()
         self.best, self.best_weights = 0, take_weights(target.module)
 
     @property
@@ -157,6 +158,7 @@ class _Training:
         """Measure the untouched model."""
         began = perf_counter()
         clean, disturbed = self.held_out.clean(), self.held_out.disturbed()
+        self.before = clean.of_parts
         loss = (clean.loss + disturbed.loss) / 2
         self.history.append(Epoch(0, clean.score, disturbed.score, loss, None, 0.0, perf_counter() - began))
 
@@ -166,11 +168,11 @@ class _Training:
         rate = self.recipe.rate((number - 1) * self.batches.n, self.recipe.epochs * self.batches.n)
         with _drawing_from(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)), self.target.device):
             training_loss, mean = self._train(number)
-        shares = SHARES if self.recipe.statistics == "keep" and self.recipe.keep_clean is not None else SHARES[:1]
+        shares = self._shares()
         for share in shares:
             with _in_place(self.parameters, list(torch._foreach_lerp(self.start, mean, share))):
                 clean = self.held_out.clean()
-                is_kept = self._is_kept(clean.score)
+                is_kept = self._is_kept(clean.of_parts)
                 if not is_kept and share != shares[-1]:
                     continue
                 disturbed = self.held_out.disturbed()
@@ -181,9 +183,15 @@ class _Training:
                 break
         self.history.append(epoch)
 
-    def _is_kept(self, clean: float) -> bool:
+    def _shares(self) -> list[float]:
+        if self.recipe.statistics == "update":  # statistics half of the way are those of no model
+            return [1.0]
+        return [each * self.recipe.share for each in (SHARES if self.recipe.keep_clean is not None else SHARES[:1])]
+
+    def _is_kept(self, clean: tuple[float, ...]) -> bool:
+        """Whether the clean score holds on searched seeds and on clean ones, each by itself."""
         most = self.recipe.keep_clean
-        return most is None or clean >= self.history[0].clean - most - 1e-9
+        return most is None or all(now >= then - most - 1e-9 for now, then in zip(clean, self.before, strict=True))
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """The mean loss of an epoch, and the mean over its steps of each parameter."""
@@ -215,6 +223,7 @@ class _Training:
             "weights": take_weights(self.target.module),
             "optimiser": self.optimiser.state_dict(),
             "history": [asdict(each) for each in self.history],
+            "before": list(self.before),
             "best": self.best,
             "best_weights": self.best_weights,
         }
@@ -224,6 +233,7 @@ class _Training:
         put_weights(self.target.module, state["weights"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.history = [Epoch(**each) for each in state["history"]]
+        self.before = tuple(state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]
 
 
@@ -274,11 +284,6 @@ def _settled(oracle: Oracle, target: Target, material: Material) -> Oracle:
         outputs = answers(material.pool, target)
     labels = material.pool.labels
     return oracle.settle(outputs, None if labels is None else labels.to(outputs.device))
-
-
-def _tell(on_epoch: Callable[[Epoch], None] | None, epoch: Epoch) -> None:
-    if on_epoch is not None:
-        on_epoch(epoch)
 
 
 def _failure(error: ModelError, training: _Training, folder: Path | None, ledger: Ledger) -> ModelError:

@@ -223,35 +223,6 @@ def _whole(bench: Bench) -> str:
 
 def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
     """Draw the curve as steps, with its band."""
-    from themis.report.figure import INK, QUIET, RIGHT, blank_figure
+    from themis.plots import robustness_figure
 
-    figure = blank_figure(6.4, 4.2)
-    figure.suptitle(title, x=0.02, y=0.975, ha="left", va="top", fontsize=12, color=INK)
-    axes = figure.add_axes((0.11, 0.2, 0.86, 0.68))
-    first = curve.at(0.0)
-    is_inside = curve.strengths > 0
-    last = max(1.0, float(curve.strengths[-1]))
-    x = np.array([0.0, *curve.strengths[is_inside], last])
-
-    def steps(start: float, values: Curve) -> Curve:
-        inside = np.array([start, *values[is_inside]])
-        return np.array([*inside, inside[-1]])
-
-    low, high = steps(first.low, curve.low), steps(first.high, curve.high)
-    axes.fill_between(x, low, high, step="post", color=RIGHT, alpha=0.18, linewidth=0, label="95% interval")
-    axes.step(x, steps(first.value, curve.share), where="post", color=RIGHT, linewidth=1.8, label="still right")
-    if curve.median is not None:
-        axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=QUIET, linewidth=0.9, linestyle="--")
-        said = f"half at {curve.median:.3g}"
-        axes.annotate(said, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
-    axes.set_xlim(0, last)
-    axes.set_ylim(0, 1.02)
-    unit = f": 1 is {curve.whole}" if curve.whole else ", of the dimension that goes furthest"
-    axes.set_xlabel(f"strength, share of theta's range{unit}", color=INK)
-    axes.set_ylabel(f"share of {curve.n_seeds:,} seeds", color=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(colors=QUIET, labelsize=9)
-    axes.legend(frameon=False, fontsize=9, loc="best")
-    figure.text(0.02, 0.02, "An upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET)
-    figure.savefig(file, dpi=130, format="png")
+    robustness_figure(curve, title).savefig(file, dpi=130, format="png")

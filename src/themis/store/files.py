@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 from themis.errors import StoreError
 
@@ -74,7 +75,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b")
         try:
-            _lock(self._file.fileno())
+            _lock_soon(self._file.fileno())
         except OSError as error:
             self._file.seek(0)
             owner = self._file.read(20).decode(errors="replace").strip() or "unknown"
@@ -90,6 +91,16 @@ class Lock:
     def release(self) -> None:
         """Let the next writer in."""
         self._file.close()
+
+
+def _lock_soon(file: int) -> None:
+    """A reader that asks whether a campaign runs holds the lock for an instant: try a few times."""
+    for _ in range(4):
+        try:
+            return _lock(file)
+        except OSError:
+            sleep(0.05)
+    _lock(file)
 
 
 if os.name == "posix":

@@ -49,12 +49,13 @@ _KINDS = {
 class Reader:
     """A run folder, read only. Any number of readers may look at it while one campaign writes."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, is_brief: bool = False) -> None:
+        """`is_brief`: for a look that is soon over; where no campaign writes, it leaves not even SQLite's log behind."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
             raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is none: check the path")
         with self._explained():
-            self._database = _open(self.path / DATABASE)
+            self._database = _open(self.path / DATABASE, is_brief=is_brief)
             schema.check(self._database, self.path)
             rows = self._database.execute("SELECT name, value FROM run").fetchall()
         self.record: dict[str, Any] = {name: json.loads(value) for name, value in rows}
@@ -215,15 +216,17 @@ class Reader:
             raise StoreError(f"{self.path / DATABASE} cannot be read: {error}") from error
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
     """A read-only connection; where nothing at all may be written, not even the index of the log, a frozen one."""
     uri = path.resolve().as_uri()
+    log = path.with_name(f"{path.name}-wal")
+    if is_brief and not (log.exists() and log.stat().st_size):
+        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
     database = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
     try:
         database.execute("SELECT 1 FROM sqlite_schema").fetchall()
     except sqlite3.OperationalError as error:
         database.close()
-        log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise StoreError(
                 f"{path.parent} must be writable once, its log holds rows that are not in {path.name} yet: copy the "

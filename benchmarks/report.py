@@ -1,0 +1,95 @@
+"""A report of a campaign with more than 10,000 faults: its size, and how soon after opening it can be used.
+
+    python benchmarks/report.py [--repeats N] [--json FILE]
+
+LeNet-5 on digits under strong noise. Usable is when the gallery has drawn its pictures and a filter has answered, from
+the moment the address is given to a browser that has nothing in its caches; driving the browser is counted too. Needs
+Chromium and playwright; without them only writing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import themis
+from themis.cli.demo import make_data, make_model
+from themis.environment import describe_environment
+from themis.report.page import write_report
+
+AIM_SECONDS, AIM_BYTES = 2.0, 20e6
+
+
+def measure_opening(report: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds until the gallery is drawn, and until a filter and a sorting have answered after that."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    found: dict[str, list[float]] = {"drawn": [], "filtered": [], "sorted": [], "usable": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for _ in range(repeats):
+            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            page = context.new_page()
+            at = [perf_counter()]
+            page.goto(report.resolve().as_uri())
+            page.wait_for_function("() => document.querySelector('#cards img')?.naturalWidth > 1")
+            at.append(perf_counter())
+            for choice, value in (("answer", "8"), ("sort", "ssim")):
+                page.select_option(f"#filter-{choice}", value)
+                page.wait_for_selector("#cards article")
+                at.append(perf_counter())
+            spans = [after - before for before, after in pairwise(at)]
+            for name, seconds in zip(found, [*spans, at[2] - at[0]], strict=True):
+                found[name].append(seconds)
+            context.close()
+        browser.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        limits = {"coverage": None, "max_tests": 16_000}
+        out = Path(folder) / "run"
+        run = themis.run(make_model(), make_data(), "gaussian", magnitude=1.0, policy="corners", **limits, out=out)
+        began = perf_counter()
+        report = write_report(out)
+        result = {"faults": len(run.faults), "bytes": report.stat().st_size, "written": perf_counter() - began}
+        try:
+            opening = measure_opening(report, arguments.repeats)
+        except (ImportError, StopIteration):
+            opening = {}
+    result["opening"] = {name: statistics.median(times) for name, times in opening.items()}
+    result["slowest"] = {name: max(times) for name, times in opening.items()}
+    table = Table("a report of", "size", "written in", *(f"{name} after" for name in opening))
+    seconds = [f"{result['opening'][name]:.2f} s (at most {result['slowest'][name]:.2f})" for name in opening]
+    table.add_row(
+        f"{result['faults']:,} faults", f"{result['bytes'] / 1e6:.1f} MB", f"{result['written']:.1f} s", *seconds
+    )
+    Console().print(table)
+    if not opening:
+        print("No browser: install Chromium and playwright to measure opening.")
+    else:
+        is_met = result["slowest"]["usable"] < AIM_SECONDS and result["bytes"] < AIM_BYTES
+        print(f"Aim: under {AIM_BYTES / 1e6:.0f} MB, usable within {AIM_SECONDS:g} s: {'met' if is_met else 'missed'}")
+    if arguments.json:
+        content = {"environment": describe_environment(torch.device("cpu")), "results": result}
+        arguments.json.write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Show a campaign in TensorBoard: python track_tensorboard.py, then tensorboard --logdir events.
+
+Needs `pip install "themis-dl[tensorboard]"`. The digits need `pip install "themis-dl[demo]"`.
+"""
+
+import torch
+
+import themis
+from themis.cli.demo import split, trained_lenet5
+from themis.data.readers import read_digits
+from themis.trackers import TensorBoard
+
+torch.set_num_threads(1)
+train, held_out = split(read_digits())
+net = trained_lenet5(train, held_out, print)
+
+run = themis.run(net, held_out, "gaussian", magnitude=0.3, max_tests=2560, callbacks=[TensorBoard("events")])
+
+print(run.stop)
+print(f"{len(run.faults):,} faults; look at them: tensorboard --logdir events")

@@ -1,0 +1,47 @@
+"""`themis report`: a run as one HTML file. It reads the run folder alone, so it needs no model and no data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from themis.cli import DONE
+from themis.cli.options import Parser, add_option
+from themis.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+HELP = (
+    "Write a run as one HTML file that opens by a double click and needs no network: the verdict, the numbers with "
+    "their intervals, the faults with pictures, and how to reproduce them. The run may be going on."
+)
+EXAMPLES = """
+themis report runs/first
+themis report runs/first --out first.html --most-pictures 200
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="FILE", help="the file to write, instead of report.html in RUN")
+    output.add_argument("--force", action="store_true", help="replace the file if it exists; report.html always is")
+    text = "faults that are shown with their inputs, the most telling; less is a smaller file"
+    add_option(output, "most_pictures", int, 1000, text)
+    output.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def execute(arguments: Namespace, said: set[str]) -> int:
+    if arguments.most_pictures < 0:
+        raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
+    from themis.report.page import write_report
+    from themis.store.export import check_free
+
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None:
+        check_free(out, replaces=arguments.force)
+    path = write_report(arguments.run, out, most_pictures=arguments.most_pictures)
+    if not arguments.quiet:
+        print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return DONE

@@ -1,0 +1,30 @@
+"""Text as Markdown: what users named is shown, never read as markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")
+
+
+def escape(text: str) -> str:
+    """Text that reads as it is written, in one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def code(text: str) -> str:
+    """Text in a span of code; a bar in it would end a table's cell."""
+    plain = " ".join(str(text).split())
+    ticks = "`" * (1 + max((len(each) for each in re.findall("`+", plain)), default=0))
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{ticks}{space}{plain}{space}{ticks}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    return [
+        f"| {' | '.join(map(escape, head))} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(map(escape, row))} |" for row in rows),
+    ]

@@ -1,0 +1,75 @@
+// Elements and words. Data becomes text nodes and attributes, never markup.
+const SVG = 'http://www.w3.org/2000/svg';
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (typeof value === 'function') node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, '');
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, String(value));
+  }
+  node.append(...children.flat().filter((each) => each !== null && each !== undefined));
+  return node;
+}
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+const by = (id) => document.getElementById(id);
+
+// Replaces what a section shows, under its heading.
+function show(id, title, ...children) {
+  by(id).replaceChildren(el('h2', { id: `h-${id}` }, title), ...children.flat().filter(Boolean));
+}
+
+const whole = (n) => Number(n).toLocaleString('en-GB');
+const number = (x, digits = 3) => {
+  if (x === null || x === undefined) return '–';
+  if (typeof x !== 'number') return String(x);
+  if (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3)) return x.toExponential(digits - 1);
+  return String(Number(x.toPrecision(digits)));
+};
+// A percentage that reads 100 or 0 only when it is exactly that.
+function percent(share, digits = 1) {
+  if (share === null || share === undefined) return '–';
+  const text = (100 * share).toFixed(digits);
+  const least = 10 ** -digits;
+  if (share < 1 && text === (100).toFixed(digits)) return `>${(100 - least).toFixed(digits)}%`;
+  if (share > 0 && text === (0).toFixed(digits)) return `<${least.toFixed(digits)}%`;
+  return `${text}%`;
+}
+const interval = (e, digits = 2) => (e ? `95%: ${percent(e.low, digits)} to ${percent(e.high, digits)}` : '');
+const many = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
+const seconds = (s) => (s < 120 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
+const note = (text) => el('p', { class: 'note' }, text);
+
+// A table from headings and rows; the first cell of a row is its heading.
+function table(caption, heads, rows, attributes) {
+  const cell = (value, k) => (k ? el('td', {}, value) : el('th', { scope: 'row' }, value));
+  return el(
+    'table', attributes || {},
+    el('caption', {}, caption),
+    el('thead', {}, el('tr', {}, heads.map((each) => el('th', { scope: 'col' }, each)))),
+    el('tbody', {}, rows.map((row) => el('tr', {}, row.map(cell)))),
+  );
+}
+
+// Content that may be wider than a phone scrolls by itself, by keyboard too.
+const scrolling = (label, ...children) =>
+  el('div', { class: 'scrolling', role: 'group', 'aria-label': label, tabindex: '0' }, ...children);
+
+function command(text, what) {
+  const said = el('span', { class: 'quiet', role: 'status' });
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      said.textContent = 'copied';
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      said.textContent = 'selected';
+    }
+  };
+  const code = el('code', {}, text);
+  const button = el('button', { type: 'button', class: 'small', 'aria-label': `Copy: ${text}`, onclick: copy }, 'Copy');
+  return el('div', { class: 'command' }, what ? el('span', { class: 'what' }, what) : null, code, button, said);
+}

@@ -1,0 +1,179 @@
+// The gallery: faults as cards, filtered, sorted, a page at a time. Pictures are made for the cards on show alone.
+const PAGE = innerWidth < 640 ? 12 : 24;
+const NONE = '';
+const state = { clean: NONE, answer: NONE, part: NONE, group: NONE, layer: NONE, pictures: false, sort: 'telling', page: 0, view: null };
+const SORTS = {
+  telling: ['most telling first', null],
+  severity: ['severity, furthest from right first', (c) => c.margin.map((v) => (v === null ? -Infinity : v))],
+  theta: ['smallest theta first', (c) => c.strength],
+  ssim: ['SSIM, most alike first', (c) => c.ssim.map((v) => (v === null ? Infinity : -v))],
+};
+
+function choose(changes) {
+  Object.assign(state, { page: 0, part: NONE, group: NONE, layer: NONE }, changes);
+  drawGallery(state.view);
+}
+
+const count = (column) => column.reduce((found, each) => found.set(each, (found.get(each) || 0) + 1), new Map());
+
+function select(name, label, options) {
+  const id = `filter-${name}`;
+  const change = (event) => { state[name] = event.target.value; state.page = 0; drawCards(); };
+  if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
+  return el('div', { class: 'field' }, el('label', { for: id }, label),
+    el('select', { id, onchange: change, disabled: options.length < 2 }, options.map(([value, text]) =>
+      el('option', { value, selected: String(value) === String(state[name]) }, text))));
+}
+
+function drawGallery(view) {
+  state.view = view;
+  const { columns, n, n_listed: listed, parts } = view.faults;
+  if (!n) return show('gallery', 'Faults', note('No fault has been found.'));
+  const options = (column, named) => [[NONE, 'all'], ...[...count(columns[column])].filter(([each]) => each !== null && each !== -1 || column === 'answer')
+    .sort((a, b) => a[0] - b[0]).map(([each, k]) => [each, `${named(each)} (${whole(k)})`])];
+  const layers = view.layers.map((each) => each.name);
+  const brief = (text) => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
+  const hasPictures = view.inputs.kind !== 'none';
+  if (document.activeElement.closest('.filters')) return drawCards(); // a list that is open now stays so
+  show('gallery', 'Faults',
+    note(`${many(n, 'fault')}${listed < n ? `, the ${whole(listed)} most telling listed` : ''}. ${
+      { pictures: `${whole(Object.keys(view.inputs.disturbed).length)} have pictures${Object.keys(view.inputs.disturbed).length < n ? '; a replay makes the inputs of the others again' : ''}.`,
+        features: `Of ${whole(Object.keys(view.inputs.changes).length)} the changed features are listed.`,
+        none: 'No inputs were kept: a replay makes them again.' }[view.inputs.kind]}`),
+    el('form', { class: 'filters', 'aria-label': 'Filter and sort faults', onsubmit: (event) => event.preventDefault() },
+      select('clean', 'Clean answer', options('clean_answer', (k) => view.answers[k] ?? String(k))),
+      select('answer', 'Wrong answer', options('answer', (k) => view.outcomes[k] ?? String(k))),
+      select('part', 'Perturbation', options('part', (k) => parts[k])),
+      select('group', 'Group', options('group', (k) => `${k + 1}: ${brief(view.groups[k].text)}`)),
+      select('layer', 'Most changed layer', options('layer', (k) => layers[k] ?? String(k))),
+      select('sort', 'Sort by', Object.entries(SORTS).filter(([name]) => name !== 'ssim' || columns.ssim.some((v) => v !== null))
+        .map(([name, [text]]) => [name, text])),
+      hasPictures ? el('div', { class: 'field check' }, el('input', { type: 'checkbox', id: 'filter-pictures', checked: state.pictures,
+        onchange: (event) => { state.pictures = event.target.checked; state.page = 0; drawCards(); } }),
+      el('label', { for: 'filter-pictures' }, 'With inputs only')) : null),
+    pager('above'), el('div', { id: 'cards', class: 'cards' }), pager('below'),
+    view.groups.length ? el('details', { 'data-key': 'groups', class: 'data' }, el('summary', {}, `${many(view.groups.length, 'group')} of faults that are one story`),
+      el('ol', { class: 'groups' }, view.groups.map((each) => el('li', {}, each.text)))) : null);
+  drawCards();
+}
+
+function pager(where) {
+  const go = (step) => () => { state.page += step; drawCards(); if (where === 'below') by('gallery').scrollIntoView(); };
+  return el('div', { class: 'pager', role: 'group', 'aria-label': `Pages of faults, ${where}` },
+    el('button', { type: 'button', id: `previous-${where}`, class: 'previous', onclick: go(-1) }, 'Previous'),
+    el('p', { class: 'pages', role: where === 'above' ? 'status' : null }),
+    el('button', { type: 'button', id: `next-${where}`, class: 'next', onclick: go(1) }, 'Next'));
+}
+
+// Rows of the columns that pass the filters, in order.
+function chosenRows(view) {
+  const c = view.faults.columns;
+  const is = (name, column) => (state[name] === NONE ? () => true : (k) => String(c[column][k]) === String(state[name]));
+  const tests = [is('clean', 'clean_answer'), is('answer', 'answer'), is('part', 'part'), is('group', 'group'), is('layer', 'layer')];
+  if (state.pictures) tests.push((k) => hasInput(view, k));
+  const rows = c.id.map((_, k) => k).filter((k) => tests.every((each) => each(k)));
+  const key = SORTS[state.sort][1];
+  if (key) {
+    const values = key(c);
+    rows.sort((a, b) => (values[a] < values[b] ? -1 : values[a] > values[b] ? 1 : a - b));
+  }
+  return rows;
+}
+const hasInput = (view, k) => String(view.faults.columns.id[k]) in view.inputs[view.inputs.kind === 'features' ? 'changes' : 'disturbed'];
+
+function drawCards() {
+  const view = state.view;
+  const rows = chosenRows(view);
+  const pages = Math.max(1, Math.ceil(rows.length / PAGE));
+  state.page = Math.max(0, Math.min(state.page, pages - 1));
+  const shown = rows.slice(state.page * PAGE, (state.page + 1) * PAGE);
+  for (const each of document.querySelectorAll('.pager')) {
+    each.querySelector('.pages').textContent = rows.length
+      ? `${whole(state.page * PAGE + 1)} to ${whole(state.page * PAGE + shown.length)} of ${whole(rows.length)}, page ${whole(state.page + 1)} of ${whole(pages)}` : 'No fault matches.';
+    each.querySelector('.previous').disabled = state.page === 0;
+    each.querySelector('.next').disabled = state.page >= pages - 1;
+  }
+  const c = view.faults.columns;
+  const key = JSON.stringify(shown.map((k) => [c.id[k], c.group[k], hasInput(view, k)]));
+  if (by('cards').dataset.shown === key) return;
+  by('cards').dataset.shown = key;
+  by('cards').replaceChildren(...shown.map((k) => card(view, k)));
+}
+
+function answers(view, k) {
+  const c = view.faults.columns;
+  const sure = c.confidence[k] === null ? '' : ` (${percent(c.confidence[k], 0)})`;
+  if (c.clean_value[k] !== null && c.clean_answer[k] === null) {
+    return [number(c.clean_value[k]), c.value[k] === null ? view.outcomes[c.answer[k]] : `${number(c.value[k])}${sure}`];
+  }
+  return [c.clean_answer[k] === null ? 'kept' : view.answers[c.clean_answer[k]], `${view.outcomes[c.answer[k]]}${sure}`];
+}
+
+function card(view, k) {
+  const c = view.faults.columns, id = c.id[k];
+  const [before, after] = answers(view, k);
+  const facts = [...view.theta.map((t, d) => [t.name, number(c.theta[d][k])]),
+    c.ssim[k] === null ? null : ['SSIM', number(c.ssim[k])], ['distance', number(c.distance[k])]].filter(Boolean);
+  const more = [['seed', c.seed_id[k]], ['label', c.label[k] === null ? '–' : view.answers[c.label[k]] ?? c.label[k]], ['round', c.round[k]],
+    ['stream', c.uniform[k] ? 'uniform' : `search, ${c.kind[k]}`], ['strength', number(c.strength[k])], ['largest change', number(c.linf[k])],
+    ['margin', c.margin[k] === null ? 'not finite' : number(c.margin[k])],
+    ['layer', view.layers[c.layer[k]] ? view.layers[c.layer[k]].name : '–'], c.group[k] < 0 ? null : ['group', c.group[k] + 1]].filter(Boolean);
+  const list = (rows) => el('dl', { class: 'facts' }, rows.map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, String(value)))));
+  return el('article', { class: 'card', 'aria-labelledby': `fault-${id}` },
+    el('h3', { id: `fault-${id}` }, `Fault ${id}: `, el('span', { class: 'right' }, before), ' → ', el('span', { class: 'wrong' }, after)),
+    input(view, k, before, after), list(facts),
+    el('details', { 'data-key': `fault-${id}` }, el('summary', {}, 'More, and how to replay it'), list(more),
+      command(`themis replay ${shellQuoted(view.run)} ${id}`)));
+}
+const shellQuoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);
+
+function input(view, k, before, after) {
+  const c = view.faults.columns, id = String(c.id[k]);
+  const changes = view.inputs.changes[id], disturbed = view.inputs.disturbed[id];
+  if (changes) {
+    const rest = changes.n - changes.rows.length;
+    return el('div', { class: 'changes' }, changes.rows.length ? table(`${whole(changes.n)} of ${whole(changes.of)} features changed${rest ? `, ${whole(rest)} more than listed` : ''}`,
+      ['feature', 'before', 'after'], changes.rows.map(([name, a, b]) => [name, number(a, 4), number(b, 4)])) : note('No feature changed.'));
+  }
+  if (!disturbed) return note(c.kept[k] ? 'Its input is kept, but not drawn here.' : 'Its input was not kept; its replay makes it again.');
+  const picture = (source, text) => el('img', { src: source, alt: text, width: 96, height: 96, decoding: 'async' });
+  const clean = picture(view.inputs.clean[String(c.seed_id[k])], `Clean input of seed ${c.seed_id[k]}, answered ${before}`);
+  const broken = picture(disturbed, `Disturbed input of fault ${id}, answered ${after}`);
+  const canvas = el('canvas', { role: 'img', 'aria-label': 'Their difference, amplified', width: 1, height: 1 });
+  const under = el('figcaption', {}, 'difference');
+  Promise.all([clean.decode(), broken.decode()]).then(() => drawDifference(clean, broken, canvas, under)).catch(() => {});
+  const framed = (shown, angles) => el('div', { class: 'frame' }, shown, angles ? steering(angles) : null);
+  const angles = isSteering(view) ? [c.clean_value[k], c.value[k]] : null;
+  return el('div', { class: 'pictures' },
+    el('figure', {}, framed(clean, angles && [angles[0]]), el('figcaption', {}, 'clean')),
+    el('figure', {}, framed(broken, angles), el('figcaption', {}, 'disturbed')),
+    el('figure', {}, framed(canvas), under));
+}
+
+// What was added is lighter than the middle grey, what was taken away darker.
+function drawDifference(clean, broken, canvas, under) {
+  const [w, h] = [clean.naturalWidth, clean.naturalHeight];
+  [canvas.width, canvas.height] = [w, h];
+  const context = canvas.getContext('2d', { willReadFrequently: true });
+  const read = (image) => { context.drawImage(image, 0, 0); return context.getImageData(0, 0, w, h).data; };
+  const a = read(clean), b = read(broken), out = context.createImageData(w, h);
+  const gaps = [];
+  for (let k = 0; k < a.length; k++) if (k % 4 !== 3 && a[k] !== b[k]) gaps.push(Math.abs(b[k] - a[k]));
+  gaps.sort((x, y) => x - y);
+  const times = gaps.length ? Math.max(1, Math.round(120 / gaps[Math.floor(0.95 * (gaps.length - 1))])) : 1;
+  for (let k = 0; k < a.length; k++) out.data[k] = k % 4 === 3 ? 255 : 128 + times * (b[k] - a[k]);
+  context.putImageData(out, 0, 0);
+  under.textContent = `difference ×${times}`;
+  canvas.setAttribute('aria-label', `Their difference, times ${times}`);
+}
+
+// Answers in radians, as those of a steering wheel: negative is left.
+const isSteering = (view) => ['regression', 'off'].includes(view.task) && view.inputs.kind === 'pictures' &&
+  view.faults.columns.value.concat(view.faults.columns.clean_value).every((v) => v === null || Math.abs(v) <= Math.PI);
+
+function steering(angles) {
+  const line = (angle, name) => angle === null ? null : svg('line', { class: `steer ${name}`, x1: 50, y1: 98,
+    x2: 50 + 60 * Math.sin(angle), y2: 98 - 60 * Math.cos(angle) });
+  return svg('svg', { viewBox: '0 0 100 100', class: 'over', 'aria-hidden': 'true' },
+    angles.length > 1 ? line(angles[1], 'after') : null, line(angles[0], 'before'));
+}

@@ -1,0 +1,73 @@
+// The page: draws the view, and draws it anew where a live one is fetched.
+const SECTIONS = [
+  ['verdict', 'Verdict', drawVerdict], ['numbers', 'Numbers', drawNumbers], ['gallery', 'Faults', drawGallery],
+  ['matrix', 'Answers', drawMatrix], ['strength', 'Strength', drawStrength], ['coverage', 'Coverage', drawCoverage],
+  ['layers', 'Layers', drawLayers], ['normality', 'Normality', drawNormality], ['time', 'Time', drawTime],
+  ['reproduce', 'Reproduce', drawReproduce],
+];
+
+function drawAll(view) {
+  const focused = document.activeElement && document.activeElement.id;
+  const opened = [...document.querySelectorAll('details[open]')].map((each) => each.dataset.key).filter(Boolean);
+  charts = 0;
+  by('title').textContent = `${view.perturbation} on ${view.subject}`;
+  by('run').textContent = view.run;
+  by('state').textContent = view.state;
+  by('state').dataset.state = view.state;
+  by('made').textContent = `Themis ${view.version} · ${view.run}`;
+  for (const [, , draw] of SECTIONS) draw(view);
+  for (const each of document.querySelectorAll('details')) if (opened.includes(each.dataset.key)) each.open = true;
+  if (focused && by(focused) && document.activeElement !== by(focused)) by(focused).focus({ preventScroll: true });
+}
+
+function chooseTheme() {
+  const button = by('theme');
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  let chosen = null;
+  try { chosen = localStorage.getItem('themis-theme'); } catch { /* a file may have no storage */ }
+  const apply = () => {
+    const isDark = chosen ? chosen === 'dark' : system.matches;
+    document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
+    button.textContent = isDark ? 'Light theme' : 'Dark theme';
+  };
+  button.addEventListener('click', () => {
+    chosen = document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark';
+    try { localStorage.setItem('themis-theme', chosen); } catch { /* it holds for this visit */ }
+    apply();
+  });
+  system.addEventListener('change', apply);
+  apply();
+}
+
+async function follow(address, before) {
+  let last = before, state = JSON.parse(before).state, tag = '';
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, state === 'running' ? 2000 : 10000));
+    try {
+      const answer = await fetch(address, { cache: 'no-store', headers: tag ? { 'If-None-Match': tag } : {} });
+      if (answer.status === 503) {  // there is no run to show now
+        tag = '';
+        by('state').textContent = (await answer.json()).message;
+        continue;
+      }
+      if (!answer.ok && answer.status !== 304) throw new Error(answer.statusText);
+      tag = answer.headers.get('ETag') || '';
+      const text = answer.status === 304 ? last : await answer.text();
+      if (text !== last) {
+        const view = JSON.parse(text);
+        [last, state] = [text, view.state];
+        const [x, y] = [scrollX, scrollY];
+        drawAll(view);
+        scrollTo(x, y);
+      } else by('state').textContent = state;
+    } catch {
+      by('state').textContent = `${state} (no connection, trying again)`;
+    }
+  }
+}
+
+by('nav').append(el('ul', {}, SECTIONS.map(([id, name]) => el('li', {}, el('a', { href: `#${id}` }, name)))));
+chooseTheme();
+const first = by('view').textContent;
+drawAll(JSON.parse(first));
+if (document.body.dataset.live) follow(document.body.dataset.live, first);

@@ -1,0 +1,183 @@
+// The sections, in the order in which an engineer asks.
+function drawVerdict(view) {
+  show('verdict', 'Verdict', el('p', { class: `verdict ${view.verdict.tone}` }, view.verdict.text),
+    el('p', { class: 'stop' }, view.stop),
+    view.fault ? note(`A fault is ${view.fault}.`) : null);
+}
+
+function figure(name, value, under, text, share) {
+  const [at, low, high] = share || [];
+  const x = (v) => Math.max(0, Math.min(100, 100 * v));
+  return el('div', { class: 'tile' }, el('dt', {}, name),
+    el('dd', {}, el('span', { class: 'value' }, value), under ? el('span', { class: 'interval' }, under) : null,
+      share ? svg('svg', { viewBox: '0 0 100 6', preserveAspectRatio: 'none', class: 'range', 'aria-hidden': 'true' },
+        svg('rect', { class: 'track', x: 0, y: 2, width: 100, height: 2 }),
+        low === undefined ? null : svg('rect', { class: 'bar', x: x(low), y: 1, width: Math.max(0.8, x(high) - x(low)), height: 4 }),
+        svg('rect', { class: 'mark', x: Math.max(0, x(at) - 0.4), y: 0, width: 0.8, height: 6 })) : null,
+      el('span', { class: 'quiet' }, text)));
+}
+
+function drawNumbers(view) {
+  const { counts, coverage, fault_rate: rate, residual_risk: risk } = view;
+  const range = (e) => (e ? [e.value, e.low, e.high] : null);
+  const spread = coverage && coverage.interval;
+  const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered rightly`
+    : view.clean.error !== null ? `clean error ${number(view.clean.error)} on average`
+      : view.clean.iou !== null ? `clean mean IoU ${number(view.clean.iou)}` : '';
+  show('numbers', 'The numbers that matter', el('dl', { class: 'tiles' },
+    figure('Fault rate', rate ? percent(rate.value, 2) : 'unknown', interval(rate),
+      rate ? 'of random disturbances in this range, mean over seeds' : 'no uniform stream, so nothing is claimed', range(rate)),
+    figure('Residual risk', risk ? percent(risk.value, 2) : 'unknown', interval(risk),
+      'that the next random test shows a new distinct fault', range(risk)),
+    figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
+      coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
+      'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
+    figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in all`,
+      `on ${whole(counts.failing_seeds)} of ${many(counts.seeds, 'seed')}`),
+    figure('Tests', whole(counts.tests), `${many(counts.passes, 'pass').replace(/passs$/, 'passes')}`,
+      view.seconds ? `in ${seconds(view.seconds.total)}` : ''),
+    figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given`, clean),
+    figure('Neurons', whole(counts.neurons), `in ${many(counts.layers, 'layer')}`,
+      coverage ? `${whole(coverage.dead)} dead, ${whole(coverage.unseen)} not yet moved` : ''),
+    view.criterion ? figure('Criterion', view.criterion.is_share ? percent(view.criterion.score) : number(view.criterion.score, 4),
+      view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null));
+}
+
+function drawMatrix(view) {
+  const { rows, columns, distinct, faults } = view.matrix;
+  const title = 'Which answers turn into which';
+  if (!rows.length) return show('matrix', title, note('No fault has been found.'));
+  const named = (names, each, none) => (each === null ? none : each === 'other' ? 'other' : names[each] ?? String(each));
+  const most = Math.max(1, ...distinct.flat());
+  const cell = (r, c) => {
+    const n = distinct[r][c];
+    if (!n) return el('td', { class: 'none' }, '·');
+    const level = Math.ceil((5 * Math.log1p(n)) / Math.log1p(most));
+    const says = `${named(view.answers, rows[r], 'clean')} answered as ${named(view.outcomes, columns[c])}: ` +
+      `${many(n, 'distinct fault')}, ${many(faults[r][c], 'fault')}`;
+    if (rows[r] === 'other' || columns[c] === 'other') return el('td', { class: `heat heat${level}`, title: says }, whole(n));
+    const pick = () => { choose({ clean: rows[r], answer: columns[c] }); location.hash = '#gallery'; };
+    return el('td', { class: `heat heat${level}` },
+      el('button', { type: 'button', title: says, 'aria-label': `${says}; show them`, onclick: pick }, whole(n)));
+  };
+  const single = rows.length === 1 && rows[0] === null;
+  show('matrix', title, scrolling(title, el('table', { class: 'matrix' },
+    el('caption', {}, 'Distinct faults; rows are answers to clean inputs, columns wrong ones. Choose a cell to see its faults.'),
+    el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'clean → wrong'), columns.map((c) =>
+      el('th', { scope: 'col' }, named(view.outcomes, c))), el('th', { scope: 'col' }, 'all'))),
+    el('tbody', {}, rows.map((each, r) => el('tr', {},
+      el('th', { scope: 'row' }, named(view.answers, each, single ? 'all seeds' : 'none')),
+      columns.map((_, c) => cell(r, c)), el('td', { class: 'sum' }, whole(distinct[r].reduce((a, b) => a + b, 0)))))))));
+}
+
+function drawStrength(view) {
+  const drawn = view.rates.map((of) => chart({
+    title: `Fault rate by ${of.name}`,
+    text: `Share of uniform tests that were faults in ${of.parts.length} parts of the range of ${of.name}, with 95% intervals.`,
+    x: { label: of.unit ? `${of.name} (${of.unit})` : of.name, low: of.parts[0].low, high: of.parts.at(-1).high },
+    y: { label: 'fault rate', low: 0, high: Math.max(0.01, ...of.parts.map((p) => p.rate_high)), format: (v) => `${short(100 * v)}%` },
+    draw: [{ kind: 'bars', class: 'fault', points: of.parts.map((p) => [p.low, p.high, p.rate]) },
+      { kind: 'limits', points: of.parts.map((p) => [(p.low + p.high) / 2, p.rate_low, p.rate_high]) }],
+    table: { heads: [of.name, 'tests', 'faults', 'rate', '95% interval'], rows: of.parts.map((p) => [
+      `${number(p.low)} to ${number(p.high)}`, whole(p.tests), whole(p.faults), percent(p.rate, 2),
+      `${percent(p.rate_low, 2)} to ${percent(p.rate_high, 2)}`]) },
+  }));
+  const of = view.breaking;
+  const curve = of && chart({
+    title: 'Seeds still right, by strength',
+    text: `Share of seeds that no disturbance up to a strength has broken. ${of.source}`,
+    x: { label: of.unit ? `strength: 1 is ${of.unit}` : "strength, share of theta's range", low: 0, high: Math.max(1, of.points.at(-1)[0]) },
+    y: { label: 'seeds still right', low: Math.min(...of.points.map((p) => p[2] ?? p[1])) > 0.8 ? floorTo(Math.min(...of.points.map((p) => p[2] ?? p[1]))) : 0,
+      high: 1, format: (v) => `${short(100 * v)}%` },
+    draw: [...(of.points[0].length > 2 ? [{ kind: 'band', points: of.points.map((p) => [p[0], p[2], p[3]]), name: '95% interval' }] : []),
+      { kind: 'steps', points: of.points, name: 'still right' }],
+    table: { heads: ['strength', 'still right', ...(of.points[0].length > 2 ? ['95% interval'] : [])], rows: of.points.map((p) =>
+      [number(p[0]), percent(p[1]), ...(p.length > 2 ? [`${percent(p[2])} to ${percent(p[3])}`] : [])]) },
+  });
+  show('strength', 'Fault rate and smallest breaking strength',
+    note(drawn.length ? `Fault rates come from the uniform stream alone; its intervals (Wilson) take tests as independent.${
+      view.has_dropped ? ' Tests that were dropped count as no faults.' : ''}`
+      : 'There is no uniform stream to take fault rates from.'),
+    el('div', { class: 'charts' }, drawn, curve),
+    of ? note(of.median === null ? `More than half of the seeds stand at every strength that was tried. ${of.source}`
+      : `Half of the seeds have broken at strength ${number(of.median)}. ${of.source}`) : note('No seed has broken.'));
+}
+const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
+
+function drawCoverage(view) {
+  const { rounds, coverage } = view;
+  if (!rounds.length) return show('coverage', 'Coverage by round', note('No round is over yet.'));
+  const last = rounds.at(-1);
+  const spread = coverage.interval;
+  const isNear = coverage.forecast && coverage.forecast < 1e10 && view.goal && coverage.sampled < view.goal;
+  const end = isNear ? Math.min(last.tests + coverage.forecast, 3 * last.tests) : last.tests;
+  const reached = isNear && end < last.tests + coverage.forecast
+    ? coverage.sampled + ((view.goal - coverage.sampled) * (end - last.tests)) / coverage.forecast : view.goal;
+  const low = Math.min(...rounds.map((r) => Math.min(r.coverage, r.coverage_all)), spread ? spread.low : 1);
+  const of = (name) => [...rounds.map((r) => [r.tests, r[name]])];
+  show('coverage', 'Coverage by round', el('div', { class: 'charts' }, chart({
+    title: 'Coverage by tests',
+    text: `Share of neurons that have converged, after each of ${rounds.at(-1).number} rounds.`,
+    x: { label: 'tests', low: 0, high: end * 1.02 },
+    y: { label: 'converged', low: low > 0.8 ? floorTo(low) : 0, high: 1, format: (v) => `${short(100 * v)}%` },
+    draw: [{ kind: 'line', points: of('coverage'), name: 'sampled neurons' }, { kind: 'dots', points: rounds.length < 60 ? of('coverage') : [] },
+      { kind: 'line', class: 'second', points: of('coverage_all'), name: 'all neurons' },
+      ...(spread ? [{ kind: 'limits', points: [[last.tests, spread.low, spread.high]] }] : []),
+      ...(isNear ? [{ kind: 'line', class: 'forecast', points: [[last.tests, coverage.sampled], [end, reached]], name: 'forecast' }] : [])],
+    table: { heads: ['round', 'tests', 'sampled', 'all', 'distinct faults', 'seconds'], rows: rounds.map((r) =>
+      [r.number, whole(r.tests), percent(r.coverage), percent(r.coverage_all), whole(r.distinct_faults), r.seconds.toFixed(1)]) },
+  }), chart({
+    title: 'Distinct faults by tests',
+    text: `Distinct faults found after each of ${rounds.at(-1).number} rounds.`,
+    x: { label: 'tests', low: 0, high: last.tests * 1.02 },
+    y: { label: 'distinct faults', low: 0, high: Math.max(1, last.distinct_faults) * 1.05 },
+    draw: [{ kind: 'line', class: 'fault', points: [[0, 0], ...of('distinct_faults')] }],
+    table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
+  })),
+  note([spread ? `At the end ${percent(coverage.all)} of all neurons (${interval(spread, 1)}; seeds resampled).` : 'The interval is worked out when the campaign ends.',
+    isNear ? ` About ${whole(coverage.forecast)} more tests to the goal of ${percent(view.goal)}.` : '',
+    coverage.uniform === null || coverage.uniform === undefined ? '' : ` The uniform stream alone covers ${percent(coverage.uniform)}.`].join('')));
+}
+
+function drawLayers(view) {
+  const most = Math.max(1e-12, ...view.layers.map((l) => (l.sensitivity ? l.sensitivity[2] : 0)));
+  show('layers', 'Coverage and sensitivity by layer', view.layers.length ? scrolling('Layers', table(
+    'Sensitivity: mean over a layer’s neurons, line from the 5th to the 95th percentile. Share: of the change in faults.',
+    ['layer', 'neurons', 'coverage', 'mean sensitivity', 'share in faults'],
+    view.layers.map((l) => [l.name, el('span', { class: 'number' }, whole(l.neurons)),
+      l.coverage === null ? '–' : bar(l.coverage, percent(l.coverage)),
+      l.sensitivity ? bar(l.sensitivity[0] / most, number(l.sensitivity[0]), [l.sensitivity[1] / most, l.sensitivity[2] / most]) : '–',
+      l.share === null ? '–' : bar(l.share, percent(l.share))]), { class: 'layers' })) : note('The layers are not known yet.'));
+}
+
+function drawNormality(view) {
+  const of = view.normality;
+  show('normality', 'How normal the sensitivities are', of ? [el('p', {}, of.sentence), scrolling('Normality', table(
+    `Medians over ${whole(of.n_neurons)} neurons of the panel (${whole(of.n_unmoved)} more have no spread); a normal variable has 0 and 0.`,
+    ['differences', 'skewness', 'excess kurtosis', 'close to normal'],
+    [['signed', number(of.skewness_signed, 2), number(of.kurtosis_signed, 2), bar(of.compatible_signed, percent(of.compatible_signed, 0))],
+      ['absolute: sensitivities', number(of.skewness_absolute, 2), number(of.kurtosis_absolute, 2), bar(of.compatible_absolute, percent(of.compatible_absolute, 0))]]))]
+    : note('Known when the campaign ends, from 20 uniform tests on.'));
+}
+
+function drawTime(view) {
+  const s = view.seconds;
+  if (!s) return show('time', 'Time by phase', note('Not known yet.'));
+  const rest = Math.max(0, s.total - s.measure - s.judge - s.search);
+  const rows = [['measure', s.measure], ['judge', s.judge], ['search', s.search], ['other: set-up, disk', rest]];
+  const kinds = Object.entries(view.kinds);
+  show('time', 'Time by phase', scrolling('Time', table(`${seconds(s.total)} in all, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests a second.`,
+    ['phase', 'share', 'time'], rows.map(([name, each]) => [name, bar(each / Math.max(s.total, 1e-9), percent(each / Math.max(s.total, 1e-9), 0)), seconds(each)]))),
+  kinds.length ? scrolling('Kinds of proposal', table('Tests by kind of proposal.', ['kind', 'tests', 'faults', 'faults a test'],
+    kinds.map(([name, k]) => [name, whole(k.tests), whole(k.faults), percent(k.tests ? k.faults / k.tests : 0)]))) : null);
+}
+
+function drawReproduce(view) {
+  const folded = (name, rows) => el('details', { 'data-key': name, class: 'data' }, el('summary', {}, name),
+    scrolling(name, table(name, ['name', 'value'], rows, { class: 'plain' })));
+  show('reproduce', 'Config, environment, how to reproduce',
+    el('h3', {}, 'How to reproduce'), el('div', {}, view.reproduce.map(([text, what]) => command(text, what))),
+    view.reproduce.length ? null : note('The run was started from Python: its script reproduces it.'),
+    folded('Configuration', view.config), folded('Environment', view.environment),
+    folded('Theta', view.theta.map((t) => [t.name, `${number(t.low)} to ${number(t.high)} ${t.unit || ''}, identity ${number(t.identity)}`])));
+}

@@ -1,0 +1,82 @@
+"""A run folder for each robustness test, also where several processes test at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOTE = "pytest.json"
+"""Says which test of which session a folder belongs to; folders without it are never touched."""
+LONGEST = 100
+SESSION = pytest.StashKey[str]()
+
+
+def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Path], call: int) -> Path:
+    """A new folder for a test's campaign: in `folder`, named after the test, or a temporary one.
+
+    What an earlier session found in the same test gives way to it. A second campaign of this session (another call, a
+    test that is run again, another worker) gets a folder of its own.
+    """
+    session = session_id(item.config)
+    note = {"test": item.nodeid, "call": call, "session": session}
+    if folder is None:
+        path = temporary(folder_name(item.name))
+        write_note(path, note)
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    name, number = folder_name(item.nodeid), call
+    while True:
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        if _is_stale(path, session):
+            old = path.with_name(f".{path.name}.{uuid4().hex}")
+            try:
+                os.rename(path, old)  # at once: another process may be about to do the same
+            except FileNotFoundError:
+                continue
+            shutil.rmtree(old, ignore_errors=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        write_note(path, note)
+        return path
+
+
+def folder_name(nodeid: str) -> str:
+    """A test's name as a folder's: the end of it where it is long."""
+    return re.sub(r"[^\w.]+", "-", nodeid, flags=re.ASCII).strip("-.")[-LONGEST:].lstrip("-.") or "test"
+
+
+def session_id(config: pytest.Config) -> str:
+    """The same in all workers of a test session."""
+    shared = getattr(config, "workerinput", {}).get("testrunuid")
+    return str(shared) if shared else config.stash.setdefault(SESSION, uuid4().hex)
+
+
+def write_note(path: Path, note: dict[str, Any]) -> None:
+    (path / NOTE).write_text(json.dumps(note))
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Whose folder it is; None where that is not known."""
+    try:
+        note = json.loads((path / NOTE).read_text())
+    except (OSError, ValueError):
+        return None
+    return note if isinstance(note, dict) else None
+
+
+def _is_stale(path: Path, session: str) -> bool:
+    note = read_note(path)
+    return note is not None and note.get("session") != session

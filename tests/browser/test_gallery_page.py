@@ -1,0 +1,179 @@
+"""The gallery of a real campaign's report: filters, sorting, pages, and all of it by keyboard."""
+
+import re
+
+import pytest
+from browsing import need_browser, visited
+
+need_browser()
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture
+def page(browser, digits_report):
+    with visited(browser, digits_report) as opened:
+        yield opened
+
+
+@pytest.fixture
+def view(page):
+    return page.evaluate("JSON.parse(document.getElementById('view').textContent)")
+
+
+def shown(page):
+    """Numbers of the faults on show."""
+    titles = page.locator("#cards article h3").all_inner_texts()
+    return [int(title.removeprefix("Fault ").partition(":")[0]) for title in titles]
+
+
+def n_matching(page):
+    found = re.search(r" of ([\d,]+), page", page.locator(".pages").first.inner_text())
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def matching(view, **wanted):
+    columns = view["faults"]["columns"]
+    return [
+        id for k, id in enumerate(columns["id"]) if all(columns[name][k] == value for name, value in wanted.items())
+    ]
+
+
+def test_the_most_telling_come_first_with_their_pictures(page, view):
+    assert shown(page) == view["faults"]["columns"]["id"][:24]
+    page.wait_for_function("() => [...document.images].every((each) => each.complete && each.naturalWidth > 1)")
+    first = page.locator("#cards article").first
+    assert first.locator("img").count() == 2
+    page.wait_for_function("() => document.querySelector('#cards canvas').width === 28")
+    is_drawn = "(c) => new Set(c.getContext('2d').getImageData(0, 0, 28, 28).data).size > 3"
+    assert first.locator("canvas").evaluate(is_drawn)
+    id = shown(page)[0]
+    first.locator("summary").click()
+    assert first.locator("code").inner_text() == f"themis replay {view['run']} {id}"
+    theta = dict(zip([each["name"] for each in view["theta"]], view["faults"]["columns"]["theta"], strict=True))
+    for name, values in theta.items():
+        assert float(first.locator("dt", has_text=name).locator("+ dd").first.inner_text()) == pytest.approx(
+            values[0], rel=0.01
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("clean", "clean_answer"), ("answer", "answer"), ("layer", "layer"), ("part", "part")]
+)
+def test_a_filter_leaves_those_that_match(page, view, name, column):
+    values = view["faults"]["columns"][column]
+    value = max(set(values), key=values.count)
+    page.select_option(f"#filter-{name}", str(value))
+    expected = matching(view, **{column: value})
+    assert shown(page) == expected[:24]
+    assert n_matching(page) == len(expected)
+    page.select_option(f"#filter-{name}", "")
+    assert n_matching(page) == view["faults"]["n_listed"]
+
+
+def test_filters_add_up_and_an_empty_result_says_so(page, view):
+    columns = view["faults"]["columns"]
+    pairs = set(zip(columns["clean_answer"], columns["answer"], strict=True))
+    clean, answer = columns["clean_answer"][0], columns["answer"][0]
+    page.select_option("#filter-clean", str(clean))
+    page.select_option("#filter-answer", str(answer))
+    assert n_matching(page) == len(matching(view, clean_answer=clean, answer=answer))
+    missing = next((a, b) for a in range(10) for b in range(10) if (a, b) not in pairs)
+    page.select_option("#filter-clean", str(missing[0]))
+    page.select_option("#filter-answer", str(missing[1]))
+    assert shown(page) == []
+    assert page.locator(".pages").first.inner_text() == "No fault matches."
+
+
+def test_only_those_with_inputs(page, view):
+    page.check("#filter-pictures")
+    assert n_matching(page) == len(view["inputs"]["disturbed"]) == 1000
+    for _ in range(3):
+        page.click("#next-above")
+        assert page.locator("#cards article").count() == page.locator("#cards .pictures").count() == 24
+
+
+SORTS = [("severity", "margin", 1), ("theta", "strength", 1), ("ssim", "ssim", -1)]
+
+
+@pytest.mark.parametrize(("name", "column", "sign"), SORTS)
+def test_sorting(page, view, name, column, sign):
+    page.select_option("#filter-sort", name)
+    columns = view["faults"]["columns"]
+    of = dict(zip(columns["id"], columns[column], strict=True))
+    values = [sign * of[id] for id in shown(page)]
+    assert values == sorted(values)
+    assert values[0] == min(sign * each for each in of.values())
+    page.select_option("#filter-sort", "telling")
+    assert shown(page) == columns["id"][:24]
+
+
+def test_pages_follow_one_another(page, view):
+    ids = view["faults"]["columns"]["id"]
+    assert page.is_disabled("#previous-above")
+    page.click("#next-above")
+    assert shown(page) == ids[24:48]
+    page.click("#next-below")
+    assert shown(page) == ids[48:72]
+    page.click("#previous-above")
+    assert shown(page) == ids[24:48]
+    page.select_option("#filter-answer", str(view["faults"]["columns"]["answer"][0]))
+    assert "page 1 of" in page.locator(".pages").first.inner_text()
+
+
+def test_the_last_page_ends_with_the_last_fault(page, view):
+    values = view["faults"]["columns"]["clean_answer"]
+    value = min(set(values), key=values.count)
+    page.select_option("#filter-clean", str(value))
+    expected = matching(view, clean_answer=value)
+    while page.is_enabled("#next-above"):
+        page.click("#next-above")
+    assert shown(page)[-1] == expected[-1]
+    assert len(shown(page)) == (len(expected) - 1) % 24 + 1
+
+
+def test_a_cell_of_the_matrix_shows_its_faults(page, view):
+    matrix = view["matrix"]
+    r, c = max(
+        ((r, c) for r in range(len(matrix["rows"])) for c in range(len(matrix["columns"]))),
+        key=lambda at: matrix["distinct"][at[0]][at[1]],
+    )
+    page.locator("#matrix tbody tr").nth(r).locator("td").nth(c).locator("button").click()
+    assert page.input_value("#filter-clean") == str(matrix["rows"][r])
+    assert page.input_value("#filter-answer") == str(matrix["columns"][c])
+    assert n_matching(page) == matrix["faults"][r][c]
+
+
+def test_the_gallery_works_by_keyboard(page, view):
+    ids = view["faults"]["columns"]["id"]
+    page.focus("#filter-sort")
+    page.keyboard.press("ArrowDown")
+    assert page.input_value("#filter-sort") != "telling"
+    page.keyboard.press("Home")
+    assert page.input_value("#filter-sort") == "telling"
+    page.focus("#next-above")
+    page.keyboard.press("Enter")
+    assert shown(page) == ids[24:48]
+    assert page.evaluate("document.activeElement.id") == "next-above"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    page.keyboard.press("Enter")
+    assert page.locator("#cards article details[open]").count() == 1
+
+
+def test_the_whole_page_can_be_reached_by_tab(page):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the report"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+    page.keyboard.press("Tab")
+    is_inside = "document.querySelector('main').contains(document.activeElement)"
+    assert page.evaluate(is_inside)
+    page.focus("#theme")
+    before = page.evaluate("document.documentElement.dataset.theme")
+    page.keyboard.press("Space")
+    assert page.evaluate("document.documentElement.dataset.theme") != before
+    page.evaluate("window.seen = new Set()")
+    for k in range(40):
+        page.keyboard.press("Tab")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
+        assert page.evaluate("window.seen.add(document.activeElement).size") == k + 1

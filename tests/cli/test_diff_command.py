@@ -1,0 +1,138 @@
+"""`themis diff`: versions that live in folders of their own, from another place and process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from themis.cli import main
+
+MODULE = '''
+import torch
+from torch import nn
+
+LIMIT = {limit}
+
+class Mean(nn.Module):
+    """Says 1 where an input's mean is over a limit."""
+
+    def __init__(self, over=LIMIT):
+        super().__init__()
+        self.relu, self.over = nn.ReLU(), nn.Parameter(torch.tensor(over))
+
+    def forward(self, x):
+        over = self.relu(x).flatten(1).mean(1) - self.over
+        return torch.stack([-over, over], 1)
+
+def data():
+    means = torch.cat([torch.linspace(0.3, 0.4, 50), torch.full((50,), 0.1)]).view(-1, 1, 1, 1)
+    noise = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return means + 0.02 * noise, torch.zeros(100, dtype=torch.long)
+'''
+OPTIONS = ["--data", "versioned:data", "--perturb", "brightness", "--max-tests", "400", "--tolerance", "1e-9"]
+
+
+def campaign(folder, *more, out="run"):
+    """A run of the model in a folder, as if by a process that was started there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        sys.modules.pop("versioned", None)
+        words = ["run", "--model", "versioned:Mean", *OPTIONS, "--quiet", "--no-report", "--out", out, *more]
+        assert main(words) == 0
+    sys.modules.pop("versioned", None)
+    return folder / out
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two checkouts with one module each, of the same name."""
+    home = tmp_path_factory.mktemp("checkouts")
+    for name, limit in (("main", 0.5), ("new", 0.43)):
+        (home / name).mkdir()
+        (home / name / "versioned.py").write_text(MODULE.format(limit=limit))
+        campaign(home / name)
+    campaign(home / "main", "--policy", "random", out="random")
+    return home
+
+
+def refused(capsys, *words):
+    code = main(["diff", *map(str, words)])
+    [line] = capsys.readouterr().err.splitlines()
+    return code, line
+
+
+def test_two_checkouts_with_modules_of_one_name_are_told_apart(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [word for name in ("d.md", "d.json", "d.png") for word in ("--out", name)]
+    path, modules = list(sys.path), dict(sys.modules)
+    assert main(["diff", str(home / "main/run"), str(home / "new/run"), *files]) == 0
+    assert {name: sys.modules[name] for name in modules} == modules
+    said = capsys.readouterr().out
+    assert "The model after is worse: fault rate " in said
+    assert "fixed: 0 of " in said
+    assert "half broken at strength" in said
+    found = json.loads((tmp_path / "d.json").read_text())
+    assert (found["kind"], found["verdict"]) == ("versions", "worse")
+    assert found["before"]["model_sha256"] != found["after"]["model_sha256"]
+    assert len(found["new"]) > 0
+    assert len(found["robustness"]) == 2
+    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "d.md").read_text()
+    assert page.startswith("## Two versions of a model")
+    assert f"themis replay {home / 'new/run'} " in page
+    assert set(path) <= set(sys.path)
+
+
+def test_another_process_says_the_same_as_json(home):
+    words = ["diff", "main/run", "new/run", "--no-curve", "--tests", "500", "--json"]
+    done = subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True, cwd=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["paired"]["tests"], found["robustness"]) == ("worse", 500, None)
+
+
+def test_two_policies_on_one_model_are_techniques(home, capsys):
+    assert main(["diff", str(home / "main/random"), str(home / "main/run"), "--no-curve"]) == 0
+    said = capsys.readouterr().out
+    assert "first" in said.splitlines()[0]
+    assert "distinct faults: " in said
+    assert "themis compare repeats them" in said
+
+
+def test_a_model_that_has_changed_since_is_refused_and_its_weights_can_be_named(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "moving"
+    place.mkdir()
+    (place / "versioned.py").write_text(MODULE.format(limit=0.5))
+    old = campaign(place, out="old")
+    (place / "versioned.py").write_text(MODULE.format(limit=0.43) + "\n")  # of another size: caches go by it
+    new = campaign(place, out="new")
+    code, line = refused(capsys, old, new, "--no-curve")
+    assert code == 3
+    assert "must be the one that was tested" in line
+    assert "--weights-a FILE or --model-a MODEL" in line
+    torch.save({"over": torch.tensor(0.5)}, tmp_path / "old.pt")
+    words = ["diff", str(old), str(new), "--no-curve", "--tests", "300"]
+    assert main([*words, "--weights-a", "old.pt"]) == 0
+    assert "The model after is worse" in capsys.readouterr().out
+    assert main([*words, "--model-a", "versioned:Mean(over=0.5)"]) == 0
+    assert "The model after is worse" in capsys.readouterr().out
+
+
+def test_wrong_uses_are_refused(home, tmp_path, capsys):
+    run = home / "main/run"
+    assert refused(capsys, run)[0] == 2
+    assert refused(capsys, run, tmp_path)[0] == 2
+    code, line = refused(capsys, run, run, "--out", tmp_path / "d.html")
+    assert (code, "known ending" in line) == (2, True)
+    assert "make the folder first" in refused(capsys, run, run, "--out", tmp_path / "no/d.md")[1]
+    assert "leave out --no-curve" in refused(capsys, run, run, "--no-curve", "--out", tmp_path / "d.png")[1]
+    assert refused(capsys, run, run, "--kind", "other")[0] == 2
+    spoilt = tmp_path / "spoilt"
+    spoilt.mkdir()
+    (spoilt / "run.sqlite").write_bytes(b"no database" * 100)
+    code, line = refused(capsys, run, spoilt)
+    assert (code, "cannot be read" in line) == (3, True)

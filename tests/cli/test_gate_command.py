@@ -1,0 +1,194 @@
+"""Gates on the command line: exit codes, messages and files, of `themis gate`, `run` and `resume`."""
+
+import json
+import shutil
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from themis.cli import main
+
+MODULE = """
+import torch
+from torch import nn
+
+class Mean(nn.Module):
+    def __init__(self, over=0.5):
+        super().__init__()
+        self.relu, self.over = nn.ReLU(), nn.Parameter(torch.tensor(over))
+
+    def forward(self, x):
+        over = self.relu(x).flatten(1).mean(1) - self.over
+        return torch.stack([-over, over], 1)
+
+def data():
+    means = torch.cat([torch.linspace(0.3, 0.4, 50), torch.full((50,), 0.1)]).view(-1, 1, 1, 1)
+    noise = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return means + 0.02 * noise, torch.zeros(100, dtype=torch.long)
+
+class WornOut(Mean):
+    left = 20
+
+    def forward(self, x):
+        type(self).left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().forward(x)
+"""
+BASE = ["run", "--data", "gated:data", "--perturb", "brightness", "--no-report"]
+SHORT = ["--max-tests", "400", "--tolerance", "1e-9", "--policy", "random"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a model, and runs of two versions of it."""
+    home = tmp_path_factory.mktemp("gated")
+    (home / "gated.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.syspath_prepend(str(home))
+        sys.modules.pop("gated", None)
+        for out, over in (("main", 0.5), ("new", 0.45)):
+            assert main([*BASE, *SHORT, "--quiet", "--model", f"gated:Mean(over={over})", "--out", out]) == 0
+    return home
+
+
+@pytest.fixture
+def here(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(str(home))
+    return home
+
+
+def told(capsys, *words):
+    """Exit code, and the lines on stdout and on stderr."""
+    code = main([*map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err.splitlines()
+
+
+def test_a_passing_gate_is_0_a_failing_one_1(here, capsys):
+    code, out, err = told(capsys, "gate", "new", "--fail-under", "coverage=0", "--max-fault-rate", "0.9")
+    assert (code, err) == (0, [])
+    assert [line.split(":")[0] for line in out] == ["passed  campaign", "passed  coverage", "passed  max_fault_rate"]
+    code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0.9", "--fail-under", "coverage=1")
+    assert (code, err) == (1, [])
+    assert out[1].startswith("FAILED  coverage: ")
+    assert out[1].endswith("give it more with --max-tests or --max-seconds, or lower the limit")
+    code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0", "--fail-under", "coverage=0", "--quiet")
+    assert (code, out, len(err)) == (1, [], 1)
+    assert err[0].startswith("FAILED  max_fault_rate: ")
+
+
+def test_every_limit_counts_however_it_is_given(here, capsys):
+    words = ["gate", "new", "--fail-under", "coverage=0", "--fail-under", "clean_accuracy=1,coverage_all=0", "--json"]
+    code, out, _ = told(capsys, *words)
+    found = json.loads("\n".join(out))
+    assert code == 0
+    assert [each["gate"] for each in found["gates"]] == ["campaign", "coverage", "clean_accuracy", "coverage_all"]
+    assert (found["has_failed"], found["run"]) == (False, "new")
+
+
+def test_new_faults_against_a_baseline(here, capsys, tmp_path):
+    junit, page = tmp_path / "gates.xml", tmp_path / "page.md"
+    words = ["--max-new-faults", "0", "--baseline", "main", "--junit", junit, "--markdown", page]
+    code, out, _ = told(capsys, "gate", "new", *words)
+    assert code == 1
+    assert "new faults against main (0 fixed, " in out[1]
+    assert "look at them: themis replay new " in out[1]
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert (suite.get("failures"), suite.get("name")) == ("1", "themis new")
+    assert "## Two versions of a model" in page.read_text()
+    code, out, _ = told(capsys, "gate", "main", "--max-new-faults", "0", "--baseline", "main")
+    assert code == 0
+    assert "0 new faults against main" in out[1]
+
+
+def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
+    code, _, [line] = told(capsys, "gate", "new", "--max-new-faults", "0", "--baseline", "nowhere")
+    assert (code, line.partition(":")[0]) == (2, "themis gate")
+    assert "the baseline must be a run's folder, nowhere is none: make it with themis run" in line
+    assert told(capsys, "gate", "nowhere", "--max-fault-rate", "1")[0] == 2
+    shutil.copytree("new", tmp_path / "spoilt")
+    (tmp_path / "spoilt/summary.json").write_text("{")
+    code, _, [line] = told(capsys, "gate", tmp_path / "spoilt", "--max-fault-rate", "1")
+    assert (code, "it is damaged" in line) == (3, True)
+    (tmp_path / "spoilt/run.sqlite").write_bytes(b"no database" * 99)
+    code, _, [line] = told(capsys, "gate", tmp_path / "spoilt", "--max-fault-rate", "1")
+    assert (code, "cannot be read" in line) == (3, True)
+    code, _, [line] = told(capsys, "gate", "new", "--max-new-faults", "0", "--baseline", tmp_path / "spoilt")
+    assert (code, "cannot be read" in line) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "a gate must be given, as --max-fault-rate 0.05"),
+        (["--max-fault-rate", "5"], "write 0.05 for 5%"),
+        (["--fail-under", "covrage=1"], "did you mean 'coverage'?"),
+        (["--max-new-faults", "0"], "baseline is missing: add it"),
+        (["--baseline-weights", "w.pt", "--max-fault-rate", "1"], "--baseline must be given with"),
+        (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "make the folder first"),
+        (["--fail-under", "clean_iou=0.5"], "the task is no segmentation"),
+    ],
+)
+def test_wrong_uses_are_2(here, capsys, words, says):
+    code, _, [line] = told(capsys, "gate", "new", *words)
+    assert (code, says in line) == (2, True), line
+
+
+def test_run_gates_at_its_end_and_refuses_ahead_what_it_could_not_judge(here, capsys, tmp_path):
+    run = [*BASE, *SHORT, "--model", "gated:Mean(over=0.45)"]
+    more = ["--max-fault-rate", "0", "--max-new-faults", "0", "--baseline", "main", "--out", tmp_path / "run"]
+    code, out, err = told(capsys, *run, *more, "--junit", tmp_path / "g.xml")
+    assert (code, err) == (1, [])
+    assert f"Results in {tmp_path / 'run'}" in out
+    assert [line.split(":")[0] for line in out[-3:]] == [
+        "passed  campaign",
+        "FAILED  max_fault_rate",
+        "FAILED  max_new_faults",
+    ]
+    assert f"themis replay {tmp_path / 'run'} " in out[-1]
+    assert ElementTree.parse(tmp_path / "g.xml").getroot()[0].get("tests") == "3"
+    code, out, _ = told(capsys, *run, "--max-fault-rate", "0.9", "--json", "--out", tmp_path / "json")
+    found = json.loads("\n".join(out))
+    assert (code, found["gates"]["has_failed"], found["tests"]) == (0, False, 400)
+    for words in (
+        ["--max-fault-rate", "0.5", "--uniform-share", "0"],
+        ["--max-new-faults", "0", "--baseline", "nowhere"],
+        ["--max-new-faults", "0", "--baseline", "main", "--perturb", "contrast"],
+        ["--fail-under", "nothing=1"],
+    ):
+        code, out, [line] = told(capsys, *run, *words, "--out", tmp_path / "never")
+        assert (code, out) == (2, []), line
+        assert not (tmp_path / "never").exists()
+
+
+def test_resume_gates_what_it_has_come_to(here, capsys, tmp_path):
+    shutil.copytree("new", tmp_path / "more")
+    words = ["resume", tmp_path / "more", "--max-tests", "500", "--no-report", "--quiet"]
+    assert told(capsys, *words, "--max-fault-rate", "0.9") == (0, [], [])
+    code, out, [line] = told(capsys, *words, "--fail-under", "coverage_all=1")
+    assert (code, out, line.startswith("FAILED  coverage_all: ")) == (1, [], True)
+
+
+def test_an_interrupted_run_is_130_and_its_folder_fails(here, capsys, tmp_path):
+    words = [*BASE, *SHORT, "--model", "gated:WornOut", "--max-tests", "100000", "--quiet"]
+    code, _, _ = told(
+        capsys, *words, "--max-fault-rate", "0.9", "--out", tmp_path / "cut", "--junit", tmp_path / "x.xml"
+    )
+    assert code == 130
+    assert not (tmp_path / "x.xml").exists()
+    code, out, _ = told(capsys, "gate", tmp_path / "cut", "--max-fault-rate", "1")
+    assert code == 1
+    assert out[0].startswith("FAILED  campaign: ")
+    assert f"themis resume {tmp_path / 'cut'} goes on" in out[0]
+
+
+def test_gates_can_stand_in_a_config_file(here, capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("fail_under: [coverage=0, clean_accuracy=1]\nmax_fault_rate: 0.9\n")
+    words = [*BASE, *SHORT, "--model", "gated:Mean", "--config", tmp_path / "c.yaml", "--out", tmp_path / "run"]
+    code, out, _ = told(capsys, *words)
+    assert code == 0
+    assert len([line for line in out if line.startswith("passed  ")]) == 4

@@ -1,0 +1,140 @@
+"""`themis watch`: in a process of its own, as a user starts and ends it."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from http.client import HTTPConnection
+
+import pytest
+import torch
+
+import themis
+from themis.cli import main
+
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)(/)\?token=([\w-]{43})")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("watched") / "a run"
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    data = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    themis.run(net, data, "gaussian", magnitude=0.3, max_tests=300, out=path)
+    return path
+
+
+@contextmanager
+def watching(run, *options, **environment):
+    """The command, and what it has printed up to the address."""
+    command = [sys.executable, "-m", "themis", "watch", str(run), *options]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **how)
+    try:
+        said = ""
+        while not ADDRESS.search(said):
+            line = process.stdout.readline()
+            if not line:
+                pytest.fail(f"no address: {said}{process.stderr.read()}")
+            said += line
+        yield process, said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def fetch(said, path="/view.json"):
+    port, _, token = ADDRESS.search(said).groups()
+    connection = HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.request("GET", f"{path}?token={token}")
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_it_prints_an_address_that_shows_the_run_and_ctrl_c_ends_it(run):
+    with watching(run, "--no-browser") as (process, said):
+        assert said.startswith(f"{run} is shown at http://127.0.0.1:")
+        assert said.count("\n") == 1
+        status, body = fetch(said)
+        assert (status, json.loads(body)["counts"]["tests"]) == (200, 300)
+        assert fetch(said, "/")[1].startswith(b"<!DOCTYPE html>")
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)
+        assert (process.returncode, rest) == (130, ("", "themis watch: interrupted\n"))
+        port = int(ADDRESS.search(said)[1])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def test_ctrl_c_ends_it_though_a_browser_is_connected(run):
+    with watching(run, "--no-browser") as (process, said):
+        with socket.create_connection(("127.0.0.1", int(ADDRESS.search(said)[1]))):  # says nothing, stays
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=15)
+        assert process.returncode == 130
+
+
+def test_a_browser_is_opened_at_the_address_unless_told_not_to(run, tmp_path):
+    note = tmp_path / "opened"
+    code = f"import sys; open({str(note)!r}, 'a').write(sys.argv[1] + chr(10))"
+    browser = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} %s"
+    with watching(run, BROWSER=browser) as (process, said):
+        while not note.exists() or not note.read_text().endswith("\n"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert note.read_text().strip() == ADDRESS.search(said)[0]
+    note.unlink()
+    with watching(run, "--no-browser", BROWSER=browser) as (process, said):
+        assert fetch(said)[0] == 200
+        assert not note.exists()
+
+
+def test_without_a_browser_it_says_so_and_goes_on(run):
+    with watching(run, BROWSER="/none/such %s") as (process, said):
+        assert "no browser could be opened" in process.stderr.readline()
+        assert fetch(said)[0] == 200
+
+
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
+    with watching(tmp_path / "later", "--no-browser") as (_, said):
+        assert said.startswith(
+            f"{tmp_path / 'later'} holds no run yet: it is shown as soon as a campaign begins there\n"
+        )
+        assert fetch(said)[0] == 503
+        assert not (tmp_path / "later").exists()
+
+
+def test_what_cannot_be_is_one_line(run, capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["watch", str(run), "--no-browser", "--port", str(port)]) == 2
+        text = f"themis watch: port must be a free one, {port} is in use: choose another, or leave it out\n"
+        assert capsys.readouterr() == ("", text)
+    for words, text in (
+        ([str(run), "--port", "x"], "port must be a whole number, got 'x'"),
+        ([str(run), "--port", "70000"], "port must lie in 0..65535, got 70000"),
+        ([str(run / "summary.json")], f"a run must be a folder, {run / 'summary.json'} is a file: check the path"),
+        ([], "RUN must be given: see themis watch --help"),
+    ):
+        assert main(["watch", *words]) == 2
+        assert capsys.readouterr() == ("", f"themis watch: {text}\n")
+
+
+def test_a_port_of_ones_own(run):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with watching(run, "--no-browser", "--port", str(port)) as (_, said):
+        assert int(ADDRESS.search(said)[1]) == port
+        assert fetch(said)[0] == 200
