@@ -60,7 +60,7 @@ class Row:
 
 RECIPES: dict[str, dict[str, Any]] = {
     "small": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0, "share": 0.5},
-    "deep": {"epochs": 5, "batch_size": 128, "learning_rate": 3e-4, "fresh": 0.0, "share": 0.35},
+    "deep": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4, "fresh": 0.0, "share": 0.35},
     "drive": {"epochs": 6, "batch_size": 64, "learning_rate": 1e-4, "fresh": 0.0, "share": 0.5},
     "table": {"epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0, "share": 0.5},
 }

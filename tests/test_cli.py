@@ -70,7 +70,9 @@ def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here,
     assert "round 1: coverage" in said
     assert "residual risk" in said
     assert "Stopped because" in said
-    assert said.endswith("Results in runs/first\nReport: runs/first/report.html\nList the faults: themis faults runs/first\n")
+    assert said.endswith(
+        "Results in runs/first\nReport: runs/first/report.html\nList the faults: themis faults runs/first\n"
+    )
     summary = json.loads((here / "runs/first/summary.json").read_text())
     assert summary["tests"] == 300
     assert summary["faults"] > 0

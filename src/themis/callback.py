@@ -44,6 +44,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = list(callbacks)
+        self.is_stopping = False  # the user stopped the campaign already: what is left to tell is told
 
     def wants(self, event: str) -> bool:
         """Whether any callback overrides `event`: nothing is prepared that nobody takes."""
@@ -61,7 +62,7 @@ class Callbacks:
             except Exception as error:
                 self._drop(each, event, error)
             except KeyboardInterrupt as error:
-                if event not in LAST:
+                if event not in LAST and not self.is_stopping:
                     raise
                 self._drop(each, event, error)
 

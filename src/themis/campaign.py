@@ -127,7 +127,7 @@ class Campaign:
                 self._round()
             self._save(now=True)
         except KeyboardInterrupt:
-            stop = ("user", "the user stopped it")
+            stop, self.callbacks.is_stopping = ("user", "the user stopped it"), True
             if not self._is_torn:
                 self._save(now=True)
             if not self.rounds or self.rounds[-1].tests < self.tally.tests:

@@ -84,6 +84,7 @@ def test_figures_have_names_and_their_data(browser, digits_report):
             assert all(page.locator(f"#{id}").text_content().strip() for id in named)
         figure = page.locator("#coverage figure").first
         figure.locator("summary").click()
+        figure.locator("tbody tr").first.wait_for()
         assert figure.locator("tbody tr").count() >= len(view["rounds"])
         assert "NaN" not in page.locator("main").evaluate("(main) => main.outerHTML.replace(/aria-[a-z]+=/g, '')")
 

@@ -95,6 +95,7 @@ def _execute(name: str, words: list[str]) -> int:
         arguments, said = parse(parser, words)
     except SystemExit:  # --help has printed
         return DONE
+    arguments.words = ["themis", name, *words]
     return int(module.execute(arguments, said))
 
 

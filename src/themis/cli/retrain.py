@@ -92,7 +92,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
                 return _contest(arguments, techniques, {**recipe, **plan}, how, console)
             from themis.retraining.retrain import retrain
 
-            result = retrain(arguments.run, **how, **recipe, **plan, command=join(["themis", *sys.argv[1:]]))
+            result = retrain(arguments.run, **how, **recipe, **plan, command=join(arguments.words))
         except KeyboardInterrupt:
             stack.close()
             if not is_silent:

@@ -50,7 +50,7 @@ class Reader:
     """A run folder, read only. Any number of readers may look at it while one campaign writes."""
 
     def __init__(self, path: str | Path, *, is_brief: bool = False) -> None:
-        """`is_brief`: for a look that is soon over; where no campaign writes, it leaves not even SQLite's log behind."""
+        """`is_brief`: for a look that is soon over; where no campaign writes, it leaves not even a log behind."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
             raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is none: check the path")
