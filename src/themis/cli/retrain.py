@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 from shlex import join, quote
