@@ -21,9 +21,9 @@ $(READY): pyproject.toml setup.py constraints.txt src/themis/native.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
 	touch $(READY)
 
-# What is compared with: attacks and picture operations of other libraries.
+# What is compared with: attacks and picture operations of other libraries; and trackers with many dependencies.
 $(RIVALS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,bench,mlflow,wandb]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)
@@ -39,6 +39,7 @@ check: $(READY)  ## lint and type-check
 
 slow: $(RIVALS)  ## run the slow tests; those on real data need THEMIS_DATA
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'not slow' tests/trackers
 
 bench: $(RIVALS)  ## run the benchmarks and print their tables
 	for each in benchmarks/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done

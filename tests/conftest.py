@@ -8,6 +8,17 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may take long
 hypothesis.settings.load_profile("themis")
 
+TOGETHER = ("retraining", "report", "difference", "trackers")
+"""Folders whose files make something dear for all their tests: each file runs on one worker, and makes it once."""
+ALSO = ("test_agreement.py", "test_watch.py", "test_pytest_plugin.py", "test_retrain_command.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name in TOGETHER or item.path.name in ALSO:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 @pytest.fixture
 def digits():

@@ -87,6 +87,7 @@ def warm(net, digits, folder):
 def project(pytester, kept, monkeypatch):
     """A user's project with a model, and a way to run its tests in this process."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     pytester.makepyfile(world=WORLD.format(path=str(kept)))
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     return pytester
@@ -480,12 +481,13 @@ def test_every_test_has_a_folder_of_its_own_with_workers_too(project):
 # Documents
 
 
-def test_the_blocks_of_the_document_run(project):
+def test_the_blocks_of_the_document_run(project, monkeypatch):
     text = (ROOT / "docs" / "pytest.md").read_text()
     blocks = re.findall(r"```python\n# (test_\w+\.py)\n(.*?)```", text, re.S)
     assert len(blocks) >= 2
     for name, block in blocks:
         (project.path / name).write_text(block)
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     (project.path / "mine.py").write_text(MINE)
     result = project.runpytest_inprocess("--themis-max-tests=300")
     outcomes = result.parseoutcomes()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,7 @@ from themis.retraining.material import of_faults
 from themis.retraining.parts import Parts
 from themis.retraining.recipe import Recipe
 from themis.retraining.standing import ranked, show
-from themis.retraining.techniques import Gathered, Recorder, choose, fit, gather, named
+from themis.retraining.techniques import Gathered, Recorder, choose, fit, gather, named, refreshed
 from themis.search import choose_policy
 
 TERMS = Terms(techniques="random,themis,nc", passes=700, random_seeds=2, draws=3, judge_passes=400)
@@ -90,8 +91,9 @@ def test_the_lead_is_paired_by_random_seed(contested):
     assert lead.over_runs.high - lead.over_runs.value == pytest.approx(12.706 * np.ptp(gaps) / 2, rel=1e-3, abs=1e-6)
 
 
-def test_the_same_call_again_runs_nothing_and_one_more_technique_only_itself(case, contested):
+def test_the_same_call_again_runs_nothing_and_one_more_technique_only_itself(case, contested, tmp_path):
     result, out, _ = contested
+    out = shutil.copytree(out, tmp_path / "again")
     told = Told()
     again = compare(case, TERMS, RECIPE, out=out, listener=told)
     assert told.began == [(6, 6)]
@@ -111,7 +113,7 @@ def test_results_are_plain_data_a_table_and_a_picture(case, contested):
     result, out, _ = contested
     kept = json.loads((out / "contest.json").read_text())
     assert kept["inputs"] == result.inputs
-    assert len(kept["cells"]) == 2
+    assert len(kept["cells"]) == 6
     assert "by_seed" not in kept["cells"][0]
     assert (out / "contest.md").read_text().startswith("### Retraining from what techniques choose, gaussian")
     assert (out / "contest.png").read_bytes().startswith(b"\x89PNG")
@@ -213,10 +215,30 @@ def test_terms_refuse_what_cannot_be():
         Terms.of(techniques=["themis", "deepxplore"])
     with pytest.raises(UsageError, match="at least one"):
         Terms(techniques=" , ")
-    assert [each.name for each in Terms(techniques="scheduled,themis,NC").chosen()] == ["themis", "nc"]
+    assert [each.name for each in Terms(techniques="scheduled,themis,NC,Themis").chosen()] == [
+        "scheduled",
+        "themis",
+        "nc",
+    ]
 
 
 def test_packed_columns_come_back():
     column = np.random.default_rng(0).integers(0, 6, 500) / 5
     assert np.allclose(unpack(pack(column)), column, atol=1e-7)
     assert len(pack(column)) < 500
+
+
+def test_every_other_input_of_themis_is_disturbed_anew():
+    box = choose_perturbation("rotate + brightness")
+    n, top = 400, np.array([each.high for each in box.theta], dtype=np.float32)
+    tests = Tests(np.arange(n), np.arange(n) % 7, np.tile(top, (n, 1)), np.arange(n), np.full(n, "corner"))
+    fresh, again, other = (refreshed(tests, box, random_seed) for random_seed in (0, 0, 1))
+    assert (fresh.seed == tests.seed).all()
+    assert (fresh.theta[::2] == top).all()
+    assert (fresh.noise_seed[::2] == tests.noise_seed[::2]).all()
+    low = np.array([each.low for each in box.theta])
+    share = (fresh.theta[1::2] - low) / (top - low)
+    assert ((share >= 0) & (share <= 1)).all()
+    assert np.abs(share.mean(0) - 0.5).max() < 0.1
+    assert (again.theta == fresh.theta).all()
+    assert not (other.theta[1::2] == fresh.theta[1::2]).all()

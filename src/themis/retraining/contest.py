@@ -20,7 +20,7 @@ from themis.retraining.ledger import Ledger
 from themis.retraining.material import of_tests
 from themis.retraining.parts import Parts
 from themis.retraining.recipe import Recipe
-from themis.retraining.techniques import THEMIS, Gathered, choose, fit, gather, named
+from themis.retraining.techniques import THEMIS, Gathered, choose, fit, gather, named, refreshed
 from themis.retraining.tune import tune
 from themis.settings import option
 from themis.target import Target
@@ -137,7 +137,10 @@ class Contest:
         n = self.inputs()
         found = self.gathered(technique, random_seed)
         at = choose(found, n)
-        tests, searched = found.tests[at], perf_counter()
+        tests, is_fault = found.tests[at], found.is_fault[at]
+        if technique.name == THEMIS:
+            tests, is_fault = refreshed(tests, case.perturbation, random_seed), is_fault[::2]
+        searched = perf_counter()
         material = of_tests(
             tests.seed,
             tests.theta,
@@ -157,7 +160,7 @@ class Contest:
             "technique": technique.name,
             "random_seed": random_seed,
             "inputs": len(at),
-            "faults_chosen": int(found.is_fault[at].sum()),
+            "faults_chosen": int(is_fault.sum()),
             "seeds_chosen": len(np.unique(tests.seed)),
             "faults_found": found.distinct_faults,
             "seeds_found": found.failing_seeds,

@@ -1,12 +1,17 @@
-"""Techniques whose inputs are trained on: each runs a campaign, and one rule chooses among the tests of each."""
+"""Techniques whose inputs are trained on: each runs a campaign, and one rule chooses among the tests of each.
+
+`themis` then does with its choice what `themis retrain` does: every other input is the seed of a fault disturbed anew.
+Its search under the bare rule is the technique `scheduled`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from themis import rng
 from themis.begin import run
 from themis.comparison.plan import Technique, choose_technique
 from themis.criteria.criterion import Criterion
@@ -25,6 +30,8 @@ from themis.target import Target
 THEMIS = "themis"
 OWN_POLICY = "scheduled"
 """What `themis` searches with."""
+FOR_FRESH = 1 << 33
+"""Names the random numbers that are drawn here: no policy counts so far."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class Recorder:
 
 
 def named(name: str) -> Technique:
-    """A technique by name; `themis` is its own policy, criteria guide the fuzzer."""
-    if name.strip().lower() in (THEMIS, OWN_POLICY):
+    """A technique by name; criteria guide the fuzzer."""
+    if name.strip().lower() == THEMIS:
         return Technique(THEMIS)
     technique = choose_technique(name)
     if technique.name == "deepxplore":
@@ -131,3 +138,20 @@ def choose(found: Gathered, n: int) -> Ints:
     near = found.margin[others]
     turn = rank(near, seed[others])
     return np.concatenate([faults, others[np.lexsort((near, turn))]])[:n]
+
+
+def refreshed(tests: Tests, perturbation: Perturbation, random_seed: int) -> Tests:
+    """The tests with every other one at a theta drawn uniformly, with noise of its own.
+
+    Faults of a search lie at the edge of the box: a model that learns them alone may miss what lies inside.
+    """
+    rows = np.arange(len(tests))
+    low, high = (np.array([getattr(each, end) for each in perturbation.theta]) for end in ("low", "high"))
+    draws = np.stack([rng.uniform(random_seed, FOR_FRESH, k, rows) for k in range(len(low))], 1)
+    theta = (low + draws * (high - low)).astype(np.float32)
+    is_fresh = rows % 2 == 1
+    return replace(
+        tests,
+        theta=np.where(is_fresh[:, None], theta, tests.theta),
+        noise_seed=np.where(is_fresh, rng.mix(random_seed, FOR_FRESH, rows), tests.noise_seed),
+    )
