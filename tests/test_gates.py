@@ -101,6 +101,15 @@ def test_new_faults_are_those_that_the_baselines_model_stands_up_to():
     assert not allowed.has_failed
 
 
+def test_faults_that_could_not_be_compared_do_not_pass():
+    base, strong = campaign(magnitude=0.001), campaign(magnitude=1.0)
+    assert len(strong.faults)
+    verdict = named(check_gates(strong, Gates.of(max_new_faults=0, baseline=base)))["max_new_faults"]
+    assert verdict.value == 0
+    assert not verdict.has_passed
+    assert "could not be compared" in verdict.text
+
+
 @pytest.mark.parametrize("name", ["coverage", "coverage_all", "coverage_low", "coverage_uniform", "clean_accuracy"])
 def test_every_metric_of_this_run_has_a_verdict(run, name):
     verdict = named(check_gates(run, Gates.of({name: 0.0})))[name]

@@ -1,15 +1,29 @@
-"""What the next tests of a search climb, if anything."""
+"""What the next tests of a search climb, if anything, and what comes of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from themis.errors import ThemisError
 from themis.measure.fold import Objective
-from themis.measure.tests import Tests
+from themis.measure.tests import Results, Tests
 from themis.search.ascent import ASCENTS
 
 if TYPE_CHECKING:
     from themis.campaign import Campaign
+
+
+def measure_next(campaign: Campaign, tests: Tests, stream: str) -> Results:
+    """What came of the first chunk of `tests`; without gradients where model or perturbation have none after all."""
+    calculator, into, objective = campaign.calculator, campaign.moments[stream], None
+    if stream == "search":
+        tests, objective = aimed(campaign, tests)
+    try:
+        return calculator.measure(tests, into, objective)
+    except (RuntimeError, TypeError, ValueError, ThemisError):
+        if objective is None or campaign.policy.climbs:
+            raise
+    return calculator.measure(tests, into)  # if it was not the gradient, it raises again
 
 
 def aimed(campaign: Campaign, tests: Tests) -> tuple[Tests, Objective | None]:

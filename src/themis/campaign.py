@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.aim import aimed
+from themis.aim import measure_next
 from themis.callback import Callbacks
 from themis.checkpoint import UnderWay, load, save
 from themis.data.seeds import Seeds
@@ -182,11 +182,8 @@ class Campaign:
     def _measure(self, under_way: UnderWay, stream: str) -> None:
         """Run the next chunk of a stream, count and keep its faults."""
         tests, self.stream = under_way.left(stream), stream
-        objective = None
-        if stream == "search":
-            tests, objective = aimed(self, tests)
         with self._timed("measure"):
-            results = self.calculator.measure(tests, self.moments[stream], objective)
+            results = measure_next(self, tests, stream)
         tests = tests[: len(results)]
         with self._timed("search"):
             self.tally.add(tests, results, stream == "uniform")
@@ -301,7 +298,8 @@ class Campaign:
 
     def _begin_round(self) -> UnderWay:
         n = round_size(self)
-        n_uniform = round(n * self.settings.uniform_share)
+        due = round((self.tally.tests + n) * self.settings.uniform_share)
+        n_uniform = min(n, max(0, due - self.tally.uniform_tests))
         proposed = {}
         if n_uniform:
             number = np.arange(self.tally.tests, self.tally.tests + n_uniform)

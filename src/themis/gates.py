@@ -153,10 +153,13 @@ def _describe(run: Any, folder: Path | None) -> tuple[str, Path | None, dict[str
 
 
 def _judge_end(summary: dict[str, Any], name: str) -> Verdict:
-    is_whole = summary["stop_reason"] not in ("user", "error")
+    is_whole = summary["stop_reason"] not in ("user", "error") and summary["tests"] > summary.get("dropped_tests", 0)
     stop = str(summary["stop"]).rstrip(".")
     text = f"{summary['tests']:,} tests, {summary['distinct_faults']:,} distinct faults; {stop[:1].lower()}{stop[1:]}"
-    return Verdict("campaign", is_whole, None, None, text, f"it ended early: themis resume {name} goes on")
+    remedy = f"it ended early: themis resume {name} goes on"
+    if summary["tests"] == summary.get("dropped_tests", 0):
+        text, remedy = f"all {summary['tests']:,} tests were dropped", "lower min_ssim or the magnitude"
+    return Verdict("campaign", is_whole, None, None, text, remedy)
 
 
 def _judge_metric(name: str, least: float, summary: dict[str, Any]) -> Verdict:
@@ -193,16 +196,22 @@ def _judge_rate(most: float, summary: dict[str, Any], name: str) -> Verdict:
 
 
 def _judge_new(most: int, found: Diff) -> Verdict:
-    n = len(found.new)
+    n, after = len(found.new), found.faults_after
+    left_out, compared = (0, 1) if after is None else (after.left_out, after.n)
+    unseen = left_out + (0 if after is None else len(after.apart))
+    has_passed = n <= most and not left_out and not (unseen and not compared)
     text = (
         f"{n:,} new fault{'s' * (n != 1)} against {found.before['run']} ({len(found.fixed):,} fixed, "
-        f"{len(found.still):,} still there), {'within' if n <= most else 'over'} {most:,}. {found.sentence.rstrip('.')}"
+        f"{len(found.still):,} still there), {'within' if n <= most else 'over'} {most:,}"
+        f"{f'; {unseen:,} could not be compared' * bool(unseen)}. {found.sentence.rstrip('.')}"
     )
     from themis.difference.result import replay
 
     ids = [fault.id for fault in found.new_faults[:N_TELLING]]
     remedy = f"look at them: {replay(found.after['run'], *ids)}"
-    return Verdict("max_new_faults", n <= most, float(n), float(most), text, remedy)
+    if n <= most:
+        remedy = "give a baseline of the same seeds, perturbation and magnitude"
+    return Verdict("max_new_faults", has_passed, float(n), float(most), text, remedy)
 
 
 def _percent(share: float) -> str:

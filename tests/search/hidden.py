@@ -175,7 +175,7 @@ def narrow_angles() -> Hidden:
     A little noise makes every test a new one: a policy that likes the bounds is never sent elsewhere by repetition.
     """
     perturbation = choose_perturbation("rotate + gaussian(sigma=0:0.002)")
-    return _angles("narrow angles", torch.ones(N_SEEDS), perturbation, 640)
+    return _angles("narrow angles", torch.ones(N_SEEDS), perturbation, 800)
 
 
 @cache

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from themis.result import percent
+from themis.store.writer import finite
 
 if TYPE_CHECKING:
     from themis.difference.replays import Paired, Replayed
@@ -78,7 +79,7 @@ class Diff:
             "robustness": None if self.curves is None else [each.as_dict() for each in self.curves],
             "notes": list(self.notes),
         }
-        return {name: _finite(value) for name, value in plain.items()}
+        return {name: finite(value) for name, value in plain.items()}
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table: what, before, after."""
@@ -173,11 +174,3 @@ def _ids(replayed: Replayed | None) -> dict[str, Any] | None:
     if replayed is None:
         return None
     return {name: value for name, value in vars(replayed).items() if name != "shown"}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

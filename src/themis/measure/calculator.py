@@ -208,7 +208,7 @@ class Calculator:
 
     def cost(self, climbs: bool, n_rivals: int = 0) -> int:
         """Passes of one test; with its gradient in theta if it climbs, and those of other models beside the target."""
-        own = self._own_passes
+        own = self._own_passes + int(self.kept.n_kept < len(self.inputs))  # clean inputs that are run again
         if not climbs:
             return 1 + own
         gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
@@ -400,4 +400,5 @@ class Calculator:
 def _gradient(height: Tensor | float, theta: Tensor) -> Tensor:
     if not isinstance(height, Tensor) or not height.requires_grad:
         return torch.zeros_like(theta)
-    return torch.autograd.grad(height, theta)[0]
+    found = torch.autograd.grad(height, theta, allow_unused=True)[0]  # None where nothing depends on theta
+    return torch.zeros_like(theta) if found is None else found

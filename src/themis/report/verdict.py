@@ -22,6 +22,9 @@ def verdict(view: dict[str, Any]) -> dict[str, str]:
         if rate is not None:
             text += f"; of random disturbances {_share(rate)} break it"
         return {"tone": "broken", "text": f"{so_far}{text}."}
+    if counts["tests"] == counts.get("dropped", 0):
+        said = f"All {counts['tests']:,} tests were dropped for being another picture: lower min_ssim or the magnitude."
+        return {"tone": "open", "text": said}
     text = f"{'no' if so_far else 'No'} fault in {counts['tests']:,} tests on {counts['seeds']:,} seeds under {what}"
     if rate is not None:
         text += f"; of random disturbances at most {percent(rate['high'], 2)} break the model, with 95% confidence"

@@ -29,7 +29,13 @@ State = dict[str, Any]
 
 
 def training_key(
-    target: Target, material: Material, perturbation: Perturbation, recipe: Recipe, oracle: Oracle, ledger: Ledger
+    target: Target,
+    material: Material,
+    perturbation: Perturbation,
+    recipe: Recipe,
+    oracle: Oracle,
+    ledger: Ledger,
+    loss: str = "",
 ) -> str:
     """What tells a training from others: all that its weights depend on, but for devices and versions."""
     tensors = {
@@ -40,7 +46,7 @@ def training_key(
     }
     theta = [(each.name, each.low, each.high) for each in perturbation.theta]
     words = [recipe.as_dict(), perturbation.name, theta, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
-    return hash_text(json.dumps(words))
+    return hash_text(json.dumps([*words, loss] if loss else words))
 
 
 def take_weights(module: nn.Module) -> dict[str, Tensor]:

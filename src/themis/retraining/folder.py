@@ -12,6 +12,7 @@ from themis.environment import list_changes
 from themis.errors import StoreError, UsageError
 from themis.retraining.plan import FREE
 from themis.store.files import PART, Lock, explained, write_file
+from themis.store.writer import finite
 
 PLAN, RESULT, TABLE, FIGURE, WEIGHTS, LOCK = (
     "plan.json",
@@ -87,7 +88,7 @@ class Folder:
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, there whole or not at all."""
-        self.write_bytes(name, f"{json.dumps(content, indent=2)}\n".encode())
+        self.write_bytes(name, f"{json.dumps(finite(content), indent=2)}\n".encode())
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """A file, there whole or not at all."""

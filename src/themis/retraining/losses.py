@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import UsageError
+from themis.fingerprint import hash_text
 from themis.oracle import Compare, Multilabel, Oracle, Regression, Segmentation, Threshold
 from themis.oracle.segmentation import VOID
 
@@ -63,3 +64,10 @@ def choose_loss(oracle: Oracle, given: Loss | None) -> Loss:
             "labels), or name the task with oracle=..."
         )
     return lambda outputs, labels: losses(oracle, outputs, labels)
+
+
+def name_loss(loss: Loss) -> str:
+    """What tells a loss of the user's own from others: its name, and its code where it has one."""
+    code = getattr(loss, "__code__", None)
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return name if code is None else f"{name} {hash_text(repr((code.co_code, code.co_names)))[:12]}"

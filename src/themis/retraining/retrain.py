@@ -17,7 +17,7 @@ from themis.retraining.figure import draw
 from themis.retraining.folder import FIGURE, RESULT, TABLE, WEIGHTS, Folder
 from themis.retraining.listener import Listener
 from themis.retraining.loop import campaign, fall, together
-from themis.retraining.losses import Loss
+from themis.retraining.losses import Loss, name_loss
 from themis.retraining.material import Material, of_faults
 from themis.retraining.plan import Plan
 from themis.retraining.recipe import Recipe
@@ -84,6 +84,7 @@ def _record(steps: Steps) -> dict[str, Any]:
     return {
         "plan": steps.plan.as_dict(),
         "recipe": steps.recipe.as_dict(),
+        **({} if steps.loss is None else {"loss": name_loss(steps.loss)}),
         **source.about,
         "train_sha256": hash_seeds(source.parts.train),
         "judge_sha256": hash_seeds(source.parts.judge),
@@ -147,7 +148,7 @@ def _campaign(steps: Steps, stage: Stage) -> tuple[Stage, Any]:
 
 def _result(steps: Steps, stages: list[Stage], kept: int, stop: str, environment: dict[str, Any]) -> Retrained:
     source, parts = steps.source, steps.source.parts
-    said, has_failed = verdict(stages[kept].outcomes, steps.plan.tolerance)
+    said, has_failed = verdict(stages[kept].outcomes, steps.plan.tolerance, stages[kept].chosen)
     return Retrained(
         plan=steps.plan,
         recipe=steps.recipe,

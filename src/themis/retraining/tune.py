@@ -23,7 +23,7 @@ from themis.retraining.checkpoint import State, load, put_weights, save, take_we
 from themis.retraining.copies import check_trainable, choose_parameters, copied
 from themis.retraining.heldout import HeldOut
 from themis.retraining.ledger import Ledger, ledger_of, remember, write_weights
-from themis.retraining.losses import Loss, choose_loss
+from themis.retraining.losses import Loss, choose_loss, name_loss
 from themis.retraining.material import Material, answers
 from themis.retraining.parts import seed_hashes
 from themis.retraining.recipe import Recipe
@@ -103,8 +103,8 @@ def tune(
     seen = Ledger(np.union1d(of_pool, of_clean)).merge(Ledger.of(material.disturbed))
     ledger = seen.merge(ledger_of(target))
     oracle = _settled(oracle, target, material)
+    key = training_key(target, material, perturbation, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
     loss = choose_loss(oracle, loss)
-    key = training_key(target, material, perturbation, recipe, oracle, ledger)
     with copied(target) as trained:
         chosen = choose_parameters(trained.module, recipe.layers)
         held_out = HeldOut(trained, material, split, perturbation, oracle, loss, recipe)

@@ -36,6 +36,7 @@ def before_kinds() -> State:
         "tried": np.zeros(len(KINDS)),  # in passes, fading
         "paid": np.zeros(len(KINDS)),  # in new faults, fading
         "spent": np.zeros(1 + len(ASCENTS)),  # passes of all kinds, and of each that climbs
+        "can_climb": np.array(True),  # as far as is known
     }
 
 
@@ -46,7 +47,8 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     tried, paid = state["tried"], state["paid"]
     average = (paid.sum() + 1) / (tried.sum() + DOUBT)
     expected = paid + DOUBT * average * HOPE / _cost(space)
-    n = len(KINDS) if space.climb_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS else PLAIN
+    can_climb = space.climb_cost is not None and state["can_climb"] and len(number) >= len(ASCENTS) * CLIMBERS
+    n = len(KINDS) if can_climb else PLAIN
     # What a kind pays has a gamma distribution; its logarithm is about normal.
     draws = np.stack([ndtri(space.uniform(FOR_KIND, k, number).clip(1e-9, 1 - 1e-9)) for k in range(n)], 1)
     scores = np.log(expected / (tried + DOUBT))[:n] + draws / np.sqrt(expected + SURE)[:n]
@@ -77,7 +79,8 @@ def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> Non
         rows = np.flatnonzero(best == PLAIN + which)
         if len(rows) < CLIMBERS:
             is_due = state["spent"][1 + which] + cost <= share * (state["spent"][0] + len(chosen))
-            rows = CLIMBERS * which + np.arange(CLIMBERS if is_due else 0)
+            n = len(ASCENTS) * CLIMBERS  # rows spread over all, since seeds ascend
+            rows = (which + len(ASCENTS) * np.arange(CLIMBERS if is_due else 0)) * len(chosen) // n
         chosen[rows] = PLAIN + which
 
 

@@ -100,6 +100,8 @@ class Scheduled:
         if at_corner.any():
             pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
             state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
+        if results.gradient is None and np.isin(tests.kind, list(ASCENTS)).any():
+            state["can_climb"] = np.array(False)  # neither model nor perturbation was to blame until it was tried
         follow(state, self.space, tests, results)
         if len(tests) and tests.number[0] == state["first"]:
             own = run & (tests.kind != "redrawn")
@@ -175,6 +177,7 @@ class Scheduled:
             first = self._near(seeds, number[climbs])
             theta[climbs] = np.where(is_on[:, None], state["climb_theta"][which, seeds], first)
             noise_seed[climbs] = np.where(is_on, state["climb_noise"][which, seeds], -1)
+            state["is_climbing"][which, seeds] = False  # until its step was run: a repetition is redrawn, and ends it
         return theta, noise_seed
 
     def _borrowed(self, position: Ints, number: Ints) -> Floats:

@@ -324,13 +324,13 @@ def _yaml(values: dict[str, Any]) -> bytes:
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    return (json.dumps(_finite(value), indent=indent, allow_nan=False) + "\n").encode()
+    return (json.dumps(finite(value), indent=indent, allow_nan=False) + "\n").encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Plain data with None for every number that JSON cannot hold."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
