@@ -74,7 +74,7 @@ def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
     assert "the rate itself is within it: more seeds and tests narrow the interval" in found["max_fault_rate"].line
     assert len(set(found["max_fault_rate"].text.replace(",", "").split()) & {f"{100 * (high - 1e-6):.4f}%"}) == 1
     strict = named(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
-    assert f"retrain on the faults (themis retrain {run})" in strict.remedy
+    assert f"retrain on the faults (themis retrain {run};" in strict.remedy
 
 
 def test_a_run_in_memory_is_judged_as_its_folder_is(run):
@@ -158,7 +158,7 @@ def test_wrong_limits_are_refused(options, says):
 
 def test_no_limit_is_no_gate_but_the_campaigns_end(run, copy):
     assert not Gates.of()
-    assert check_gates(run, Gates.of()).sentence == "The gate has passed."
+    assert "no limit was set" in check_gates(run, Gates.of()).sentence
     summary = json.loads((copy / "summary.json").read_text())
     (copy / "summary.json").write_text(json.dumps({**summary, "stop_reason": "user", "stop": "the user stopped it"}))
     early = check_gates(copy, Gates.of())

@@ -66,6 +66,11 @@ class Verdicts:
         return any(not each.has_passed for each in self.verdicts)
 
     @property
+    def has_limits(self) -> bool:
+        """Whether any gate but the campaign's end was asked for."""
+        return any(each.gate != "campaign" for each in self.verdicts)
+
+    @property
     def lines(self) -> list[str]:
         """A line a gate."""
         return [each.line for each in self.verdicts]
@@ -75,6 +80,8 @@ class Verdicts:
         """All of them in one."""
         failed = [each.gate for each in self.verdicts if not each.has_passed]
         n = len(self.verdicts)
+        if not failed and not self.has_limits:
+            return "The campaign came to its end; no limit was set, so nothing says whether the model may ship."
         if not failed:
             return f"{'The gate has' if n == 1 else f'All {n} gates have'} passed."
         return f"{len(failed)} of {n} gate{'s' * (n != 1)} failed: {', '.join(failed)}."
@@ -189,7 +196,7 @@ def _judge_rate(most: float, summary: dict[str, Any], name: str) -> Verdict:
         f"{high} at the most, the upper end of {_percent(rate['value'])} (95%: {_percent(rate['low'])} to "
         f"{_percent(rate['high'])}), {'within' if has_passed else 'over'} {limit}"
     )
-    remedy = f"retrain on the faults (themis retrain {name}), or raise the limit"
+    remedy = f"retrain on the faults (themis retrain {name}; of a run from Python themis.retrain), or raise the limit"
     if rate["value"] <= most:
         remedy = "the rate itself is within it: more seeds and tests narrow the interval"
     return Verdict("max_fault_rate", has_passed, rate["high"], most, text, remedy)

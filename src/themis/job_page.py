@@ -22,7 +22,7 @@ def markdown(verdicts: Verdicts, report: str | Path | None = None) -> str:
     from themis.difference.markup import code, escape, table
     from themis.difference.result import replay, say_fault
 
-    mark = "❌" if verdicts.has_failed else "✅"
+    mark = "❌" if verdicts.has_failed else "✅" if verdicts.has_limits else "▫️"
     gates = [
         ("✅ passed" if each.has_passed else "❌ failed", each.gate, each.text, "" if each.has_passed else each.remedy)
         for each in verdicts.verdicts

@@ -31,7 +31,11 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         ),
         *([("criterion", _criterion(run))] if start.criterion is not None else []),
         *([("rivals", _rivals(run))] if "differences" in run.policy else []),
-        ("tests", f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, {_rate(last):,.0f} a second"),
+        (
+            "tests",
+            f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, "
+            f"{last.tests / max(run.seconds.total, 1e-9):,.0f} a second",
+        ),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
     ]

@@ -73,6 +73,7 @@ class Calculator:
         self.view: View | None = None
         self._panel_clean: Activations | None = None
         self._own_passes = perturbation.passes  # at the least: some tasks take more
+        self._is_run_again = False  # whether clean inputs are run with tests, for want of memory
         self.passes = 5  # find_layers traced a batch of two and one of three
 
     @cached_property
@@ -108,6 +109,7 @@ class Calculator:
 
     def _sweep(self) -> tuple[Accumulator, list[Tensor]]:
         self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, self.device)
+        self._is_run_again = self.kept.n_kept < len(self.inputs)
         moments = self.accumulator()
         outputs = []
         for first in range(0, len(self.inputs), self.chunk):
@@ -208,7 +210,7 @@ class Calculator:
 
     def cost(self, climbs: bool, n_rivals: int = 0) -> int:
         """Passes of one test; with its gradient in theta if it climbs, and those of other models beside the target."""
-        own = self._own_passes + int(self.kept.n_kept < len(self.inputs))  # clean inputs that are run again
+        own = self._own_passes + self._is_run_again
         if not climbs:
             return 1 + own
         gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
@@ -225,6 +227,7 @@ class Calculator:
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
+        self._is_run_again = False
         self._buffers, self._panel_clean = {}, None
 
     def checked(self, moments: Moments) -> Moments:

@@ -158,6 +158,9 @@ def judge_hole(mended: tuple[float, float, float] | None, n_old: int, distinct: 
     counts = f"{distinct.after:,.0f} distinct faults where it found {distinct.before:,.0f}"
     if distinct.after < AS_MANY * distinct.before:
         return "mended", f"{said}{counts}."
+    sure = distinct.over_runs
+    if sure is not None and sure.high < 0:
+        return "mended", f"{said}fewer, {counts}: a small part was mended."
     if mended[0] >= MENDED:
         return "moved", f"{said}about as many, {counts}: the hole has moved."
     return "kept", f"{said}about as many, {counts}: little was mended."
