@@ -1,10 +1,13 @@
 """Shared by all tests: one thread count, so that results are the same to the bit everywhere."""
 
+import os
+
 import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers' threads would wait for each other
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may take long
 hypothesis.settings.load_profile("themis")
 

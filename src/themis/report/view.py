@@ -44,7 +44,7 @@ def read_view(
     if isinstance(run, str | Path):
         from themis.store.reader import Reader
 
-        with closing(Reader(run)) as opened:
+        with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures, has_groups=has_groups)
     summary = run.summary()
     state = _state(run, summary)
