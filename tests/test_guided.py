@@ -76,7 +76,7 @@ def data(net):
 
 
 def inputs_of_tests(net):
-    """The inputs of all tests in their order; 26 or 25 of a round are uniform, the others of the search, each padded."""
+    """The inputs of all tests in their order; 26 or 25 of a round are uniform, then the search, each padded."""
     uniform = np.diff([round(0.2 * 128 * k) for k in range(len(net.seen) // 2 + 1)])
     sizes = np.stack([uniform, 128 - uniform], 1).ravel().tolist()
     return torch.cat([batch[:n] for batch, n in zip(net.seen, sizes, strict=True)])
