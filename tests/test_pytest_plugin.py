@@ -44,6 +44,7 @@ SEVERAL = FIXTURE + (
         name = perturbation if "/" not in perturbation else "speckle"
         robustness(NET, DIGITS, name, max_fault_rate=1.0, max_tests=100)
 
+    @pytest.mark.xdist_group("alone")
     def test_twice(robustness):
         robustness(NET, DIGITS, "gaussian", max_fault_rate=1.0, max_tests=100)
         robustness(NET, DIGITS, "gaussian", magnitude=0.8, max_fault_rate=0.01, max_tests=100)
@@ -86,7 +87,8 @@ def warm(net, digits, folder):
 @pytest.fixture
 def project(pytester, kept, monkeypatch):
     """A user's project with a model, and a way to run its tests in this process."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    for name in ("PYTEST_XDIST_WORKER", "CI", "BUILD_NUMBER"):  # where either is set, pytest says all of it twice
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     pytester.makepyfile(world=WORLD.format(path=str(kept)))
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
@@ -179,6 +181,14 @@ def test_a_model_that_breaks_fails_with_its_most_telling_faults(project):
     assert "max_fault_rate" in re.search(r"^FAILED .*$", text, re.M)[0]
     assert "Traceback" not in text
     assert "robustness.py" not in text
+
+
+def test_a_failure_is_told_in_a_ci_job_too(project, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    project.makepyfile(test_weak=WEAK)
+    text = found_in(project.runpytest_inprocess())
+    assert len(set(re.findall(r"--themis-replay (\S+)", text))) == 3
+    assert "Traceback" not in text
 
 
 def test_a_fault_is_replayed_by_its_own_test(project):
@@ -452,7 +462,7 @@ def test_every_test_has_a_folder_of_its_own_with_workers_too(project):
     flags = ("--themis-report", "kept", f"--junitxml={junit}")
     seen = []
     for session in (project.runpytest_subprocess, project.runpytest_inprocess):
-        result = session(*flags, *(["-n", "2"] if not seen else []))
+        result = session(*flags, *(["-n", "2", "--dist", "loadgroup"] if not seen else []))
         result.assert_outcomes(passed=3, failed=1)
         folders = {note.parent.name: json.loads(note.read_text()) for note in kept.glob("*/pytest.json")}
         assert set(folders) == {
@@ -464,6 +474,7 @@ def test_every_test_has_a_folder_of_its_own_with_workers_too(project):
         }
         assert len({note["session"] for note in folders.values()}) == 1
         assert all((kept / name / "report.html").exists() for name in folders)
+        assert "replay: pytest test_some.py::test_twice --themis-replay" in found_in(result)
         seen.append(folders["test_some.py-test_it-shot"]["session"])
     assert seen[0] != seen[1]
     assert (kept / "test_some.py-test_twice" / "mine.txt").exists()

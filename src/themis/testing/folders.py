@@ -28,13 +28,13 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
     test that is run again, another worker) gets a folder of its own.
     """
     session = session_id(item.config)
-    note = {"test": item.nodeid, "call": call, "session": session}
+    note = {"test": node_id(item), "call": call, "session": session}
     if folder is None:
         path = temporary(folder_name(item.name))
         write_note(path, note)
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    name, number = folder_name(item.nodeid), call
+    name, number = folder_name(node_id(item)), call
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
         if _is_stale(path, session):
@@ -51,6 +51,12 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
             continue
         write_note(path, note)
         return path
+
+
+def node_id(item: pytest.Item) -> str:
+    """A test's name without the `@group` that xdist puts behind it: other sessions do not know it by that."""
+    name, _, group = item.nodeid.rpartition("@")
+    return name if name and "]" not in group and item.get_closest_marker("xdist_group") else item.nodeid
 
 
 def folder_name(nodeid: str) -> str:

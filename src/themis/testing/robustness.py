@@ -14,7 +14,7 @@ import pytest
 from themis.errors import ThemisError, UsageError, nearest
 from themis.limits import Gates
 from themis.settings import Settings
-from themis.testing.folders import NOTE, claim
+from themis.testing.folders import NOTE, claim, node_id
 from themis.testing.gating import GATES, check
 from themis.testing.replaying import noted, replay
 from themis.testing.words import describe_error, describe_failure, properties_of
@@ -94,7 +94,7 @@ class Robustness:
         note = noted(replays)
         if note is None:
             return False
-        if note.get("test") != self._item.nodeid:
+        if note.get("test") != node_id(self._item):
             pytest.skip("not the test whose fault --themis-replay names")
         return self._calls < int(note.get("call", 1))
 
@@ -141,7 +141,7 @@ class Robustness:
 def _typed(item: pytest.Item) -> str:
     """A test's name as one types it where the session was started."""
     path = os.path.relpath(item.path, item.config.invocation_params.dir)
-    return "::".join([path, *item.nodeid.split("::")[1:]])
+    return "::".join([path, *node_id(item).split("::")[1:]])
 
 
 def _write_report(folder: Path) -> tuple[Path | None, str]:
