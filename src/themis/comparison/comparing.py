@@ -150,7 +150,7 @@ def compare(
             {**environment, **tested},
         )
         folder.write("compare.json", result.as_dict())
-        folder.write_text("table.md", markdown(result))
+        folder.write_bytes("table.md", f"{markdown(result)}\n".encode())
         if folder.path is not None:
             draw(result, folder.path)
     return result
