@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import MissingExtraError, UsageError
+from themis.store.schema import KINDS
 
 
 @dataclass(frozen=True)
@@ -94,28 +95,6 @@ class Fault:
 
 
 Column = NDArray[Any]
-KINDS = {
-    "id": "int64",
-    "seed_id": "int64",
-    "noise_seed": "int64",
-    "round": "int64",
-    "stream": "str",
-    "kind": "str",
-    "label": "Int64",
-    "clean_answer": "Int64",
-    "answer": "int64",
-    "clean_value": "float32",
-    "value": "float32",
-    "confidence": "float32",
-    "margin": "float32",
-    "distance": "float32",
-    "linf": "float32",
-    "ssim": "float32",
-    "position": "int64",
-    "chunk": "int64",
-    "raised": "bool",
-}
-"""The columns of a DataFrame; Int64 is one that may miss."""
 
 
 class Faults(Sequence[Fault]):
@@ -238,7 +217,7 @@ class Faults(Sequence[Fault]):
             raise MissingExtraError('a DataFrame needs pandas: pip install "themis-dl[notebook]"') from error
         columns: dict[str, Any] = {}
         for name, kind in KINDS.items():
-            column = self.columns[name] if self._n else np.zeros(0, "int64" if kind == "Int64" else kind)
+            column = self.columns[name] if self._n else np.zeros(0, kind.lower())
             if kind == "Int64":
                 columns[name] = pd.array(column, dtype=kind)
                 columns[name][column < 0] = pd.NA

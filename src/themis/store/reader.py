@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.store import schema
-from themis.store.schema import DATABASE
+from themis.store.schema import DATABASE, KINDS
 
 if TYPE_CHECKING:
     from themis.faults import Column, Fault, Faults, Replay
@@ -23,27 +23,6 @@ if TYPE_CHECKING:
 
 BATCH = 5000
 """Rows that are fetched at once."""
-_KINDS = {
-    "id": "int64",
-    "seed_id": "int64",
-    "noise_seed": "int64",
-    "round": "int64",
-    "stream": "str",
-    "kind": "str",
-    "label": "int64",
-    "clean_answer": "int64",
-    "answer": "int64",
-    "clean_value": "float32",
-    "value": "float32",
-    "confidence": "float32",
-    "margin": "float32",
-    "distance": "float32",
-    "linf": "float32",
-    "ssim": "float32",
-    "position": "int64",
-    "chunk": "int64",
-    "raised": "bool",
-}
 
 
 class Reader:
@@ -152,7 +131,7 @@ class Reader:
         from themis.faults import Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
-        names = [*_KINDS, *theta, "signature"]
+        names = [*KINDS, *theta, "signature"]
         rows = self.select(", ".join(names), where, values, order, limit, table)
         faults = Faults(self.record["perturbation"], self.theta, self.layers, replay)
         if rows:
@@ -244,11 +223,11 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
 
     by_name = list(zip(*rows, strict=True))
     columns: dict[str, Column] = {}
-    for name, values in zip(_KINDS, by_name, strict=False):
+    for name, values in zip(KINDS, by_name, strict=False):
         missing = {"label": -1, "clean_answer": KEPT}.get(name, np.nan)
         plain = [missing if value is None else value for value in values] if None in values else list(values)
-        columns[name] = np.array(plain, dtype=_KINDS[name])
-    theta = by_name[len(_KINDS) : len(_KINDS) + n_theta]
+        columns[name] = np.array(plain, dtype=KINDS[name].lower())
+    theta = by_name[len(KINDS) : len(KINDS) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
     shares = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
     columns["signature"] = shares / np.float32(schema.SHARES)
