@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, nearest
-from themis.settings import option
+from themis.rules import option
 
 if TYPE_CHECKING:
     from themis.target import AnyTarget

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from themis.errors import UsageError, nearest
-
-
-def option(default: Any, text: str) -> Any:
-    """A field with its default and the help text of its flag."""
-    return field(default=default, metadata={"help": text})
+from themis.errors import UsageError
+from themis.rules import check_names, check_numbers, check_rules, option
 
 
 def check_shares(shares: Sequence[float]) -> list[float]:
@@ -67,7 +63,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset != "paper":
             raise UsageError(f"preset must be 'paper' or None, got {self.preset!r}")
-        self._check_types()
+        check_numbers(self)
         if self.split is not None:
             object.__setattr__(self, "split", check_shares(self.split))
         rules: dict[str, tuple[bool, str]] = {
@@ -88,30 +84,12 @@ class Settings:
         for name in ("round_size", "batch_size", "plateau", *limits):
             value = getattr(self, name)
             rules[name] = (value is None or value > 0, "be positive, or None")
-        for name, (is_kept, rule) in rules.items():
-            if not is_kept:
-                raise UsageError(f"{name} must {rule}, got {getattr(self, name)!r}")
-
-    def _check_types(self) -> None:
-        """Whole numbers for counts (1e4 is one), numbers for the rest."""
-        for each in fields(self):
-            value, kind = getattr(self, each.name), str(each.type)
-            if value is None or not kind.startswith(("int", "float")):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UsageError(f"{each.name} must be a number, got {value!r}")
-            if kind.startswith("int"):
-                if value != int(value):
-                    raise UsageError(f"{each.name} must be a whole number, got {value!r}")
-                object.__setattr__(self, each.name, int(value))
+        check_rules(self, rules)
 
     @staticmethod
     def of(**options: Any) -> Settings:
         """Settings from keyword options; a preset changes the defaults, never what is said explicitly."""
-        known = {each.name for each in fields(Settings)}
-        for name in options:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        check_names(Settings, options)
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")
         settings = Settings(**options)

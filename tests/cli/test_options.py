@@ -10,7 +10,8 @@ from themis.cli import fill, run
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, chosen, parse
 from themis.errors import UsageError
 from themis.origin import Origin
-from themis.settings import Settings, option
+from themis.rules import option
+from themis.settings import Settings
 
 NEEDED = "--model mine:net --data mine:data --perturb gaussian"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, nearest
-from themis.settings import option
+from themis.rules import check_count, check_names, option
 
 if TYPE_CHECKING:
     from themis.comparison.grid import Grid
@@ -95,19 +95,14 @@ class Plan:
             "threads",
         )
         for name in (*counts, "random_seed"):
-            value, least = getattr(self, name), 0 if name == "random_seed" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            check_count(name, getattr(self, name), 0 if name == "random_seed" else 1)
         if not 0 <= self.uniform_share <= 1:
             raise UsageError(f"uniform_share must lie in [0, 1], got {self.uniform_share!r}")
 
     @staticmethod
     def of(**options: Any) -> Plan:
         """A plan from keyword options; techniques and magnitudes may be lists."""
-        known = {each.name for each in fields(Plan)}
-        for name in options:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        check_names(Plan, options)
         for name in ("techniques", "magnitudes"):
             if name in options and not isinstance(options[name], str):
                 given = options[name] if isinstance(options[name], list | tuple) else [options[name]]

@@ -13,7 +13,7 @@ import numpy as np
 from themis.comparison.plan import Technique, split_list
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds
-from themis.errors import UsageError, nearest
+from themis.errors import UsageError
 from themis.perturb import Perturbation
 from themis.retraining.examine import Column, Reading, examine
 from themis.retraining.ledger import Ledger
@@ -22,7 +22,7 @@ from themis.retraining.parts import Parts
 from themis.retraining.recipe import Recipe
 from themis.retraining.techniques import THEMIS, Gathered, choose, fit, gather, named, refreshed
 from themis.retraining.tune import tune
-from themis.settings import option
+from themis.rules import check_count, check_names, option
 from themis.target import Target
 
 
@@ -47,18 +47,14 @@ class Terms:
             value, least = getattr(self, each.name), 0 if each.name in ("judge_passes", "random_seed") else 1
             if each.name == "techniques" or (each.name == "inputs" and value is None):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{each.name} must be a whole number of at least {least}, got {value!r}")
+            check_count(each.name, value, least)
         if not self.chosen():
             raise UsageError("techniques must name at least one, got none: write themis,random,corners")
 
     @staticmethod
     def of(**options: Any) -> Terms:
         """Terms from keyword options; techniques may be a list."""
-        known = {each.name for each in fields(Terms)}
-        for name in options:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        check_names(Terms, options)
         if not isinstance(options.get("techniques", ""), str):
             options["techniques"] = ",".join(map(str, options["techniques"]))
         return Terms(**options)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError, nearest
-from themis.settings import option
+from themis.errors import UsageError
+from themis.rules import check_count, check_names, option
 
 if TYPE_CHECKING:
     from themis.perturb import Perturbation
@@ -32,20 +32,15 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("random_seeds", "draws", "rounds", "passes", "limit"):
             value = getattr(self, name)
-            if value is None and name in ("passes", "limit"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value is not None or name not in ("passes", "limit"):
+                check_count(name, value)
         if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
             raise UsageError(f"tolerance must lie in [0, 1), got {self.tolerance!r}")
 
     @staticmethod
     def of(**options: Any) -> Plan:
         """A plan from keyword options; `also` may be a list."""
-        known = {each.name for each in fields(Plan)}
-        for name in options:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        check_names(Plan, options)
         if not isinstance(options.get("also", ""), str):
             options["also"] = ",".join(map(str, options["also"]))
         return Plan(**options)

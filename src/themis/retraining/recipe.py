@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from themis.errors import UsageError, nearest
-from themis.settings import option
+from themis.errors import UsageError
+from themis.rules import check_names, check_numbers, check_rules, option
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
@@ -45,7 +45,8 @@ class Recipe:
     random_seed: int = option(0, "same seed, same weights")
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_numbers(self)
+        self._check_layers()
         rules = {
             "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
             "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
@@ -66,23 +67,9 @@ class Recipe:
             "patience": (self.patience is None or self.patience >= 1, "be at least 1, or None to run all epochs"),
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
         }
-        for name, (is_kept, rule) in rules.items():
-            if not is_kept:
-                raise UsageError(f"{name} must {rule}, got {getattr(self, name)!r}")
+        check_rules(self, rules)
 
-    def _check_types(self) -> None:
-        """Whole numbers for counts (1e2 is one), numbers for the rest, names for layers."""
-        for each in fields(self):
-            value, kind = getattr(self, each.name), str(each.type)
-            if value is None and kind.endswith("None"):
-                continue
-            if kind.startswith(("int", "float")):
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise UsageError(f"{each.name} must be a number, got {value!r}")
-                if kind.startswith("int"):
-                    if not math.isfinite(value) or value != int(value):
-                        raise UsageError(f"{each.name} must be a whole number, got {value!r}")
-                    object.__setattr__(self, each.name, int(value))
+    def _check_layers(self) -> None:
         if self.layers is not None:
             names = [self.layers] if isinstance(self.layers, str) else list(self.layers)
             if not names or not all(isinstance(each, str) and each for each in names):
@@ -92,10 +79,7 @@ class Recipe:
     @staticmethod
     def of(**options: Any) -> Recipe:
         """A recipe from keyword options."""
-        known = {each.name for each in fields(Recipe)}
-        for name in options:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+        check_names(Recipe, options)
         return Recipe(**options)
 
     def as_dict(self) -> dict[str, Any]:

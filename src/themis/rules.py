@@ -1,0 +1,50 @@
+"""Options as fields of a dataclass, and the rules that all of them keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import field, fields
+from typing import Any
+
+from themis.errors import UsageError, nearest
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its default and the help text of its flag."""
+    return field(default=default, metadata={"help": text})
+
+
+def check_names(kind: Any, options: Iterable[str]) -> None:
+    """Refuse an option that is no field of `kind`."""
+    known = {each.name for each in fields(kind)}
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
+
+
+def check_numbers(options: Any) -> None:
+    """Whole numbers for counts (1e4 is one), numbers for the rest; None where the field may be None."""
+    for each in fields(options):
+        value, kind = getattr(options, each.name), str(each.type)
+        if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{each.name} must be a number, got {value!r}")
+        if kind.startswith("int"):
+            if not math.isfinite(value) or value != int(value):
+                raise UsageError(f"{each.name} must be a whole number, got {value!r}")
+            object.__setattr__(options, each.name, int(value))
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_rules(options: Any, rules: dict[str, tuple[bool, str]]) -> None:
+    """Refuse the first option whose rule is broken; by name, whether it is kept and what it says after `must`."""
+    for name, (is_kept, rule) in rules.items():
+        if not is_kept:
+            raise UsageError(f"{name} must {rule}, got {getattr(options, name)!r}")
