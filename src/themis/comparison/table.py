@@ -69,24 +69,29 @@ def markdown(comparison: Comparison) -> str:
 
 def show(comparison: Comparison, console: Console) -> None:
     """Print the tables."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as Drawn
-
     for line in opening(comparison):
         console.print(line, highlight=False, markup=False)
     console.print()
-    for each in (table.within(console.width) for table in tables(comparison)):
-        console.print(each.title, style="bold", highlight=False, markup=False)
-        if each.columns:
-            drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-            for k, name in enumerate(each.columns):
-                drawn.add_column(name, justify="right" if k else "left", overflow="fold")
-            for row in each.rows:
-                drawn.add_row(*row)
-            console.print(drawn, markup=False)
-        for note in each.notes:
-            console.print(note, highlight=False, markup=False)
+    for each in tables(comparison):
+        show_table(each.within(console.width), console)
         console.print()
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Print one table with what is said below it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as Drawn
+
+    console.print(table.title, style="bold", highlight=False, markup=False)
+    if table.columns:
+        drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for k, name in enumerate(table.columns):
+            drawn.add_column(name, justify="right" if k else "left", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*row)
+        console.print(drawn, markup=False)
+    for note in table.notes:
+        console.print(note, highlight=False, markup=False)
 
 
 def opening(comparison: Comparison) -> list[str]:

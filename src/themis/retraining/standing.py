@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from themis.comparison.table import NONE, Table, counted, figure
+from themis.comparison.table import NONE, Table, counted, figure, show_table
 from themis.judge.estimate import Estimate
 from themis.result import percent
 from themis.retraining.changes import Shift
@@ -72,20 +73,9 @@ def markdown(contested: Contested) -> str:
 
 def show(contested: Contested, console: Console) -> None:
     """Print the table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as Drawn
-
     each = table(contested).within(console.width)
     notes = [note.replace("in table.md", "in contest.md") for note in each.notes]
-    console.print(each.title, style="bold", highlight=False, markup=False)
-    drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for k, name in enumerate(each.columns):
-        drawn.add_column(name, justify="right" if k else "left", overflow="fold")
-    for row in each.rows:
-        drawn.add_row(*row)
-    console.print(drawn, markup=False)
-    for note in notes:
-        console.print(note, highlight=False, markup=False)
+    show_table(replace(each, notes=notes), console)
 
 
 def draw(contested: Contested, path: Path) -> None:

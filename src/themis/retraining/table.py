@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from themis.comparison.table import NONE, Table, count, counted, number
+from themis.comparison.table import NONE, Table, count, counted, number, show_table
 from themis.judge.estimate import Estimate
 from themis.result import percent
 
@@ -157,22 +157,11 @@ def markdown(result: Retrained) -> str:
 
 def show(result: Retrained, console: Console) -> None:
     """Print the verdict and the tables."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as Drawn
-
     for line in opening(result):
         console.print(line, highlight=False, markup=False)
     console.print()
-    for each in (table.within(console.width) for table in tables(result)):
-        console.print(each.title, style="bold", highlight=False, markup=False)
-        drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for k, name in enumerate(each.columns):
-            drawn.add_column(name, justify="right" if k else "left", overflow="fold")
-        for row in each.rows:
-            drawn.add_row(*row)
-        console.print(drawn, markup=False)
-        for note in each.notes:
-            console.print(note, highlight=False, markup=False)
+    for each in tables(result):
+        show_table(each.within(console.width), console)
         console.print()
     for line in closing(result):
         console.print(line, style="dim", highlight=False, markup=False)
