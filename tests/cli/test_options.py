@@ -146,3 +146,9 @@ def test_another_command_takes_some_of_the_options_in_a_few_lines(capsys):
 def test_abbreviations_are_not_taken():
     with pytest.raises(UsageError, match=r"^unknown option --max-t: did you mean --max-tests\?$"):
         read(f"{NEEDED} --max-t 5")
+
+
+@pytest.mark.parametrize("value", [None, float("inf"), float("nan"), 100.5, True, "many"])
+def test_a_count_must_be_a_whole_number(value):
+    with pytest.raises(UsageError, match=r"^draws must be a (whole )?number, got "):
+        Settings.of(draws=value)
