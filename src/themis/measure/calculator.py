@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property
@@ -16,13 +14,15 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.chunk import chunk_size, is_out_of_memory, padded
+from themis.measure.chunk import chunk_size, padded
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import Aim, Climb, Fold, Objective, Picked
+from themis.measure.gradient import by_backward, by_differences
 from themis.measure.inputs import check_bounds, place
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.recognise import recognisable_first, spread
+from themis.measure.room import Room
 from themis.measure.tests import Details, Results, Tests
 from themis.oracle import Oracle
 from themis.oracle.oracle import Verdict, are_finite
@@ -32,9 +32,6 @@ from themis.target import AnyTarget
 
 if TYPE_CHECKING:
     from themis.criteria.view import View
-
-DIFFERENCE = 0.01
-"""Step of a finite difference in theta, as a share of its range."""
 
 OnPanel = Callable[[Tensor, Tensor], None]
 """Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
@@ -66,8 +63,8 @@ class Calculator:
         self.n_neurons = self.layers[-1].stop
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         self.clean_bytes = clean_bytes
-        self.chunk = chunk or chunk_size(self.n_neurons, self.device, batch_size)
-        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}  # made when first used
+        size = chunk or chunk_size(self.n_neurons, self.device, batch_size)
+        self._room = Room(self.layers, size, self.dtype, self.device)
         self.clean_outputs = self.reference = torch.empty(0)
         self.panel: tuple[Picked, OnPanel] | None = None
         self.view: View | None = None
@@ -75,6 +72,11 @@ class Calculator:
         self._own_passes = perturbation.passes  # at the least: some tasks take more
         self._is_run_again = False  # whether clean inputs are run with tests, for want of memory
         self.passes = 5  # find_layers traced a batch of two and one of three
+
+    @property
+    def chunk(self) -> int:
+        """Tests a forward pass."""
+        return self._room.chunk
 
     @cached_property
     def labels(self) -> Tensor | None:
@@ -87,7 +89,7 @@ class Calculator:
         Returns the moments of the clean activations themselves.
         """
         before = self.passes
-        moments, outputs = self._with_room(self._sweep)
+        moments, outputs = self._room.attempt(self._sweep)
         self.passes = before + len(self.inputs)
         clean_outputs = torch.cat(outputs).float()
         is_finite = are_finite(clean_outputs)
@@ -117,7 +119,7 @@ class Calculator:
 
             def visit(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
                 self.kept.keep(layer.name, first, activations[:n])
-                moments.add(self._buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
+                moments.add(self._room.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
 
             outputs.append(self._clean_pass(rows, visit, self.view)[: len(rows)])
             moments.commit(len(rows))
@@ -148,41 +150,14 @@ class Calculator:
         def attempt() -> dict[str, Tensor]:
             return self._measure_chunk(tests[: self.chunk], into, aim, self.view)
 
-        columns = {name: column.cpu() for name, column in self._with_room(attempt).items()}
-        tensors = {name: columns.pop(name) for name in ("inputs", "outputs")}
+        columns = {name: column.cpu() for name, column in self._room.attempt(attempt).items()}
+        tensors: dict[str, Any] = {name: columns.pop(name) for name in ("inputs", "outputs")}
         arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
         details = {each.name: arrays.pop(each.name) for each in fields(Details) if each.name in arrays}
         # Four decimals: more says nothing, and whole numbers are stored in a third of the time.
         details["signature"] = np.rint(details["signature"] * np.float32(1e4)) / np.float32(1e4)
         results = Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
         return results if self.view is None else replace(results, raised=self.view.take(results.was_run))
-
-    def _with_room(self, attempt: Callable[[], Any]) -> Any:
-        """What `attempt` gives; it is made again with a smaller chunk while memory runs out."""
-        while True:
-            try:
-                if not self._buffers:
-                    self._make_buffers()
-                return attempt()
-            except Exception as error:
-                if not is_out_of_memory(error) or self.chunk == 1:
-                    raise
-            self.chunk //= 2
-            self._buffers = {}
-            gc.collect()  # the error's frames hold tensors in circles
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            warnings.warn(
-                f"out of memory on {self.device} with {2 * self.chunk} tests at once: going on with {self.chunk}; "
-                f"pass batch_size={self.chunk} to begin with it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def _make_buffers(self) -> None:
-        widest = max(layer.n_neurons for layer in self.layers)
-        scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
-        self._buffers = {layer.name: self._cut(scratch, layer) for layer in self.layers}
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
@@ -228,7 +203,8 @@ class Calculator:
         """Free what only a running campaign needs; single tests can still be run."""
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
         self._is_run_again = False
-        self._buffers, self._panel_clean = {}, None
+        self._room.release()
+        self._panel_clean = None
 
     def checked(self, moments: Moments) -> Moments:
         """`moments`, unless an activation overflowed: then say where."""
@@ -263,14 +239,14 @@ class Calculator:
                     each[order] for each in (rows, theta, noise_seed, inputs, disturbed)
                 )
             locate = self._clean(rows, n)
-            fold = Fold(locate, self._buffers, n, into, panel, self._panel_clean, backward)
+            fold = Fold(locate, self._room.buffers, n, into, panel, self._panel_clean, backward)
             outputs = self._forward(disturbed, fold.visit, view)
             gradient = None
             if backward is not None:
                 height, differ = fold.height, backward.objective.differ
                 if differ is not None:
                     height = height + differ(disturbed[:n], outputs[:n].float(), rows[:n])
-                gradient = _gradient(height, leaf)[order][:n]
+                gradient = by_backward(height, leaf)[order][:n]
         self.passes += n * (1 if backward is None else 3 + 3 * backward.objective.n_models)
         if aim is not None and backward is None:
             gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, aim))
@@ -309,22 +285,16 @@ class Calculator:
     def _differences(
         self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n: int, climb: Callable[[], Climb]
     ) -> Tensor:
-        """The gradient in theta by central differences of the same noise, inside the bounds of theta."""
-        gradient = torch.zeros_like(theta)
-        for k, bounds in enumerate(self.perturbation.theta):
-            step = DIFFERENCE * (bounds.high - bounds.low)
-            ends, heights = [], []
-            for way in (-step, step):
-                moved = theta.clone()
-                moved[:, k] = (theta[:, k] + way).clamp(bounds.low, bounds.high)
-                side = climb()
-                with torch.no_grad():
-                    self._forward(self.disturb(rows, moved, noise_seed, n)[1], side.visit)
-                self.passes += n
-                ends.append(moved[:n, k])
-                heights.append(side.height)
-            gradient[:n, k] = (heights[1] - heights[0]) / (ends[1] - ends[0])
-        return gradient[:n]
+        """The gradient in theta by differences of the same noise."""
+
+        def height(moved: Tensor) -> Tensor:
+            side = climb()
+            with torch.no_grad():
+                self._forward(self.disturb(rows, moved, noise_seed, n)[1], side.visit)
+            self.passes += n
+            return side.height
+
+        return by_differences(theta, self.perturbation.theta, n, height)
 
     def _details(
         self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor, verdict: Verdict, at: Tensor
@@ -361,7 +331,7 @@ class Calculator:
                 recomputed[layer.name] = activations[: len(missing)].clone()
 
             self._clean_pass(rows[missing], visit)
-        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, self._buffers[layer.name][0])
+        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, self._room.buffers[layer.name][0])
 
     def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None], view: View | None = None) -> Tensor:
         self.passes += len(rows)
@@ -394,14 +364,3 @@ class Calculator:
                 "layers that are always computed with layers=[...]"
             )
         return outputs
-
-    def _cut(self, scratch: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        first, second = scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
-        return first, second
-
-
-def _gradient(height: Tensor | float, theta: Tensor) -> Tensor:
-    if not isinstance(height, Tensor) or not height.requires_grad:
-        return torch.zeros_like(theta)
-    found = torch.autograd.grad(height, theta, allow_unused=True)[0]  # None where nothing depends on theta
-    return torch.zeros_like(theta) if found is None else found
