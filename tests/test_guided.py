@@ -2,56 +2,23 @@
 
 import json
 import re
-import signal
 
 import numpy as np
 import pytest
 import torch
+from guided import QUICK, SPECS, Seen, labelled
 from torch import nn
 
 import themis
-import themis.campaign as campaign_module
-from themis import BlackBox, Callback, DataError, ModelError, Target, UsageError
+from themis import Callback, DataError, Target, UsageError
 from themis.cli import main
 from themis.criteria import NC
 from themis.criteria.fitting import activations, fit_to
 from themis.criteria.names import choose_criterion
-from themis.data.seeds import read_seeds
-from themis.measure.calculator import Calculator
 from themis.measure.tests import Results
-from themis.oracle import choose_oracle
-from themis.perturb import Context, choose_perturbation, perturb
-from themis.search import DeepXplore
 from themis.search.fuzz import Fuzz
 from themis.search.policy import Space
 from themis.store import Reader
-
-QUICK = {"magnitude": 0.4, "tolerance": 1e-12, "plateau": None, "round_size": 128, "max_tests": 640}
-SPECS = (
-    "nc(threshold=0.7)",
-    "kmnc(k=20)",
-    "kmnc(k=20, neurons=element)",
-    "nbc",
-    "tknc(k=1)",
-    "dsa",
-    "scc(tolerance=1e-9)",
-    "nlc",
-)
-
-
-class Seen(nn.Module):
-    """A small net that remembers what it was given."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.conv, self.relu, self.last = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Linear(4 * 36, 5)
-        self.seen = None
-
-    def forward(self, x):
-        if self.seen is not None:
-            self.seen.append(x.detach().clone())
-        return self.last(self.relu(self.conv(x)).flatten(1))
 
 
 class FromNow(Callback):
@@ -71,8 +38,7 @@ def net():
 
 @pytest.fixture
 def data(net):
-    inputs = torch.rand(150, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    return inputs, net(inputs).argmax(1)
+    return labelled(net)
 
 
 def inputs_of_tests(net):
@@ -92,60 +58,6 @@ def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec):
     assert run.summary()["criterion"]["score"] == run.rounds[-1].criterion_score == criterion.score() > 0
     assert run.summary()["criterion"]["raised"] == raised.sum()
     np.testing.assert_array_equal(run.faults.columns["raised"], raised[run.faults.columns["id"]])
-
-
-@pytest.fixture
-def interrupted(monkeypatch):
-    """Sends Ctrl-C when the calculator measures its k-th chunk, which is finished first."""
-
-    def at(k):
-        measure, left = Calculator.measure, [k]
-
-        def counted(self, *arguments):
-            left[0] -= 1
-            if left[0] == 0:
-                signal.raise_signal(signal.SIGINT)
-            return measure(self, *arguments)
-
-        monkeypatch.setattr(Calculator, "measure", counted)
-
-    return at
-
-
-def assert_same_end(whole, resumed):
-    first, second = ({**each.summary(), "seconds": 0} for each in (whole, resumed))
-    assert first == second
-    assert [each.criterion_score for each in whole.rounds] == [each.criterion_score for each in resumed.rounds]
-    for name, column in whole.faults.columns.items():
-        np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net, data, spec, tmp_path, interrupted):
-    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
-    interrupted(4)
-    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
-    assert stopped.stop_reason == "user"
-    assert stopped.rounds[-1].tests < 300
-    assert_same_end(whole, themis.resume(tmp_path, net, data))
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_path, monkeypatch):
-    whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
-    judge, left = campaign_module.cover, [3]
-
-    def counted(*arguments, **options):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return judge(*arguments, **options)
-
-    monkeypatch.setattr(campaign_module, "cover", counted)
-    stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
-    assert stopped.stop_reason == "user"
-    assert stopped.rounds[-1].tests < 640
-    assert_same_end(whole, themis.resume(tmp_path, net, data))
 
 
 def test_faults_say_whether_their_test_raised_the_criterion(net, data, tmp_path):
@@ -251,30 +163,6 @@ def test_it_learns_from_training_data_if_there_is_any(net, data):
     assert fitted.score() == 0  # the campaign took one of its own
 
 
-def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, interrupted):
-    interrupted(2)
-    themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was made in Python: pass criterion="):
-        themis.resume(tmp_path, net, data)
-    with pytest.raises(UsageError, match="criterion must be the run's"):
-        themis.resume(tmp_path, net, data, criterion=NC(0.6))
-    resumed = themis.resume(tmp_path, net, data, criterion=NC(0.7))
-    whole = themis.run(net, data, "gaussian", criterion=NC(0.7), **QUICK)
-    assert resumed.rounds[-1].criterion_score == whole.rounds[-1].criterion_score
-
-
-def test_a_criterion_that_learnt_something_else_is_refused_on_resuming(net, data, tmp_path, interrupted):
-    fitted = fit_to(choose_criterion("kmnc(k=20)"), Target(net), data)
-    interrupted(2)
-    themis.run(net, data, "gaussian", criterion=fitted, out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match="criterion must have learnt what the run's had"):
-        themis.resume(tmp_path, net, data, criterion=fit_to(choose_criterion("kmnc(k=20)"), Target(net), data[0] * 0.5))
-    resumed = themis.resume(tmp_path, net, data, criterion=fitted)
-    assert resumed.rounds[-1].criterion_score == themis.run(
-        net, data, "gaussian", criterion=fitted, **QUICK
-    ).rounds[-1].criterion_score  # fmt: skip
-
-
 def test_the_callers_criterion_stays_as_it_is(net, data):
     criterion = choose_criterion("nbc(neurons=element)")
     options = {**QUICK, "magnitude": 0.02}
@@ -292,32 +180,6 @@ def test_the_callers_criterion_stays_as_it_is(net, data):
     raised = [themis.run(net, data, "brightness", **QUICK | {"magnitude": None}, **pair).raised for _ in range(2)]
     assert raised[0] == raised[1] > 0
     assert watched.tests == 0
-
-
-def test_other_rivals_are_refused_on_resuming(net, data, tmp_path, interrupted):
-    options = {**QUICK, "magnitude": None, "policy": "deepxplore"}
-    rival = Seen()
-    interrupted(2)
-    themis.run(net, data, "brightness", rivals=[rival], out=tmp_path, **options)
-    other = Seen()
-    with torch.no_grad():
-        other.last.weight += 1
-    with pytest.raises(ModelError, match="rivals must be the models that the run had"):
-        themis.resume(tmp_path, net, data, rivals=[other])
-    resumed = themis.resume(tmp_path, net, data, rivals=[rival])
-    whole = themis.run(net, data, "brightness", rivals=[rival], **options)
-    assert resumed.summary()["policy"] == whole.summary()["policy"]
-
-
-def test_other_training_data_is_refused_on_resuming(net, data, tmp_path, interrupted):
-    options = {**QUICK, "criterion": "nbc", "out": tmp_path, "train": (data[0] * 0.1, data[1])}
-    interrupted(2)
-    themis.run(net, data, "gaussian", **options)
-    with pytest.raises(UsageError, match="learnt from training data that cannot be read again: pass train="):
-        themis.resume(tmp_path, net, data)
-    with pytest.raises(DataError, match="training data must be what the criterion learnt from"):
-        themis.resume(tmp_path, net, data, train=data)
-    assert themis.resume(tmp_path, net, data, train=options["train"]).rounds[-1].tests == 640
 
 
 WRONG = {
@@ -398,54 +260,6 @@ def test_relevance_sees_training_data_from_all_over():
     fit_to(Looks(), Target(nn.Linear(3, 10)), (torch.rand(5500, 3), labels))
     assert set(seen[0].tolist()) == set(range(10))
     assert len(seen[0]) <= 1000
-
-
-def test_deepxplore_needs_gradients(data):
-    box = BlackBox(lambda x: x.reshape(len(x), -1)[:, :5])
-    with pytest.raises(UsageError, match="policy 'deepxplore' needs gradients"):
-        themis.run(box, data[0], "gaussian", policy="deepxplore", rivals=[Seen()], **QUICK)
-
-
-def test_deepxplore_climbs_its_joint_objective(net, data):
-    """The gradient in theta that it is given is that of the objective, written out here."""
-    rival, target = Seen().double(), Target(net.double())
-    with torch.no_grad():
-        rival.conv.weight += 0.3
-    policy = DeepXplore([Target(rival)])
-    seeds = read_seeds(data)
-    chosen = choose_perturbation("brightness")
-    calculator = Calculator(target, seeds, chosen, choose_oracle("changed"), clean_bytes=1 << 20)
-    calculator.sweep()
-    space = Space.of(chosen, np.arange(20), np.arange(20), np.ones(20, np.float32), 0)
-    policy.init(space)
-    answers, neuron = calculator.clean_outputs.argmax(1), torch.tensor([17])
-    objective = policy.objective(answers, neuron, False, 0)
-    tests = space.tests(np.arange(20), np.arange(20), space.uniform_theta(0, np.arange(20)), "draw")
-    gradient = calculator.measure(tests, calculator.accumulator(), objective).gradient
-
-    def height(theta):
-        inputs = perturb(chosen, seeds.inputs[:20], theta, torch.zeros(20, dtype=torch.int64), Context((0.0, 1.0)))
-        wanted = answers[:20, None]
-        own, other = (each(inputs.double()).softmax(1).gather(1, wanted)[:, 0] for each in (net, rival))
-        return other - own + 0.1 * net.conv(inputs.double()).relu().flatten(1)[:, 17]
-
-    theta, step = torch.from_numpy(tests.theta), 1e-2
-    with torch.no_grad():
-        slope = (height(theta + step) - height(theta - step)) / (2 * step)
-    np.testing.assert_allclose(gradient[:, 0], slope, rtol=0.05, atol=2e-3)
-    assert policy.report()["differences"] > 0
-
-
-def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):
-    rival = Seen()
-    with torch.no_grad():
-        rival.last.weight += 0.2 * torch.randn(rival.last.weight.shape, generator=torch.Generator().manual_seed(0))
-    run = themis.run(net, data, "brightness", policy="deepxplore", rivals=[rival], **{**QUICK, "magnitude": None})
-    n_search = sum(count["tests"] for kind, count in run.kinds.items() if kind != "uniform")
-    n_uniform = run.kinds["uniform"]["tests"]
-    assert run.rounds[-1].passes == 5 + len(data[0]) + n_uniform + n_search * (3 + 3)
-    assert 0 < run.summary()["policy"]["differences"] < n_search
-    assert run.summary()["criterion"]["score"] > 0
 
 
 def test_the_command_line_guides_too(tmp_path, monkeypatch, capsys):
