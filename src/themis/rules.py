@@ -15,7 +15,7 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
-def check_names(kind: Any, options: Iterable[str]) -> None:
+def check_known(kind: Any, options: Iterable[str]) -> None:
     """Refuse an option that is no field of `kind`."""
     known = {each.name for each in fields(kind)}
     for name in options:

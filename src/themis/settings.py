@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from themis.errors import UsageError
-from themis.rules import check_names, check_numbers, check_rules, option
+from themis.rules import check_known, check_numbers, check_rules, option
 
 
 def check_shares(shares: Sequence[float]) -> list[float]:
@@ -89,7 +89,7 @@ class Settings:
     @staticmethod
     def of(**options: Any) -> Settings:
         """Settings from keyword options; a preset changes the defaults, never what is said explicitly."""
-        check_names(Settings, options)
+        check_known(Settings, options)
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")
         settings = Settings(**options)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, nearest
-from themis.rules import check_count, check_names, option
+from themis.rules import check_count, check_known, option
 
 if TYPE_CHECKING:
     from themis.comparison.grid import Grid
@@ -102,7 +102,7 @@ class Plan:
     @staticmethod
     def of(**options: Any) -> Plan:
         """A plan from keyword options; techniques and magnitudes may be lists."""
-        check_names(Plan, options)
+        check_known(Plan, options)
         for name in ("techniques", "magnitudes"):
             if name in options and not isinstance(options[name], str):
                 given = options[name] if isinstance(options[name], list | tuple) else [options[name]]

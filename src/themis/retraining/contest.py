@@ -22,7 +22,7 @@ from themis.retraining.parts import Parts
 from themis.retraining.recipe import Recipe
 from themis.retraining.techniques import THEMIS, Gathered, choose, fit, gather, named, refreshed
 from themis.retraining.tune import tune
-from themis.rules import check_count, check_names, option
+from themis.rules import check_count, check_known, option
 from themis.target import Target
 
 
@@ -54,7 +54,7 @@ class Terms:
     @staticmethod
     def of(**options: Any) -> Terms:
         """Terms from keyword options; techniques may be a list."""
-        check_names(Terms, options)
+        check_known(Terms, options)
         if not isinstance(options.get("techniques", ""), str):
             options["techniques"] = ",".join(map(str, options["techniques"]))
         return Terms(**options)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError
-from themis.rules import check_count, check_names, option
+from themis.rules import check_count, check_known, option
 
 if TYPE_CHECKING:
     from themis.perturb import Perturbation
@@ -40,7 +40,7 @@ class Plan:
     @staticmethod
     def of(**options: Any) -> Plan:
         """A plan from keyword options; `also` may be a list."""
-        check_names(Plan, options)
+        check_known(Plan, options)
         if not isinstance(options.get("also", ""), str):
             options["also"] = ",".join(map(str, options["also"]))
         return Plan(**options)

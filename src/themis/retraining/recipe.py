@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from themis.errors import UsageError
-from themis.rules import check_names, check_numbers, check_rules, option
+from themis.rules import check_known, check_numbers, check_rules, option
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
@@ -79,7 +79,7 @@ class Recipe:
     @staticmethod
     def of(**options: Any) -> Recipe:
         """A recipe from keyword options."""
-        check_names(Recipe, options)
+        check_known(Recipe, options)
         return Recipe(**options)
 
     def as_dict(self) -> dict[str, Any]:
