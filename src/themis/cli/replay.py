@@ -15,6 +15,7 @@ from themis.cli.options import Parser, add_fields
 from themis.cli.resume import moved
 from themis.errors import UsageError, nearest
 from themis.origin import Origin
+from themis.testing.words import describe_answer
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -80,7 +81,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    recorded, now = (_say(each.answer, each.value, each.confidence) for each in (fault, replay))
+    recorded, now = (describe_answer(each.answer, each.value, each.confidence) for each in (fault, replay))
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
     said = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
     given = ": the recorded one was given to the model" if is_attack and replay.input_gap else ""
@@ -92,15 +93,6 @@ def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
             f"  output  {_compare(replay.output_gap)}",
         ]
     )
-
-
-def _say(answer: int, value: float | None, confidence: float) -> str:
-    """What an answer is: its number, what it measures, and how sure it is, where there are such."""
-    if answer < 0:
-        return "not finite"
-    details = [] if value is None else [f"{value:.6g}"]
-    details += [] if math.isnan(confidence) else [f"{confidence:.1%}"]
-    return f"{answer} ({', '.join(details)})" if details else str(answer)
 
 
 def _judge(fault: Fault, replay: Replay) -> str:
