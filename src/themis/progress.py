@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.callback import Callback
 from themis.result import Round, Run, Start
@@ -60,3 +60,41 @@ class ShowProgress(Callback):
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class StepBar:
+    """One bar over the steps of long work in a terminal, plain lines now and then elsewhere."""
+
+    def __init__(self, console: Console, *more: ProgressColumn) -> None:
+        """`more`: columns behind the time that has passed."""
+        self.console, self.more = console, more
+        self._live: Progress | None = None
+        self._printed = 0.0
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def start(self, n_done: int, n: int) -> None:
+        """Begin anew, where there is something left to do."""
+        self.stop()
+        if self.console.is_terminal and n_done < n:
+            line = TextColumn("{task.fields[line]}", markup=False)
+            bar = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *self.more)
+            self._live = Progress(*bar, line, console=self.console, transient=True)
+            self._task = self._live.add_task("", total=n, completed=n_done, line="")
+            self._live.start()
+
+    def say(self, line: str, plain: str, n_done: int | None) -> None:
+        """Show a line beside the bar; `plain` where there is none, unless one was printed a moment ago."""
+        if self._live is not None:
+            self._live.update(self._task, line=line, completed=n_done)
+        elif perf_counter() - self._printed >= PLAIN_SECONDS:
+            self._printed = perf_counter()
+            self.note(plain)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
