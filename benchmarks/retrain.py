@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from searching.arguments import complete, row_parser
 from searching.files import write_results
 from searching.packs import Held, hold, read_pack, write_pack
 
@@ -222,23 +223,12 @@ def aims(results: dict[str, Any], console: Console) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action=argparse.BooleanOptionalAction, help="by default on a CPU")
-    parser.add_argument("--rows", nargs="+", help="globs over the rows' names")
+    parser = row_parser(__doc__)
     parser.add_argument("--techniques", default=TECHNIQUES, help="by commas")
     parser.add_argument("--random-seeds", type=int, help="trainings each")
     parser.add_argument("--share", type=float, help="of the seeds and passes")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--json", help="file of the raw figures, rewritten after each training")
-    parser.add_argument("--pack", metavar="FILE")
-    parser.add_argument("--packed", metavar="FILE")
-    arguments = parser.parse_args()
-    is_quick = arguments.device == "cpu" if arguments.quick is None else arguments.quick
-    for name, value in (QUICK if is_quick else FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
+    return complete(parser.parse_args(), QUICK, FULL)
 
 
 def read_results(path: str | None, share: float) -> dict[str, Any]:

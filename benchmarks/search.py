@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from searching.aims import judge, show_aims, show_row
+from searching.arguments import complete, row_parser
 from searching.campaigns import Task, counts, make_policy, run_tasks
 from searching.files import read_results, write_results
 from searching.rows import ROWS, Row, write_pack
@@ -85,27 +86,19 @@ def _conclude(row: dict[str, Any], name: str, order: list[str], at: list[int], c
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action=argparse.BooleanOptionalAction, help="by default on a CPU")
-    parser.add_argument("--rows", nargs="+", help="globs over the rows' names")
+    parser = row_parser(__doc__)
     parser.add_argument("--holdout", action="append", default=[], metavar="MODEL|DATA|PERTURBATION|MAGNITUDE")
     parser.add_argument("--policies", nargs="+", default=[*POLICIES, *PAPER], help="names, criteria or module:class")
     parser.add_argument("--random-seeds", type=int, help="campaigns each")
     parser.add_argument("--passes", type=int)
     parser.add_argument("--seeds", type=int, help="right-answered seeds, a fixed random sample")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--json", help="file of the raw figures, rewritten after each technique of a row")
     parser.add_argument("--again", nargs="+", default=[], help="policies whose campaigns in the file are run again")
     parser.add_argument("--planted", action="store_true")
-    parser.add_argument("--pack", metavar="FILE")
-    parser.add_argument("--packed", metavar="FILE")
     arguments = parser.parse_args()
-    is_quick = arguments.device == "cpu" if arguments.quick is None else arguments.quick
-    for name, value in (QUICK if is_quick else FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, [] if name == "rows" and arguments.holdout else value)
-    return arguments
+    if arguments.holdout and arguments.rows is None:
+        arguments.rows = []
+    return complete(arguments, QUICK, FULL)
 
 
 def main() -> None:
