@@ -1,7 +1,6 @@
 """One small net in every form a model can come in; each writer makes its file in the working directory."""
 
 import warnings
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +138,3 @@ def expected() -> dict[str, torch.Tensor]:
         first = F.relu(net.conv(inputs()))
         second = torch.tanh(net.fc(first.flatten(1)))
         return {"first": first, "second": second, "output": net.out(second)}
-
-
-def write_module():
-    Path("mine.py").write_text(MODULE)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from user_module import go_to
 
 from themis import cli
 from themis.cli import COMMANDS, main
@@ -53,11 +54,7 @@ class WornOut(Interrupted):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    sys.modules.pop("mine", None)
-    return tmp_path
+    return go_to(tmp_path, monkeypatch, MODULE)
 
 
 BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--max-tests", "300"]

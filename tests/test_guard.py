@@ -1,11 +1,11 @@
 """Planted mistakes: inputs and labels that are not as the model expects are found and named."""
 
 import json
-import sys
 
 import pytest
 import torch
 from torch import nn
+from user_module import go_to
 
 import themis
 from themis import Target
@@ -112,11 +112,7 @@ def test_a_campaign_on_a_model_at_chance_warns(trained):
 def here(tmp_path, monkeypatch):
     from test_cli import MODULE
 
-    (tmp_path / "mine.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    sys.modules.pop("mine", None)
-    return tmp_path
+    return go_to(tmp_path, monkeypatch, MODULE)
 
 
 def test_check_says_what_it_sees_and_how_to_start(here, capsys):

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import torch
+from user_module import go_to
 
 from themis.cli import main
 from themis.store import Writer
@@ -110,14 +111,11 @@ def finished_run():
     assert main(run("--magnitude 0.9 --out done")) == 0
 
 
-def go_to(folder, monkeypatch):
-    """Work in a folder that holds the module."""
-    (folder / "mine.py").write_text(MODULE)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
+def enter(folder, monkeypatch):
+    """Work in a folder that holds the module, without a data folder."""
+    go_to(folder, monkeypatch, MODULE)
     monkeypatch.delenv("THEMIS_DATA", raising=False)
-    for name in ("mine", "b"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("b", None)
 
 
 def refused(words, code, setup, capsys):

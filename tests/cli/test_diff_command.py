@@ -3,35 +3,21 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import averaging_nets
 import pytest
 import torch
 
 from themis.cli import main
 
-MODULE = '''
-import torch
-from torch import nn
-
-LIMIT = {limit}
-
-class Mean(nn.Module):
-    """Says 1 where an input's mean is over a limit."""
-
-    def __init__(self, over=LIMIT):
-        super().__init__()
-        self.relu, self.over = nn.ReLU(), nn.Parameter(torch.tensor(over))
-
-    def forward(self, x):
-        over = self.relu(x).flatten(1).mean(1) - self.over
-        return torch.stack([-over, over], 1)
-
-def data():
-    means = torch.cat([torch.linspace(0.3, 0.4, 50), torch.full((50,), 0.1)]).view(-1, 1, 1, 1)
-    noise = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return means + 0.02 * noise, torch.zeros(100, dtype=torch.long)
-'''
+MODULE = f"{Path(averaging_nets.__file__).read_text()}\n\ndef data():\n    return seeds()\n"
 OPTIONS = ["--data", "versioned:data", "--perturb", "brightness", "--max-tests", "400", "--tolerance", "1e-9"]
+
+
+def limited(limit):
+    """The module with another limit."""
+    return MODULE.replace("over=0.5", f"over={limit}")
 
 
 def campaign(folder, *more, out="run"):
@@ -52,7 +38,7 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("checkouts")
     for name, limit in (("main", 0.5), ("new", 0.43)):
         (home / name).mkdir()
-        (home / name / "versioned.py").write_text(MODULE.format(limit=limit))
+        (home / name / "versioned.py").write_text(limited(limit))
         campaign(home / name)
     campaign(home / "main", "--policy", "random", out="random")
     return home
@@ -106,9 +92,9 @@ def test_a_model_that_has_changed_since_is_refused_and_its_weights_can_be_named(
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "moving"
     place.mkdir()
-    (place / "versioned.py").write_text(MODULE.format(limit=0.5))
+    (place / "versioned.py").write_text(limited(0.5))
     old = campaign(place, out="old")
-    (place / "versioned.py").write_text(MODULE.format(limit=0.43) + "\n")  # of another size: caches go by it
+    (place / "versioned.py").write_text(limited(0.43) + "\n")  # of another size: caches go by it
     new = campaign(place, out="new")
     code, line = refused(capsys, old, new, "--no-curve")
     assert code == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from wrong_use import FIRST, HELD, MODULE, finished_run, go_to, refused, run, weights_of_a_net, write
+from wrong_use import FIRST, HELD, MODULE, enter, finished_run, refused, run, weights_of_a_net, write
 
 from themis.cli import main
 from themis.store import Writer
@@ -176,7 +176,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_folder_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
-    go_to(tmp_path, monkeypatch)
+    enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)
 

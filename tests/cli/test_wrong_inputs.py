@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from wrong_use import PICTURE, go_to, refused, run, weights_of_a_net, write
+from wrong_use import PICTURE, enter, refused, run, weights_of_a_net, write
 
 
 class Harmful:
@@ -172,7 +172,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_input_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
-    go_to(tmp_path, monkeypatch)
+    enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)
 

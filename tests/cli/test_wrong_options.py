@@ -1,7 +1,7 @@
 """Wrong commands, flags, values and configuration files: each gets one line and its exit code."""
 
 import pytest
-from wrong_use import PICTURE, go_to, refused, run, write
+from wrong_use import PICTURE, enter, refused, run, write
 
 WRONG = {
     # commands
@@ -109,7 +109,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_option_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
-    go_to(tmp_path, monkeypatch)
+    enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)
 

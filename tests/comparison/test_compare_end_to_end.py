@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from user_module import go_to
 
-from themis import UsageError, cli
+from themis import UsageError
 from themis.cli import main
 from themis.comparison import Listener, compare
 from themis.comparison.cells import Bench
@@ -54,12 +55,7 @@ FILES = ("compare.json", "table.md", "totals-given.png", "faults-given.png", "co
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "tiny_net.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setitem(cli.COMMANDS, "compare", "compare techniques at equal cost")
-    sys.modules.pop("tiny_net", None)
-    return tmp_path
+    return go_to(tmp_path, monkeypatch, MODULE, "tiny_net")
 
 
 def timeless(value):
@@ -181,7 +177,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_end_is_the_same(here, capsys, mon
 
 def test_two_workers_find_what_one_finds_even_after_a_kill(here, capsys):
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "one", "--quiet"]) == 0
-    code = "import sys; from themis import cli; cli.COMMANDS['compare'] = ''; sys.exit(cli.main(sys.argv[1:]))"
+    code = "import sys; from themis import cli; sys.exit(cli.main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, *COMMAND, *SMALL, "--workers", "2", "--out", "two", "--quiet"]
     process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
     while process.poll() is None and len(list(here.glob("two/cells/*/*.json"))) < 3:

@@ -1,10 +1,8 @@
 """Damaged, wrong and malicious model files: one line each, and nothing in them runs without trust."""
 
-import importlib
 import io
 import json
 import pickle
-import sys
 import warnings
 import zipfile
 from functools import partial
@@ -14,6 +12,7 @@ import model_files as files
 import pytest
 import torch
 from torch import nn
+from user_module import go_to
 
 from themis.cli import main
 
@@ -22,11 +21,7 @@ RUN = "run --data mine:data --perturb gaussian --max-tests 50 --quiet --out none
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    files.write_module()
-    sys.modules.pop("mine", None)
-    importlib.invalidate_caches()
+    go_to(tmp_path, monkeypatch, files.MODULE)
 
 
 def text(name):

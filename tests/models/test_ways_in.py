@@ -1,9 +1,7 @@
 """Every way a model comes in: the same net, seen alike, tested, replayed and resumed by the command line."""
 
-import importlib
 import json
 import re
-import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import model_files as files
 import pytest
 import torch
+from user_module import go_to
 
 from themis.cli import main
 from themis.origin import Origin
@@ -20,11 +19,7 @@ from themis.store import Reader
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A working directory with the user's module in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    files.write_module()
-    sys.modules.pop("mine", None)
-    importlib.invalidate_caches()
+    go_to(tmp_path, monkeypatch, files.MODULE)
 
 
 def nothing():

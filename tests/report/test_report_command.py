@@ -2,10 +2,10 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
+from user_module import go_to
 
 import themis
 from themis.cli import main
@@ -42,11 +42,7 @@ BASE = ["--data", "mine:data", "--perturb", "gaussian", "--magnitude", "0.5", "-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    sys.modules.pop("mine", None)
-    return tmp_path
+    return go_to(tmp_path, monkeypatch, MODULE)
 
 
 @pytest.fixture(scope="module")
