@@ -51,7 +51,7 @@ def png_header(width, height):
 
 
 def refused(spec, setup, tmp_path, monkeypatch):
-    """What is said when the data are read, and the most memory that it took."""
+    """The one line that is said when the data are read; checks that no code ran and little memory was taken."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "_machine", lambda: AVAILABLE)
     setup()
@@ -62,4 +62,7 @@ def refused(spec, setup, tmp_path, monkeypatch):
         taken = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return str(raised.value), taken
+    assert len(str(raised.value).splitlines()) == 1
+    assert not Path("harm").exists()
+    assert taken < MOST_TAKEN
+    return str(raised.value)
