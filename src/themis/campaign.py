@@ -166,6 +166,7 @@ class Campaign:
             clean_bytes=int(settings.clean_memory_gib * 2**30),
             min_ssim=settings.min_ssim,
         )
+        self.calculator.max_passes = settings.max_passes
         self.calculator.view = None if self.guide is None else self.guide.view(self.calculator)
         self.clean = self.calculator.sweep()
         self.scale = relative_scale(self.clean, self.calculator.layers) if settings.scale == "relative" else None
@@ -189,6 +190,7 @@ class Campaign:
             self.tally.add(tests, results, stream == "uniform")
             self._keep_faults(tests, results, stream)
             under_way.results.setdefault(stream, []).append(replace(results, faults=None))
+            under_way.keep(stream, affordable(self, under_way.left(stream)))  # non-finite outputs cost more passes
             if under_way.n_done(stream) == len(under_way.tests[stream]):
                 self.policy.observe(under_way.tests[stream], Results.join(under_way.results[stream]))
 
@@ -232,7 +234,7 @@ class Campaign:
 
     def _total(self) -> Moments:
         uniform, search = (self.moments[stream].moments() for stream in STREAMS)
-        return self.calculator.checked(uniform.merge(search))
+        return uniform.merge(search).checked(self.calculator.layers)
 
     def _is_dead(self, moments: Moments) -> Tensor:
         return (self.clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)

@@ -44,6 +44,10 @@ class UnderWay:
         """The tests of a stream that have not run."""
         return self.tests[stream][self.n_done(stream) :]
 
+    def keep(self, stream: str, n: int) -> None:
+        """Of the tests of a stream that have not run, keep the first `n`."""
+        self.tests[stream] = self.tests[stream][: self.n_done(stream) + n]
+
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"left_to_propose": self.left_to_propose}
         for name, tests in self.tests.items():

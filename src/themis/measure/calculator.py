@@ -72,6 +72,7 @@ class Calculator:
         self._own_passes = perturbation.passes  # at the least: some tasks take more
         self._is_run_again = False  # whether clean inputs are run with tests, for want of memory
         self.passes = 5  # find_layers traced a batch of two and one of three
+        self.max_passes: int | None = None
 
     @property
     def chunk(self) -> int:
@@ -102,14 +103,14 @@ class Calculator:
         self.oracle = self.oracle.settle(clean_outputs, self.labels)
         self.usable = self.oracle.check(clean_outputs, self.labels).nonzero().squeeze(1)
         self.take_clean(clean_outputs)
-        return self.checked(moments.moments())
+        return moments.checked(self.layers)
 
     def take_clean(self, outputs: Tensor) -> None:
         """Set the clean outputs, and with them the answers that the seeds should keep."""
         self.clean_outputs = outputs.float()
         self.reference = self.oracle.reference(self.clean_outputs, self.labels)
 
-    def _sweep(self) -> tuple[Accumulator, list[Tensor]]:
+    def _sweep(self) -> tuple[Moments, list[Tensor]]:
         self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, self.device)
         self._is_run_again = self.kept.n_kept < len(self.inputs)
         moments = self.accumulator()
@@ -125,7 +126,7 @@ class Calculator:
             moments.commit(len(rows))
             if self.view is not None:
                 self.view.keep_clean(first, len(rows), len(self.inputs))
-        return moments, outputs
+        return moments.moments(), outputs
 
     def accumulator(self) -> Accumulator:
         """An empty accumulator of the right size and place."""
@@ -191,6 +192,10 @@ class Calculator:
         gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
         return gradient + 3 * n_rivals
 
+    def _n_affordable(self) -> int | None:
+        """Tests that there are passes left for; None is any number."""
+        return None if self.max_passes is None else max(0, self.max_passes - self.passes) // self.cost(False)
+
     def margin_objective(self) -> Objective:
         """What climbs towards another answer."""
 
@@ -205,18 +210,6 @@ class Calculator:
         self._is_run_again = False
         self._room.release()
         self._panel_clean = None
-
-    def checked(self, moments: Moments) -> Moments:
-        """`moments`, unless an activation overflowed: then say where."""
-        is_finite = moments.m2.isfinite()
-        if not bool(is_finite.all()):
-            at = int((~is_finite).nonzero()[0])
-            name = next(layer.name for layer in self.layers if at < layer.stop)
-            raise ModelError(
-                f"activations must be finite, layer {name!r} has a NaN or an infinity while the output has none: leave "
-                "the layer out with layers=[...], or run the model in float32"
-            )
-        return moments
 
     def _measure_chunk(
         self, tests: Tests, into: Accumulator, aim: Aim | None, view: View | None = None
@@ -263,9 +256,10 @@ class Calculator:
                 into.commit(n)
                 if self.panel is not None:
                     self.panel[1](fold.panel_differences(), rows)
-            elif bool(is_finite.any()):
-                # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone.
-                self._measure_chunk(tests[is_finite.cpu().numpy()], into, None)
+            # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone, while they can
+            # be paid.
+            elif len(again := tests[is_finite.cpu().numpy()][: self._n_affordable()]):
+                self._measure_chunk(again, into, None)
             came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
             return {**(came if n == n_tests else spread(came, order[:n], n_tests)), **found}
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from themis.errors import ModelError
 from themis.native import accumulate, library_for
+from themis.probe import Layer
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,18 @@ class Moments:
         """The moments of some neurons."""
         count = self.count if self.count.ndim == 0 else self.count[neurons]
         return Moments(count, self.mean[neurons], self.m2[neurons])
+
+    def checked(self, layers: tuple[Layer, ...]) -> Moments:
+        """The same, unless an activation overflowed: then say where."""
+        is_finite = self.m2.isfinite()
+        if not bool(is_finite.all()):
+            at = int((~is_finite).nonzero()[0])
+            name = next(layer.name for layer in layers if at < layer.stop)
+            raise ModelError(
+                f"activations must be finite, layer {name!r} has a NaN or an infinity while the output has none: leave "
+                "the layer out with layers=[...], or run the model in float32"
+            )
+        return self
 
 
 class Accumulator:
