@@ -130,6 +130,8 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
     assert curve.whole == "shift -0.2 or 0.2"
     assert [each.seed_id for each in curve.shrunk] == sorted((true < 1).nonzero()[:, 0].tolist())
     assert sum(each.id == -1 for each in curve.shrunk) == missed
+    assert curve.sentences()[1].startswith(f"{missed} of them did not fail in the run: ")
+    assert curve.as_dict()["failed_here_only"] == missed
     for each in curve.shrunk:
         found = [abs(fault.theta["shift"]) / RANGE for fault in run.faults if fault.seed_id == each.seed_id]
         assert each.strength_before == pytest.approx(min(found, default=1.0))

@@ -95,6 +95,11 @@ class Robustness:
         under = np.flatnonzero(curve <= 0.5)
         return float(self.strengths[under[0]]) if len(under) else None
 
+    @property
+    def n_further(self) -> int:
+        """Seeds that the campaign had not broken: they broke when they were run at full strength for the curve."""
+        return sum(each.id < 0 for each in self.shrunk)
+
     def sentences(self) -> list[str]:
         """What it says, in words."""
         some = [f"{self.at(s).value:.1%} at {s:g}" for s in SHOWN]
@@ -102,6 +107,11 @@ class Robustness:
         lines = [
             f"{self.n_failed:,} of {self.n_seeds:,} seeds broke; still right by strength{unit}: {', '.join(some)}."
         ]
+        if self.n_further:
+            lines.append(
+                f"{self.n_further:,} of them did not fail in the run: the curve runs every seed that stood at full "
+                "strength once more."
+            )
         if self.median is None:
             lines.append("More than half of the seeds stand at every strength that was tested.")
         else:
@@ -114,6 +124,7 @@ class Robustness:
         return {
             "seeds": self.n_seeds,
             "failed": self.n_failed,
+            "failed_here_only": self.n_further,
             "median": self.median,
             "median_interval": list(self.median_interval),
             "strength_1": self.whole,
