@@ -64,7 +64,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         if arguments.json:
             print(json.dumps([_as_object(*each) for each in zip(groups, located, strict=True)], indent=2))
         else:
-            _print(run, faults, groups, located)
+            _print(run, faults, groups, located, arguments.most)
     return DONE
 
 
@@ -79,7 +79,7 @@ def _locate(
     return [locate(each, usual, faults) for each in groups]
 
 
-def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Located | None]) -> None:
+def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Located | None], most: int) -> None:
     n, n_groups = len(faults), len(groups)
     shown = sum(len(each.representatives) for each in groups)
     if not n:
@@ -89,6 +89,8 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Locat
         f"{n:,} fault{'s' * (n != 1)} in {n_groups} group{'s' * (n_groups != 1)}, {shown} of them to look at; "
         f"one again: themis replay {quote(str(run.path))} FAULT"
     )
+    if n > n_groups == 1 < most:
+        print("no structure was found: no two sets of these faults differ in two of outcome, theta and layers")
     for number, (each, found) in enumerate(zip(groups, located, strict=True), 1):
         print()
         print(fill(each.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))

@@ -7,6 +7,7 @@ views are one story. One view alone is no other story: the same noise may turn a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -121,14 +122,19 @@ def find_groups(columns: dict[str, Column], most: int = 20, apart: float = APART
 
 def _join(views: Views, classes: Ints, most: int, apart: float) -> Ints:
     """Classes with those joined, the nearest first, that fewer than two views tell apart."""
-    while (n := int(classes.max()) + 1) > 1:
-        second = np.sort(views.differences(classes), 0)[-2]
-        second[np.tril_indices(n)] = np.inf
-        a, b = np.unravel_index(second.argmin(), second.shape)
-        if second[a, b] >= apart and n <= most:
+    rows = {k: np.flatnonzero(classes == k) for k in range(int(classes.max()) + 1)}
+    found = {(a, b): views.difference(rows[a], rows[b]) for a, b in combinations(rows, 2)}
+    while found:
+        one, other = min(found, key=found.__getitem__)
+        if found[one, other] >= apart and len(rows) <= most:
             break
-        classes = ordered(np.where(classes == b, a, classes))
-    return classes
+        rows[one] = np.concatenate([rows[one], rows.pop(other)])
+        classes = np.where(classes == other, one, classes)
+        found = {
+            (a, b): views.difference(rows[a], rows[b]) if one in (a, b) else found[a, b]
+            for a, b in combinations(rows, 2)
+        }
+    return ordered(classes)
 
 
 def _describe(faults: Faults, columns: dict[str, Column], is_in: NDArray[np.bool_], n_shown: int) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,9 @@ WIDEST = 3
 """A bin holds at most a third of the range: flat stretches still tell low, middle and high."""
 COMPONENTS, EXPLAINED = 3, 0.9
 """Principal components of the signatures: as many as hold nine tenths of their variance, three at most."""
-STEPS = 64
-"""Quantiles at which distributions are compared."""
+ALIKE = 0.25
+"""Signatures that lie as near as this are alike, in spreads of those of all faults: a difference must be seen among
+them, else the smallest that theta does not explain would be a story of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,30 @@ class Views:
         binned += [bins(column, *np.quantile(column, [0.01, 0.99])) for column in self.signature.T]
         return [column for column in (self.answer, *binned) if column.max() > 0]
 
-    def differences(self, classes: Ints) -> Floats:
-        """How far any two classes differ in each view, 0 to 1, `[views, classes, classes]`."""
-        n = int(classes.max()) + 1
-        shares = _counts(self.answer, classes, n)
-        shares /= shares.sum(1, keepdims=True)
-        answer = 0.5 * np.abs(shares[:, None] - shares).sum(-1)
-        return np.stack([answer, *(_largest(each, classes, n) for each in (self.theta, self._own_signature(classes)))])
+    def difference(self, a: Ints, b: Ints) -> float:
+        """How far the faults `a` differ from `b` in two of the three views, 0 to 1."""
+        shares = [np.bincount(self.answer[rows], minlength=int(self.answer.max()) + 1) / len(rows) for rows in (a, b)]
+        answer = 0.5 * float(np.abs(shares[0] - shares[1]).sum())
+        theta = max((_gap(x, y) for x, y in zip(self.theta[a].T, self.theta[b].T, strict=True)), default=0.0)
+        return sorted([answer, theta, self._signature_difference(a, b)])[1]
 
-    def _own_signature(self, classes: Ints) -> Floats:
-        """Signatures less what theta explains inside the classes: two ends of one range are no two layers."""
+    def _signature_difference(self, a: Ints, b: Ints) -> float:
+        """Less what theta explains inside the two, and up to a few spreads: two ends of one range are no two layers."""
+        causes, effects = (_centred(values, a, b) for values in (self._causes, self.signature))
+        slopes = np.linalg.lstsq(causes, effects, rcond=1e-6)[0]
+        mine, others = (self.signature[rows] - self._causes[rows] @ slopes for rows in (a, b))
+        slack = ALIKE * np.sqrt(self.signature.var(0).sum())
+        return max(
+            (min(_gap(x + shift, y) for shift in (-slack, 0.0, slack)) for x, y in zip(mine.T, others.T, strict=True)),
+            default=0.0,
+        )
+
+    @cached_property
+    def _causes(self) -> Floats:
+        """Theta and its squares, in units of its range."""
         theta = self.theta - self.theta.mean(0)
         theta /= np.maximum(np.abs(theta).max(0), np.finfo(np.float64).tiny)
-        causes = np.concatenate([theta, theta**2], 1)
-        slopes = np.linalg.lstsq(_centred(causes, classes), _centred(self.signature, classes), rcond=1e-6)[0]
-        return np.asarray(self.signature - causes @ slopes)
+        return np.concatenate([theta, theta**2], 1)
 
 
 def bins(values: Floats, low: float, high: float) -> Ints:
@@ -101,25 +112,13 @@ def _up_to(values: Floats, at: Floats) -> Floats:
     return np.searchsorted(np.sort(values), at, side="right") / len(values)
 
 
-def _largest(values: Floats, classes: Ints, n: int) -> Floats:
-    """The largest difference in probability of any interval of any dimension (Kuiper's statistic)."""
-    largest = np.zeros((n, n))
-    for column in values.T:
-        edges = np.unique(np.quantile(column, np.linspace(0, 1, STEPS + 1)[1:-1]))
-        up_to = _counts(np.searchsorted(edges, column, side="right"), classes, n).cumsum(1)
-        up_to /= up_to[:, -1:]
-        ahead = up_to[:, None] - up_to
-        largest = np.maximum(largest, ahead.max(-1).clip(0) - ahead.min(-1).clip(None, 0))
-    return largest
+def _gap(mine: Floats, others: Floats) -> float:
+    """The largest difference in probability of any interval (Kuiper's statistic)."""
+    at = np.concatenate([mine, others])
+    ahead = _up_to(mine, at) - _up_to(others, at)
+    return float(ahead.max() - ahead.min())
 
 
-def _centred(values: Floats, classes: Ints) -> Floats:
-    """Values less the mean of their class."""
-    sums = np.zeros((int(classes.max()) + 1, values.shape[1]))
-    np.add.at(sums, classes, values)
-    return np.asarray(values - (sums / np.bincount(classes)[:, None])[classes])
-
-
-def _counts(codes: Ints, classes: Ints, n: int) -> Floats:
-    width = int(codes.max()) + 1
-    return np.bincount(classes * width + codes, minlength=n * width).reshape(n, width).astype(np.float64)
+def _centred(values: Floats, a: Ints, b: Ints) -> Floats:
+    """Values of two sets of rows, less the mean of their own."""
+    return np.concatenate([values[rows] - values[rows].mean(0) for rows in (a, b)])
