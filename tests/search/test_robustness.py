@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,6 +166,17 @@ def test_a_perturbation_of_several_dimensions_has_one_scale():
         shares = [abs(each.after["shift"]) / 0.25, abs(each.after["change"]) / 0.6]
         assert each.strength == pytest.approx(max(shares), rel=1e-5)
         assert 0 < each.strength <= each.strength_before <= 1
+
+
+def test_faults_that_were_shrunk_already_count():
+    run = themis.run(Target(Mean()), seeds(40), SHIFT, max_tests=200, coverage=None, tolerance=1e-9)
+    curve = robustness(run)
+    weaker, stronger = curve.shrunk[:2]
+    known = (replace(weaker, weakest=0.001), replace(stronger, weakest=1.0))
+    again = robustness(run, known)
+    assert (again.n_seeds, again.n_failed) == (curve.n_seeds, curve.n_failed)
+    assert again.at(0.001).value == pytest.approx(39 / 40)
+    assert again.shrunk == (known[0], *curve.shrunk[1:])
 
 
 def test_wrong_uses_are_refused():

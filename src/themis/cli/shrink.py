@@ -74,7 +74,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         lost = [fault.id for fault in faults if fault.id not in {each.id for each in shrunk}]
         if not arguments.json:
             _print(shrunk, lost, replayer)
-        curve = robustness(replayer) if arguments.curve else None
+        curve = robustness(replayer, shrunk) if arguments.curve else None
         result = {
             "faults": [each.as_dict() for each in shrunk],
             "no_longer_faults": lost,

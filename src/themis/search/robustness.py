@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,11 +138,12 @@ class Robustness:
         }
 
 
-def robustness(run: Source) -> Robustness:
+def robustness(run: Source, known: Sequence[Shrunk] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
     Of each seed that failed, the fault of the smallest strength is shrunk. Each other seed is run once more at full
     strength, at a corner of theta and at the opposite one: what breaks there is shrunk too, the rest is censored at 1.
+    known: faults of it that were shrunk already; one that is weaker than what is found here takes its place.
     """
     from themis.search.bench import opened
     from themis.search.shrink import shrink_tests
@@ -160,6 +162,8 @@ def robustness(run: Source) -> Robustness:
                 recorded[name][weakest] for name in ("id", "seed_id", "theta", "noise_seed", "answer")
             )
             found += shrink_tests(bench, bench.rows(seed_id), theta, noise_seed, answer, id)
+        by_seed = {each.seed_id: each for each in sorted([*found, *known], key=lambda each: -each.weakest)}
+        found = list(by_seed.values())
         broken = bench.rows(np.array([each.seed_id for each in found], dtype=np.int64)) if found else usable[:0]
         for turn in range(2):
             left = np.setdiff1d(usable, broken)
