@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import themis
 from themis import Perturbation, Target, Theta
+from themis.callback import Callback
+from themis.faults import Fault
 from themis.perturb import Context, choose_perturbation, perturb
 from themis.rng import Rng
 
@@ -76,7 +78,8 @@ class Hidden:
 
     def finds(self, policy: Any, random_seed: int) -> bool:
         """Whether a campaign of a policy (a name, or what makes one) finds the region within the stated passes."""
-        run = themis.run(
+        found = _Found()
+        themis.run(
             Target(self.model),
             (self.inputs, self.labels),
             self.perturbation,
@@ -86,8 +89,21 @@ class Hidden:
             max_tests=None,
             coverage=None,
             plateau=None,
+            callbacks=[found],
         )
-        return any(fault.answer == TRIGGERED for fault in run.faults)
+        return found.is_found
+
+
+class _Found(Callback):
+    """Stops the campaign at the first fault that is the hidden one."""
+
+    def __init__(self) -> None:
+        self.is_found = False
+
+    def on_fault(self, fault: Fault) -> None:
+        if fault.answer == TRIGGERED and not self.is_found:
+            self.is_found = True
+            raise KeyboardInterrupt
 
 
 CLEAN_PASSES = N_SEEDS + 5
