@@ -70,10 +70,8 @@ def run(
         seeds.features.check_inside(target.bounds)
     check_similarity(settings.min_ssim, seeds.shape[1:])
     split = None if settings.split is None else Split.of(seeds, settings.split, settings.split_seed)
-    if split is None:
-        _warn_of_trained(target, seeds, origin)
-    else:
-        seeds = split.search(seeds)
+    seeds = seeds if split is None else split.search(seeds)
+    _warn_of_trained(target, seeds, origin)
     with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
         environment = describe_environment(target.device)
         guide = make_guide(settings, policy, target, seeds, train)
