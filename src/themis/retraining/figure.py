@@ -23,16 +23,16 @@ def draw(result: Retrained) -> bytes:
     rows = [(shortened(each.name), each.change.disturbed) for each in reversed(result.outcomes)]
     rows.append(("clean", result.outcomes[0].change.clean))
     has_rounds = len(result.stages) > 1
-    height = 1.7 + 0.55 * len(rows)
-    width = 12.4 if has_rounds else 9.4
+    height = 1.8 + 0.55 * len(rows)
+    width = 13.2 if has_rounds else 10.2
     figure = blank_figure(width, height)
     title = f"Before and after retraining on {result.stage.n_faults:,} faults, on {result.seeds['judge']:,} judge seeds"
     figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
-    bottom, tall = 0.65 / height, 1 - 1.2 / height
+    bottom, tall = 0.65 / height, 1 - 1.35 / height
     _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, tall)), rows)
-    _faults(_axes(figure, (6.1 / width, bottom, 2.9 / width, tall)), result)
+    _faults(_axes(figure, (7.1 / width, bottom, 2.9 / width, tall)), result)
     if has_rounds:
-        _rounds(_axes(figure, (9.7 / width, bottom, 2.4 / width, tall)), result)
+        _rounds(_axes(figure, (10.6 / width, bottom, 2.4 / width, tall)), result)
     picture = BytesIO()
     figure.savefig(picture, dpi=DPI, format="png")
     return picture.getvalue()
@@ -58,7 +58,8 @@ def _scores(axes: Any, rows: list[tuple[str, Shift]]) -> None:
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("score under it, %, with the 95% interval of the difference", color=INK, fontsize=8.5)
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2}  # above: covers no row
+    axes.legend(frameon=False, fontsize=8, **place)
 
 
 def _faults(axes: Any, result: Retrained) -> None:
@@ -71,7 +72,8 @@ def _faults(axes: Any, result: Retrained) -> None:
         for offset, value, colour in ((0.2, shift.before, BEFORE), (-0.2, shift.after, AFTER)):
             axes.barh(at + offset, value, height=0.36, color=colour, alpha=0.85)
             style = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
-            axes.annotate(f"{value:,.0f}", (value, at + offset), xytext=(4, 0), **style)
+            end = value if colour == BEFORE else shift.most  # beyond the spread
+            axes.annotate(f"{value:,.0f}", (end, at + offset), xytext=(5, 0), **style)
         axes.plot([shift.least, shift.most], [at - 0.2] * 2, color=INK, linewidth=1.2, marker="|", markersize=6)
     axes.set_yticks(range(len(outcomes)), [shortened(each.name) for each in outcomes], color=INK, fontsize=8)
     axes.set_ylim(-0.6, len(outcomes) - 0.4)

@@ -112,7 +112,7 @@ def outcome_table(outcome: Outcome) -> Table:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), len(outcome.after))
         rows.append((f"{change.n_old:,} old faults now right", NONE, percent(mean), NONE, spread))
-    return Table(outcome.name, COLUMNS, rows, [change.words] if change.words else [], ("random seeds",))
+    return Table(outcome.name, COLUMNS, rows, [], ("random seeds",))
 
 
 def round_table(result: Retrained) -> Table:
