@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from themis.cli import COMMANDS, completion, main
 from themis.retraining.recipe import OPTIMISERS, SCHEDULES
@@ -53,6 +54,7 @@ def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     printed = capsys.readouterr().out
     for words in ("gaussian:0.3", "disturbed score", "to judge by, which no model has seen", "Results in better"):
         assert words in printed
+    assert printed.count("a fresh campaign finds") == 2  # once a perturbation
     kept = json.loads((home / "better/retrain.json").read_text())
     assert kept["command"].startswith("themis ")
     weights = ["--weights", "better/weights.safetensors", "--max-tests", "50", "--quiet", "--out", "none"]
@@ -65,6 +67,18 @@ def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     said = capsys.readouterr().err
     assert "better holds another retraining (" in said
     assert "also gaussian:0.3 then" in said
+
+
+def test_only_the_layers_named_are_trained(home, capsys):
+    assert main(["retrain", "run", "--out", "part", *QUICK, "--layers", "fc*"]) == 2
+    assert "layers must match names of parameters, 'fc*' matches none" in capsys.readouterr().err
+    assert not (home / "part").exists()  # refused before the first step
+    assert main(["retrain", "run", "--out", "part", *QUICK, "--layers", "1.w*", "--share", "1", "--epochs", "12"]) == 0
+    import striping
+
+    before, after = striping.net().state_dict(), load_file("part/weights.safetensors")
+    assert torch.equal(after["1.bias"], before["1.bias"])
+    assert not torch.equal(after["1.weight"], before["1.weight"])
 
 
 def test_gates(home, capsys):

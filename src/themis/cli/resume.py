@@ -65,7 +65,8 @@ def moved(run: Reader, arguments: Namespace, said: set[str]) -> Origin | None:
     """What the run remembers of its model and data, with what was said now; None where nothing was."""
     from themis.replay import recorded_origin
 
-    recorded, changes = recorded_origin(run), chosen(arguments, Origin, said)
+    # A command may have options of its own under names that an origin has too, as retrain's --layers.
+    recorded, changes = recorded_origin(run), chosen(arguments, Origin, said & set(PLACES))
     if not changes:
         return None
     if recorded is None and not {"model", "data"} <= set(changes):

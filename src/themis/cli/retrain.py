@@ -163,8 +163,8 @@ def _report(result: Retrained, out: Path, arguments: Namespace, console: Console
             console.print(_failure(result, arguments.fail_under), style="bold red", highlight=False, markup=False)
         print(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
         again = f"--config {quote(str(Path(arguments.run) / 'config.yaml'))}"
-        new = f"--weights {quote(str(out / 'weights.safetensors'))} --out {quote(str(out / 'run'))}"
-        print(f"Test the new model: themis run {again} {new}")
+        new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
+        print(f"Test the new model on data that it has not seen: themis run {again} {new}")
     return GATE_FAILED if has_failed else DONE
 
 

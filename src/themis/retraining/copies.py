@@ -35,14 +35,19 @@ def check_trainable(target: AnyTarget) -> None:
         )
 
 
-def choose_parameters(module: nn.Module, globs: list[str] | None) -> list[nn.Parameter]:
-    """The parameters that are trained; all others are fixed."""
-    named = {name: each for name, each in module.named_parameters() if each.is_floating_point()}
+def check_layers(module: nn.Module, globs: list[str] | None) -> None:
+    """Refuse globs that match no parameter."""
+    named = _trainable(module)
     for glob in globs or ():
         if not any(fnmatchcase(name, glob) for name in named):
             raise UsageError(f"layers must match names of parameters, {glob!r} matches none: {nearest(glob, named)}")
+
+
+def choose_parameters(module: nn.Module, globs: list[str] | None) -> list[nn.Parameter]:
+    """The parameters that are trained; all others are fixed."""
+    check_layers(module, globs)
     chosen = []
-    for name, each in named.items():
+    for name, each in _trainable(module).items():
         is_chosen = globs is None or any(fnmatchcase(name, glob) for glob in globs)
         each.requires_grad_(is_chosen)
         chosen += [each] if is_chosen else []
@@ -70,6 +75,10 @@ def copied(target: Target) -> Iterator[Target]:
         tensor.grad = None
         tensor.requires_grad_(requires_grad)
     _cast((each, dtype) for each, dtype, _ in as_they_were)
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in module.named_parameters() if each.is_floating_point()}
 
 
 def _cast(tensors: Iterable[tuple[Tensor, torch.dtype]]) -> None:

@@ -11,6 +11,7 @@ from themis.errors import UsageError
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.retraining import readings
+from themis.retraining.copies import check_layers
 from themis.retraining.examine import Reading, examine
 from themis.retraining.folder import Folder
 from themis.retraining.ledger import Ledger, remember, write_weights
@@ -59,6 +60,7 @@ class Steps:
                 f"passes must leave room for tests after one pass for each of {n_judge:,} judge seeds, got "
                 f"{self.passes:,}: raise it"
             )
+        check_layers(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
     def first(self) -> dict[str, Reading]:

@@ -211,9 +211,10 @@ class _Training:
         self.target.module.eval()
         mean = float(total) / n
         if not math.isfinite(mean):
+            is_low = self.recipe.schedule == "one-cycle"
             raise ModelError(
                 f"the loss must be finite, it was not in epoch {number}: lower learning_rate, now "
-                f"{self.recipe.learning_rate:g}, or take schedule one-cycle, which begins low"
+                f"{self.recipe.learning_rate:g}{'' if is_low else ', or take schedule one-cycle, which begins low'}"
             )
         return mean, [each / n for each in sums]
 
