@@ -33,7 +33,7 @@ def found(target, seeds, name, magnitude, tests=300, **options):
 )
 def test_inputs_are_those_of_the_campaign_to_the_bit(case, name, magnitude):
     target, seeds = case
-    perturbation, run = found(target, seeds, name, magnitude)
+    perturbation, run = found(target, seeds, name, magnitude, tests=100)
     material = of_faults(run.faults, seeds, perturbation, target)
     assert len(material) == len(run.faults) > 3
     for k in np.linspace(0, len(material) - 1, 3).astype(int).tolist():

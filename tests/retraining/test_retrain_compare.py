@@ -52,6 +52,12 @@ class Told(Listener):
         self.steps.append(text)
 
 
+class Stopping(Told):
+    def on_steps(self, n_done, n_steps):
+        super().on_steps(n_done, n_steps)
+        raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def contested(case, tmp_path_factory):
     out, told = tmp_path_factory.mktemp("contest") / "out", Told()
@@ -104,8 +110,9 @@ def test_the_same_call_again_runs_nothing_and_one_more_technique_only_itself(cas
     compare(case, more, RECIPE, out=out, listener=told)
     assert told.began == [(1, 2)]
     assert [each.split(",")[0] for each in told.steps] == ["corners"]
-    told = Told()
-    compare(case, more, Recipe(fresh=0.0, epochs=1, batches=2), out=out, listener=told)
+    told = Stopping()
+    with pytest.raises(KeyboardInterrupt):
+        compare(case, more, Recipe(fresh=0.0, epochs=1, batches=2), out=out, listener=told)
     assert told.began == [(0, 2)]  # another recipe makes other cells
 
 
