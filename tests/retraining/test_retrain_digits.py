@@ -32,15 +32,15 @@ def test_digits_that_nobody_has_used_are_read_better(retrained):
     changes = [result.outcomes[0].change for _, result in retrained]
     for change, (_, result) in zip(changes, retrained, strict=True):
         assert result.gain == change.disturbed.difference
-        assert result.gain > 0.07
-        assert change.disturbed.over_seeds.low > 0.05
-        assert change.mended[0] > 0.25
+        assert result.gain > 0.06
+        assert change.disturbed.over_seeds.low > 0.045
+        assert change.mended[0] > 0.2
         assert change.verdict == "mended"
-        assert change.distinct_faults.over_seeds.high < -10
+        assert change.distinct_faults.over_seeds.high < -5
         assert change.failing_seeds.over_seeds.high < -40
         assert change.held.over_seeds.low > 0.05
-        assert change.clean.difference > -0.01
-    assert np.mean([each.disturbed.difference for each in changes]) > 0.085
+        assert change.clean.difference > -0.015
+    assert np.mean([each.disturbed.difference for each in changes]) > 0.08
     assert np.mean([each.clean.difference for each in changes]) >= -0.005
 
 

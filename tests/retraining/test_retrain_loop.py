@@ -10,8 +10,9 @@ from torch import nn
 
 import themis
 from themis import Target, UsageError
+from themis.judge.estimate import Estimate
+from themis.retraining.changes import normal_interval
 from themis.retraining.ledger import read_ledger
-from themis.retraining.loop import fall
 from themis.retraining.parts import read_parts
 from themis.retraining.retrain import retrain
 from themis.retraining.table import markdown
@@ -120,6 +121,6 @@ def test_a_round_can_be_retrained_from(searched, looped):
 def test_a_fall_is_paired_by_seed(looped):
     result, _ = looped
     before = result.outcomes[0].before
-    assert fall(before, before) == (0.0, 0.0)
-    fell, reach = fall(before, result.stages[0].outcomes[0].after[0])
-    assert fell > reach > 0
+    assert normal_interval(before.disturbed - before.disturbed) == Estimate(0.0, 0.0, 0.0)
+    fell = normal_interval(result.stages[0].outcomes[0].after[0].disturbed - before.disturbed)
+    assert 0 < fell.low < fell.value

@@ -14,15 +14,11 @@ from themis.begin import resume, run
 from themis.errors import UsageError
 from themis.faults import Faults
 from themis.perturb import choose_perturbation
-from themis.retraining.examine import Reading
 from themis.retraining.ledger import searching_seen
 from themis.retraining.material import Material
 from themis.retraining.retrained import Model
 from themis.retraining.source import Source
 from themis.store.schema import DATABASE
-
-QUANTILE = 1.96
-"""Of the normal distribution, for 95%."""
 
 
 def campaign(source: Source, model: Model, number: int, out: Path | None) -> Faults:
@@ -70,10 +66,3 @@ def together(one: Material, other: Material) -> Material:
         disturbed_labels=torch.cat([one.disturbed_labels, other.disturbed_labels]),
         seed=torch.cat([one.seed, other.seed]),
     )
-
-
-def fall(before: Reading, after: Reading) -> tuple[float, float]:
-    """How far the fault rate fell, and half the width of its 95% interval: paired, over judge seeds."""
-    by_seed = after.disturbed - before.disturbed
-    reach = QUANTILE * float(by_seed.std(ddof=1)) / len(by_seed) ** 0.5 if len(by_seed) > 1 else 0.0
-    return float(by_seed.mean()), reach

@@ -13,10 +13,11 @@ from themis.fingerprint import hash_seeds
 from themis.origin import Origin
 from themis.perturb import Perturbation
 from themis.result import Run
+from themis.retraining.changes import normal_interval
 from themis.retraining.figure import draw
 from themis.retraining.folder import FIGURE, RESULT, TABLE, WEIGHTS, Folder
 from themis.retraining.listener import Listener
-from themis.retraining.loop import campaign, fall, together
+from themis.retraining.loop import campaign, together
 from themis.retraining.losses import Loss, name_loss
 from themis.retraining.material import Material, of_faults
 from themis.retraining.plan import Plan
@@ -107,15 +108,15 @@ def _stages(steps: Steps) -> tuple[list[Stage], int, str]:
     for number in range(1, plan.rounds + 1):
         stage = steps.stage(number, target, ledger, material, first)
         after = stage.outcomes[0].after[stage.chosen]
-        fell, reach = fall(before, after)
+        fell = normal_interval(after.disturbed - before.disturbed)
         rates = f"{1 - before.disturbed_score:.2%} before round {number}, {1 - after.disturbed_score:.2%} after it"
         if plan.rounds == 1:
             return [stage], 0, ""
         stage, faults = _campaign(steps, stage)
         stages.append(stage)
         steps.tell.on_note(f"round {number}: fault rate on judge seeds {rates}")
-        if fell <= reach:
-            kept = number - 1 if fell > 0 or number == 1 else number - 2
+        if fell.low <= 0:
+            kept = number - 1 if fell.value > 0 or number == 1 else number - 2
             return stages, kept, f"Stopped because the fault rate on judge seeds stopped falling: {rates}."
         if not len(faults):
             return stages, number - 1, f"Stopped because the campaign of round {number} found no fault to learn from."
