@@ -2,9 +2,10 @@
 
 The chance that a test breaks: margins of a seed scatter like a normal variable around a mean, of which its clean
 margin, less the usual fall, is the first reading; how many spreads the mean is above 0 becomes a chance by a logistic
-curve that is fitted as the campaign goes; a seed's own count of faults then outweighs it. The chance that the fault is
-new: what was seen of seeds with as many faults, and as many outcomes seen once, as Good and Turing have it. Of the
-tests, only those of the search count here: those of the uniform stream are weaker.
+curve that is fitted as the campaign goes, and is moved for seeds whose clean answer breaks oftener, or less, than
+others; a seed's own count of faults then outweighs it. The chance that the fault is new: what was seen of seeds with
+as many faults, and as many outcomes seen once, as Good and Turing have it. Of the tests, only those of the search count
+here: those of the uniform stream are weaker.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ DOUBT = 20
 given up for good."""
 WORTH = 5
 """Tests that the chance read off the margins is worth; from then on a seed's own count of faults outweighs it."""
+KIN = 5
+"""Faults of seeds with the same clean answer from which it is believed that these break oftener, or less, than others
+of their margin: so many that went as expected are counted beside them."""
 CLEAN_WORTH = 0.25
 """Tests that a clean margin is worth: noise moves seeds apart about twice as far as it moves a seed's own tests."""
 SPENT = 0.3
@@ -37,6 +41,7 @@ MOST_FAULTS, MOST_ONCE = 32, 16
 def before_tests(space: Space) -> State:
     """What is known at first."""
     n = len(space.seeds)
+    answers, kin = np.unique(space.answer, return_inverse=True)
     counts = {name: np.zeros(n, dtype=np.int64) for name in ("tests", "broke", "faults", "once", "corners")}
     return {
         **counts,  # of the search; faults of both streams, outcomes seen once, corners tried
@@ -45,6 +50,8 @@ def before_tests(space: Space) -> State:
         "scatter": np.zeros(3),  # tests, their margins' summed fall below the clean ones, summed squared surprise
         "curve": np.array([0.0, -1.7]),  # the logit of a chance, and its fall a spread: the normal curve's
         "precision": np.diag([1.0, 4.0]),  # how sure that is
+        "kin": kin.astype(np.int64),  # seeds of one clean answer have one number
+        "by_answer": np.zeros((2, len(answers))),  # tests that broke, and what margins alone made expect
         "met": np.zeros((MOST_FAULTS, MOST_ONCE)),  # faults of seeds with so many faults and outcomes seen once
         "new": np.zeros((MOST_FAULTS, MOST_ONCE)),  # those of them that were new
         "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number, ascending
@@ -55,7 +62,7 @@ def before_tests(space: Space) -> State:
 def values(state: State, space: Space, depth: int) -> Numbers:
     """The chance of a new fault in each seed's next tests, `[seeds, depth]`: it falls."""
     level, slope = state["curve"]
-    read = _logistic(level + slope * spreads_above(state, space))
+    read = _logistic(level + slope * spreads_above(state, space) + _frailty(state))
     chances = ((WORTH * read + state["broke"]) / (WORTH + state["tests"]))[:, None]
     further = np.arange(depth)
     known = WORTH + state["tests"][:, None]
@@ -92,8 +99,8 @@ def free_dimensions(space: Space) -> Ints:
 
 def learn_margins(state: State, space: Space, tests: Tests, results: Results, spreads: Numbers) -> None:
     """From tests of the search, whose seeds' means were expected so many spreads above 0."""
-    _fit_curve(state, spreads, results.is_fault)
     limit, position = float(np.abs(space.margin).max()), space.position(tests.seed)
+    _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an output that is not finite, or wild, is one fault and not more
     state["scatter"][:2] += len(margin), (space.margin[position] - margin).sum()
     n, fall, _ = state["scatter"]
@@ -145,17 +152,28 @@ def _expected(state: State, space: Space, fall: float) -> Numbers:
     return expected
 
 
-def _fit_curve(state: State, spreads: Numbers, broke: Bools) -> None:
+def _frailty(state: State) -> Numbers:
+    """How much oftener seeds of each clean answer break than their margins say, as a logit."""
+    broke, expected = state["by_answer"]
+    frailty: Numbers = np.log((broke + KIN) / (expected + KIN))[state["kin"]]
+    return frailty
+
+
+def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> None:
     """Newton's steps to the likeliest logistic curve, given what was known of it before, which fades."""
     rows = np.stack([np.ones_like(spreads), spreads], 1)
-    before, precision = state["curve"], np.exp(-len(rows) / MEMORY) * state["precision"]
-    curve = before.copy()
+    fading = np.exp(-len(rows) / MEMORY)
+    before, precision = state["curve"], fading * state["precision"]
+    frailty, kin, curve = _frailty(state)[position], state["kin"][position], before.copy()
     for _ in range(4):
-        chance = _logistic(rows @ curve)
+        chance = _logistic(rows @ curve + frailty)
         slope = rows.T @ (broke - chance) - precision @ (curve - before)
         curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + precision
         curve = curve + np.linalg.solve(curvature, slope).clip(-2, 2)
     state["curve"], state["precision"] = curve, curvature
+    expected, by_answer = _logistic(rows @ curve), state["by_answer"]
+    by_answer *= fading
+    by_answer += [np.bincount(kin, each, by_answer.shape[1]) for each in (broke, expected)]
 
 
 def _logistic(x: Numbers) -> Numbers:
