@@ -1,11 +1,11 @@
 """Each seed's chance to show a new fault in its next test, learnt as the campaign goes.
 
 The chance that a test breaks: margins of a seed scatter like a normal variable around a mean, of which its clean
-margin, less the usual fall, is the first reading; how many spreads the mean is above 0 becomes a chance by a logistic
-curve that is fitted as the campaign goes, and is moved for seeds whose clean answer breaks oftener, or less, than
-others; a seed's own count of faults then outweighs it. The chance that the fault is new: what was seen of seeds with
-as many faults, and as many outcomes seen once, as Good and Turing have it. Of the tests, only those of the search count
-here: those of the uniform stream are weaker.
+margin, less the usual fall of seeds with the same clean answer, is the first reading; how many spreads the mean is
+above 0 becomes a chance by a logistic curve that is fitted as the campaign goes, and moved for answers that break
+oftener, or less, than others; a seed's own count of faults then outweighs it. The chance that the fault is new: what
+was seen of seeds with as many faults, and as many outcomes seen once, as Good and Turing have it. Of the tests, only
+those of the search count here: those of the uniform stream are weaker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Numbers = NDArray[np.float64]
 MEMORY = 1_500
 """Tests over which what was learnt of kinds, and of margins, fades by a factor of e, since what pays off changes."""
 DOUBT = 20
-"""What is learnt of a kind starts from so many tests that went as expected, and half as many of novelty: nothing is
-given up for good."""
+"""What is learnt of a kind, or of an answer, starts from so many tests that went as expected, and half as many of
+novelty: nothing is given up for good."""
 WORTH = 5
 """Tests that the chance read off the margins is worth; from then on a seed's own count of faults outweighs it."""
 KIN = 5
@@ -47,11 +47,12 @@ def before_tests(space: Space) -> State:
         **counts,  # of the search; faults of both streams, outcomes seen once, corners tried
         "total_margin": np.zeros(n),
         "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
-        "scatter": np.zeros(3),  # tests, their margins' summed fall below the clean ones, summed squared surprise
+        "surprise": np.zeros(()),  # squared, summed over tests
         "curve": np.array([0.0, -1.7]),  # the logit of a chance, and its fall a spread: the normal curve's
         "precision": np.diag([1.0, 4.0]),  # how sure that is
         "kin": kin.astype(np.int64),  # seeds of one clean answer have one number
-        "by_answer": np.zeros((2, len(answers))),  # tests that broke, and what margins alone made expect
+        "fallen": np.zeros((2, len(answers))),  # by answer: tests, and their margins' summed fall
+        "frail": np.zeros((2, len(answers))),  # by answer: tests that broke, and what margins alone made expect
         "met": np.zeros((MOST_FAULTS, MOST_ONCE)),  # faults of seeds with so many faults and outcomes seen once
         "new": np.zeros((MOST_FAULTS, MOST_ONCE)),  # those of them that were new
         "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number, ascending
@@ -78,11 +79,11 @@ def values(state: State, space: Space, depth: int) -> Numbers:
 
 def spreads_above(state: State, space: Space) -> Numbers:
     """How many spreads each seed's next margin is expected above 0."""
-    n, fall, surprise = state["scatter"]
+    n = state["fallen"][0].sum()
     # A first guess: the typical seed rarely breaks.
-    spread = np.sqrt(surprise / n) if n else np.median(space.margin) / 4
+    spread = np.sqrt(state["surprise"] / n) if n else np.median(space.margin) / 4
     doubt = np.sqrt(1 + 1 / (CLEAN_WORTH + state["tests"]))
-    above: Numbers = (_expected(state, space, fall / max(n, 1)) / (max(float(spread), 1e-12) * doubt)).clip(-6, 6)
+    above: Numbers = (_expected(state, space) / (max(float(spread), 1e-12) * doubt)).clip(-6, 6)
     return above
 
 
@@ -102,10 +103,9 @@ def learn_margins(state: State, space: Space, tests: Tests, results: Results, sp
     limit, position = float(np.abs(space.margin).max()), space.position(tests.seed)
     _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an output that is not finite, or wild, is one fault and not more
-    state["scatter"][:2] += len(margin), (space.margin[position] - margin).sum()
-    n, fall, _ = state["scatter"]
-    expected = _expected(state, space, fall / n)[position]
-    state["scatter"][2] += ((margin - expected) ** 2 / (1 + 1 / (CLEAN_WORTH + state["tests"][position]))).sum()
+    state["fallen"] += _by_answer(state, position, np.ones(len(margin)), space.margin[position] - margin)
+    expected = _expected(state, space)[position]
+    state["surprise"] += ((margin - expected) ** 2 / (1 + 1 / (CLEAN_WORTH + state["tests"][position]))).sum()
     np.add.at(state["total_margin"], position, margin)
     np.add.at(state["tests"], position, 1)
     np.add.at(state["broke"], position[results.is_fault], 1)
@@ -139,6 +139,12 @@ def are_in(keys: Ints, known: Ints) -> Bools:
     return are
 
 
+def _by_answer(state: State, position: Ints, first: Numbers | Bools, second: Numbers) -> Numbers:
+    """Two numbers of each test, summed by the clean answers of their seeds."""
+    kin, n = state["kin"][position], state["fallen"].shape[1]
+    return np.stack([np.bincount(kin, each, n) for each in (first, second)])
+
+
 def _novelty(state: State) -> Numbers:
     """The chance that a fault is new, by the faults of its seed so far and its outcomes seen once."""
     usual = 1 / (1 + np.arange(MOST_FAULTS))[:, None]
@@ -146,7 +152,11 @@ def _novelty(state: State) -> Numbers:
     return novelty
 
 
-def _expected(state: State, space: Space, fall: float) -> Numbers:
+def _expected(state: State, space: Space) -> Numbers:
+    """Each seed's mean margin."""
+    tests, fallen = state["fallen"]
+    usual = fallen.sum() / max(tests.sum(), 1)
+    fall = ((fallen + DOUBT * usual) / (tests + DOUBT))[state["kin"]]
     first = CLEAN_WORTH * (space.margin - fall)
     expected: Numbers = (first + state["total_margin"]) / (CLEAN_WORTH + state["tests"])
     return expected
@@ -154,7 +164,7 @@ def _expected(state: State, space: Space, fall: float) -> Numbers:
 
 def _frailty(state: State) -> Numbers:
     """How much oftener seeds of each clean answer break than their margins say, as a logit."""
-    broke, expected = state["by_answer"]
+    broke, expected = state["frail"]
     frailty: Numbers = np.log((broke + KIN) / (expected + KIN))[state["kin"]]
     return frailty
 
@@ -164,16 +174,14 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
     rows = np.stack([np.ones_like(spreads), spreads], 1)
     fading = np.exp(-len(rows) / MEMORY)
     before, precision = state["curve"], fading * state["precision"]
-    frailty, kin, curve = _frailty(state)[position], state["kin"][position], before.copy()
+    frailty, curve = _frailty(state)[position], before.copy()
     for _ in range(4):
         chance = _logistic(rows @ curve + frailty)
         slope = rows.T @ (broke - chance) - precision @ (curve - before)
         curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + precision
         curve = curve + np.linalg.solve(curvature, slope).clip(-2, 2)
     state["curve"], state["precision"] = curve, curvature
-    expected, by_answer = _logistic(rows @ curve), state["by_answer"]
-    by_answer *= fading
-    by_answer += [np.bincount(kin, each, by_answer.shape[1]) for each in (broke, expected)]
+    state["frail"] = fading * state["frail"] + _by_answer(state, position, broke, _logistic(rows @ curve))
 
 
 def _logistic(x: Numbers) -> Numbers:
