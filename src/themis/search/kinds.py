@@ -17,7 +17,7 @@ KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta"
 another seed; the seed's best with one coordinate flipped to a bound; its best with new noise; one near its best, or
 near one that nearly broke another seed; one drawn uniformly; a step up the gradient of the margin's fall, or of what
 open neurons show."""
-CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, _, PLAIN, _ = range(len(KINDS))
+CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, PLAIN, _ = range(len(KINDS))
 """Those from PLAIN on climb."""
 HOPE = np.array([1.0, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 1.0, 1.0])
 """What a test of each kind is thought to pay before it was tried, corners being 1: the strongest disturbances break
@@ -50,7 +50,7 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     can_climb = space.climb_cost is not None and state["can_climb"] and len(number) >= len(ASCENTS) * CLIMBERS
     n = len(KINDS) if can_climb else PLAIN
     # What a kind pays has a gamma distribution; its logarithm is about normal.
-    draws = np.stack([ndtri(space.uniform(FOR_KIND, k, number).clip(1e-9, 1 - 1e-9)) for k in range(n)], 1)
+    draws = ndtri(space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9))
     scores = np.log(expected / (tried + DOUBT))[:n] + draws / np.sqrt(expected + SURE)[:n]
     chosen: Ints = scores[:, :PLAIN].argmax(1)
     if n > PLAIN:

@@ -65,10 +65,15 @@ class Space:
         """Uniform numbers in [0, 1) named by a purpose and counters."""
         return rng.uniform(self.random_seed, purpose, *words)
 
+    def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> NDArray[np.float64]:
+        """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
+        across = np.array(columns, dtype=np.int64)
+        return self.uniform(purpose, across, *(each if isinstance(each, int) else each[:, None] for each in words))
+
     def uniform_theta(self, *words: int | Ints) -> Floats:
         """Theta drawn uniformly from the box, `[tests, dimensions]`."""
-        columns = [self.uniform(FOR_THETA, dimension, *words) for dimension in range(len(self.low))]
-        return (self.low + np.stack(columns, -1) * self.reach).astype(np.float32).clip(self.low, self.high)
+        draws = self.uniforms(FOR_THETA, range(len(self.low)), *words)
+        return (self.low + draws * self.reach).astype(np.float32).clip(self.low, self.high)
 
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
         """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
@@ -100,7 +105,7 @@ class Space:
 
     def corners(self, number: Ints) -> Floats:
         """Theta with each dimension at one of its bounds, never at one where it changes nothing."""
-        up = np.stack([self.uniform(FOR_PICK, k, number) < 0.5 for k in range(len(self.low))], -1)
+        up = self.uniforms(FOR_PICK, range(len(self.low)), number) < 0.5
         up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
         return np.where(up, self.high, self.low).astype(np.float32)
 

@@ -29,6 +29,7 @@ from themis.search.kinds import (
     NEAR,
     PLAIN,
     SWEEP,
+    UNIFORM,
     before_kinds,
     choose_kinds,
     count_kinds,
@@ -164,14 +165,16 @@ class Scheduled:
     def _thetas(self, chosen: Ints, position: Ints, number: Ints) -> tuple[Floats, Ints]:
         """Theta by kind, but for corners; and the noise of climbs, -1 elsewhere."""
         state, best = self.state, self.state["theta"][position]
-        theta, noise_seed = self.space.uniform_theta(SEARCH_STREAM, number), np.full(len(number), -1)
-        borrowed, flip, again, near = (chosen == kind for kind in (BORROWED, FLIP, AGAIN, NEAR))
+        theta, noise_seed = best.copy(), np.full(len(number), -1)
+        borrowed, flip, near, uniform = (chosen == kind for kind in (BORROWED, FLIP, NEAR, UNIFORM))
+        theta[uniform] = self.space.uniform_theta(SEARCH_STREAM, number[uniform])
         theta[borrowed] = self._borrowed(position[borrowed], number[borrowed])
         theta[flip] = self._flipped(best[flip], number[flip])
-        theta[again] = best[again]
         theta[near] = self._near(position[near], number[near])
         for which in range(len(ASCENTS)):
             climbs = chosen == PLAIN + which
+            if not climbs.any():
+                continue
             seeds = position[climbs]
             is_on = state["is_climbing"][which, seeds]
             first = self._near(seeds, number[climbs])
@@ -210,7 +213,7 @@ class Scheduled:
         theta = space.corners(number)
         theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
         is_new = (turn < n_corners) | space.is_random
-        theta = np.where(is_new[:, None], theta, space.uniform_theta(SEARCH_STREAM, number))
+        theta[~is_new] = space.uniform_theta(SEARCH_STREAM, number[~is_new])
         if self.state["reach"] < 1:
             theta = (space.identity + self.state["reach"] * (theta - space.identity)).astype(np.float32)
         return theta, is_new
@@ -226,8 +229,8 @@ class Scheduled:
     def _moved(self, theta: Floats, step: Numbers, number: Ints) -> Floats:
         """Each theta moved by up to a step, a share of the range, in every dimension."""
         space = self.space
-        moves = [2 * space.uniform(FOR_PICK, -9 - k, number) - 1 for k in range(theta.shape[1])]
-        moved: Floats = (theta + step[:, None] * np.stack(moves, -1) * space.reach).astype(np.float32)
+        moves = 2 * space.uniforms(FOR_PICK, range(-9, -9 - theta.shape[1], -1), number) - 1
+        moved: Floats = (theta + step[:, None] * moves * space.reach).astype(np.float32)
         return moved.clip(space.low, space.high)
 
     def _flipped(self, theta: Floats, number: Ints) -> Floats:
