@@ -19,11 +19,14 @@ const short = (x) => (Math.abs(x) >= 1000 ? `${Number((x / 1000).toPrecision(3))
 function chart(of) {
   const id = `chart-${++charts}`;
   const [x, y] = [of.x, of.y].map((axis) => ({ format: short, ...axis, high: axis.high > axis.low ? axis.high : axis.low + 1 }));
+  const marks = ticks(y.low, y.high);
+  if (marks.length > 1 && marks.at(-1) < y.high) marks.push(2 * marks.at(-1) - marks.at(-2));
+  y.high = Math.max(y.high, marks.at(-1));
   const px = (v) => LEFT + ((v - x.low) / (x.high - x.low)) * (W - LEFT - RIGHT);
   const py = (v) => H - BOTTOM - ((v - y.low) / (y.high - y.low)) * (H - TOP - BOTTOM);
   const drawn = svg('svg', { viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-labelledby': `${id}-t ${id}-d`, class: 'chart' },
     svg('title', { id: `${id}-t` }, of.title), svg('desc', { id: `${id}-d` }, of.text));
-  for (const at of ticks(y.low, y.high)) {
+  for (const at of marks) {
     drawn.append(svg('line', { class: 'grid', x1: LEFT, x2: W - RIGHT, y1: py(at), y2: py(at) }),
       svg('text', { x: LEFT - 6, y: py(at) + 4, 'text-anchor': 'end' }, y.format(at)));
   }

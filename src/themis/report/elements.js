@@ -40,20 +40,32 @@ const many = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const seconds = (s) => (s < 120 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 const note = (text) => el('p', { class: 'note' }, text);
 
-// A table from headings and rows; the first cell of a row is its heading.
+// A table from headings and rows; the first cell of a row is its heading, columns of numbers stand to the right.
 function table(caption, heads, rows, attributes) {
-  const cell = (value, k) => (k ? el('td', {}, value) : el('th', { scope: 'row' }, value));
+  const isNumber = heads.map((_, k) => k > 0 && rows.every((row) => /^[<>]?[-\d–]/.test(row[k]) && !/[a-z]{3}/i.test(row[k])));
+  const cell = (value, k) => (k ? el('td', { class: isNumber[k] ? 'number' : null }, value) : el('th', { scope: 'row' }, value));
   return el(
     'table', attributes || {},
     el('caption', {}, caption),
-    el('thead', {}, el('tr', {}, heads.map((each) => el('th', { scope: 'col' }, each)))),
+    el('thead', {}, el('tr', {}, heads.map((each, k) => el('th', { scope: 'col', class: isNumber[k] ? 'number' : null }, each)))),
     el('tbody', {}, rows.map((row) => el('tr', {}, row.map(cell)))),
   );
 }
 
-// Content that may be wider than a phone scrolls by itself, by keyboard too.
-const scrolling = (label, ...children) =>
-  el('div', { class: 'scrolling', role: 'group', 'aria-label': label, tabindex: '0' }, ...children);
+// Content that may be wider than a phone scrolls by itself, by keyboard too; its edge fades where there is more.
+function scrolling(label, ...children) {
+  const box = el('div', { class: 'scrolling', role: 'group', 'aria-label': label, tabindex: '0' }, ...children);
+  const hint = el('p', { class: 'more', 'aria-hidden': 'true' });
+  const look = () => {
+    const right = box.scrollWidth - box.clientWidth - box.scrollLeft > 1;
+    const below = box.scrollHeight - box.clientHeight - box.scrollTop > 1;
+    box.dataset.more = `${right ? 'right' : ''} ${below ? 'below' : ''}`.trim();
+    hint.textContent = right ? 'Scroll sideways for more →' : below ? 'Scroll down for more ↓' : '';
+  };
+  box.addEventListener('scroll', look, { passive: true });
+  new ResizeObserver(look).observe(box);
+  return el('div', { class: 'scrolled' }, box, hint);
+}
 
 function command(text, what) {
   const said = el('span', { class: 'quiet', role: 'status' });

@@ -144,9 +144,10 @@ function input(view, k, before, after) {
   Promise.all([clean.decode(), broken.decode()]).then(() => drawDifference(clean, broken, canvas, under)).catch(() => {});
   const framed = (shown, angles) => el('div', { class: 'frame' }, shown, angles ? steering(angles) : null);
   const angles = isSteering(view) ? [c.clean_value[k], c.value[k]] : null;
+  const caption = (text, at) => el('figcaption', {}, text, ...(angles && angles[at] !== null ? [steered(angles[at], ['before', 'after'][at])] : []));
   return el('div', { class: 'pictures' },
-    el('figure', {}, framed(clean, angles && [angles[0]]), el('figcaption', {}, 'clean')),
-    el('figure', {}, framed(broken, angles), el('figcaption', {}, 'disturbed')),
+    el('figure', {}, framed(clean, angles && [angles[0]]), caption('clean', 0)),
+    el('figure', {}, framed(broken, angles), caption('disturbed', 1)),
     el('figure', {}, framed(canvas), under));
 }
 
@@ -170,6 +171,12 @@ function drawDifference(clean, broken, canvas, under) {
 // Answers in radians, as those of a steering wheel: negative is left.
 const isSteering = (view) => ['regression', 'off'].includes(view.task) && view.inputs.kind === 'pictures' &&
   view.faults.columns.value.concat(view.faults.columns.clean_value).every((v) => v === null || Math.abs(v) <= Math.PI);
+
+// An angle in words, under a piece of its line.
+function steered(angle, name) {
+  const degrees = number(Math.abs((angle * 180) / Math.PI), 2);
+  return el('span', { class: `steered ${name}` }, `${degrees}°${angle < 0 ? ' left' : angle > 0 ? ' right' : ''}`);
+}
 
 function steering(angles) {
   const line = (angle, name) => angle === null ? null : svg('line', { class: `steer ${name}`, x1: 50, y1: 98,

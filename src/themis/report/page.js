@@ -66,6 +66,14 @@ async function follow(address, before) {
   }
 }
 
+// On paper nothing can be unfolded: what the run was made with is printed.
+let unfolded = [];
+addEventListener('beforeprint', () => {
+  unfolded = [...document.querySelectorAll('#reproduce details:not([open])')];
+  for (const each of unfolded) each.open = true;
+});
+addEventListener('afterprint', () => { for (const each of unfolded) each.open = false; });
+
 by('nav').append(el('ul', {}, SECTIONS.map(([id, name]) => el('li', {}, el('a', { href: `#${id}` }, name)))));
 chooseTheme();
 const first = by('view').textContent;

@@ -6,15 +6,24 @@ function drawVerdict(view) {
 }
 
 function figure(name, value, under, text, share) {
-  const [at, low, high] = share || [];
-  const x = (v) => Math.max(0, Math.min(100, 100 * v));
   return el('div', { class: 'tile' }, el('dt', {}, name),
     el('dd', {}, el('span', { class: 'value' }, value), under ? el('span', { class: 'interval' }, under) : null,
-      share ? svg('svg', { viewBox: '0 0 100 6', preserveAspectRatio: 'none', class: 'range', 'aria-hidden': 'true' },
-        svg('rect', { class: 'track', x: 0, y: 2, width: 100, height: 2 }),
-        low === undefined ? null : svg('rect', { class: 'bar', x: x(low), y: 1, width: Math.max(0.8, x(high) - x(low)), height: 4 }),
-        svg('rect', { class: 'mark', x: Math.max(0, x(at) - 0.4), y: 0, width: 0.8, height: 6 })) : null,
-      el('span', { class: 'quiet' }, text)));
+      share ? scale(...share) : null, el('span', { class: 'quiet' }, text)));
+}
+
+// A share and its interval on a piece of the axis that they fill: from 0 up, or for shares near 1 from 1 down.
+const ENDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1];
+function scale(at, low = at, high = at) {
+  const isNearOne = low > 0.5;
+  const reach = ENDS.find((each) => each >= 1.1 * (isNearOne ? 1 - low : high)) || 1;
+  const [start, end] = isNearOne ? [1 - reach, 1] : [0, reach];
+  const x = (v) => Math.max(0, Math.min(100, (100 * (v - start)) / (end - start)));
+  const label = (v) => el('span', {}, `${short(100 * v)}%`);
+  return el('span', { class: 'scale', 'aria-hidden': 'true' }, label(start),
+    svg('svg', { viewBox: '0 0 100 6', preserveAspectRatio: 'none', class: 'range' },
+      svg('rect', { class: 'track', x: 0, y: 2, width: 100, height: 2 }),
+      low < high ? svg('rect', { class: 'bar', x: x(low), y: 1, width: x(high) - x(low), height: 4 }) : null,
+      svg('rect', { class: 'mark', x: Math.max(0, Math.min(98.8, x(at) - 0.6)), y: 0, width: 1.2, height: 6 })), label(end));
 }
 
 function drawNumbers(view) {
@@ -61,10 +70,11 @@ function drawMatrix(view) {
       el('button', { type: 'button', title: says, 'aria-label': `${says}; show them`, onclick: pick }, whole(n)));
   };
   const single = rows.length === 1 && rows[0] === null;
-  show('matrix', title, scrolling(title, el('table', { class: 'matrix' },
+  const isTall = columns.some((c) => named(view.outcomes, c).length > 3);
+  show('matrix', title, scrolling(title, el('table', { class: isTall ? 'matrix tall' : 'matrix' },
     el('caption', {}, 'Distinct faults; rows are answers to clean inputs, columns wrong ones. Choose a cell to see its faults.'),
     el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'clean → wrong'), columns.map((c) =>
-      el('th', { scope: 'col' }, named(view.outcomes, c))), el('th', { scope: 'col' }, 'all'))),
+      el('th', { scope: 'col' }, el('span', {}, named(view.outcomes, c)))), el('th', { scope: 'col' }, el('span', {}, 'all')))),
     el('tbody', {}, rows.map((each, r) => el('tr', {},
       el('th', { scope: 'row' }, named(view.answers, each, single ? 'all seeds' : 'none')),
       columns.map((_, c) => cell(r, c)), el('td', { class: 'sum' }, whole(distinct[r].reduce((a, b) => a + b, 0)))))))));
@@ -144,7 +154,7 @@ function drawLayers(view) {
   show('layers', 'Coverage and sensitivity by layer', view.layers.length ? scrolling('Layers', table(
     'Sensitivity: mean over a layer’s neurons, line from the 5th to the 95th percentile. Share: of the change in faults.',
     ['layer', 'neurons', 'coverage', 'mean sensitivity', 'share in faults'],
-    view.layers.map((l) => [l.name, el('span', { class: 'number' }, whole(l.neurons)),
+    view.layers.map((l) => [l.name, whole(l.neurons),
       l.coverage === null ? '–' : bar(l.coverage, percent(l.coverage)),
       l.sensitivity ? bar(l.sensitivity[0] / most, number(l.sensitivity[0]), [l.sensitivity[1] / most, l.sensitivity[2] / most]) : '–',
       l.share === null ? '–' : bar(l.share, percent(l.share))]), { class: 'layers' })) : note('The layers are not known yet.'));
@@ -166,10 +176,10 @@ function drawTime(view) {
   const rest = Math.max(0, s.total - s.measure - s.judge - s.search);
   const rows = [['measure', s.measure], ['judge', s.judge], ['search', s.search], ['other: set-up, disk', rest]];
   const kinds = Object.entries(view.kinds);
-  show('time', 'Time by phase', scrolling('Time', table(`${seconds(s.total)} in all, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests a second.`,
+  show('time', 'Time by phase', el('div', { class: 'beside' }, scrolling('Time', table(`${seconds(s.total)} in all, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests a second.`,
     ['phase', 'share', 'time'], rows.map(([name, each]) => [name, bar(each / Math.max(s.total, 1e-9), percent(each / Math.max(s.total, 1e-9), 0)), seconds(each)]))),
   kinds.length ? scrolling('Kinds of proposal', table('Tests by kind of proposal.', ['kind', 'tests', 'faults', 'faults a test'],
-    kinds.map(([name, k]) => [name, whole(k.tests), whole(k.faults), percent(k.tests ? k.faults / k.tests : 0)]))) : null);
+    kinds.map(([name, k]) => [name, whole(k.tests), whole(k.faults), percent(k.tests ? k.faults / k.tests : 0)]))) : null));
 }
 
 function drawReproduce(view) {

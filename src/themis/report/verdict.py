@@ -12,15 +12,16 @@ def verdict(view: dict[str, Any]) -> dict[str, str]:
     counts, rate = view["counts"], view["fault_rate"]
     what, so_far = view["perturbation"], "So far, " if view["state"] == "running" else ""
     if not counts["tests"] and not counts["faults"]:
-        return {"tone": "open", "text": "No test has been counted yet."}
+        said = "No test has been counted yet." if so_far else "No test was counted."
+        return {"tone": "open", "text": said}
     if counts["faults"]:
         text = (
-            f"{what} breaks the model: {counts['distinct_faults']:,} distinct fault"
+            f"{'under' if so_far else 'Under'} {what} the model breaks: {counts['distinct_faults']:,} distinct fault"
             f"{'s' * (counts['distinct_faults'] != 1)} on {counts['failing_seeds']:,} of {counts['seeds']:,} seeds in "
             f"{counts['tests']:,} tests"
         )
         if rate is not None:
-            text += f"; of random disturbances {_share(rate)} break it"
+            text += f"; {_share(rate)} of random disturbances break it"
         return {"tone": "broken", "text": f"{so_far}{text}."}
     if counts["tests"] == counts.get("dropped", 0):
         said = f"All {counts['tests']:,} tests were dropped for being another picture: lower min_ssim or the magnitude."
