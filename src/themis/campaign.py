@@ -18,7 +18,7 @@ from themis.aim import measure_next
 from themis.callback import Callbacks
 from themis.checkpoint import UnderWay, load, save
 from themis.data.seeds import Seeds
-from themis.errors import StoreError, ThemisError, UsageError
+from themis.errors import StoreError, UsageError
 from themis.faults import Faults
 from themis.guide import Guide
 from themis.interrupt import held_back
@@ -130,19 +130,24 @@ class Campaign:
             stop, self.callbacks.is_stopping = ("user", "the user stopped it"), True
             if not self._is_torn:
                 self._save(now=True)
-            if not self.rounds or self.rounds[-1].tests < self.tally.tests:
-                self._judge()  # for the summary: a resumed campaign measures the rest of the round first
-                self._save(now=True, is_checkpoint=False)
+            self._judge_the_rest()
         return stop
 
     def _fail(self, error: Exception) -> None:
         """The model, the disk or Themis failed in mid-campaign: what was found until then is kept."""
         if self.store and not isinstance(error, StoreError):
-            with suppress(ThemisError):
+            with suppress(Exception):  # the error itself must come through
+                self.store.note("failed", f"Stopped because it failed: {error}.")
                 self._save(now=True, is_checkpoint=False)
-                if self.rounds:
-                    self.store.end(self._finish("error", f"it failed: {error}").summary())
+                self._judge_the_rest()
+                self.store.end(self._finish("error", f"it failed: {error}").summary())
         self.callbacks.call("on_error", error)
+
+    def _judge_the_rest(self) -> None:
+        """Judge a round cut short, for the summary: a resumed campaign measures the rest of it first."""
+        if not self.rounds or self.rounds[-1].tests < self.tally.tests:
+            self._judge()
+            self._save(now=True, is_checkpoint=False)
 
     # Keeping what was found
 

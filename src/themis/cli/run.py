@@ -198,7 +198,7 @@ def kept_in(out: str | None, *, has_report: bool = False) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if out is None or not (Path(out) / "summary.json").exists():
+        if out is None or not (Path(out) / "run.sqlite").exists():
             raise
         if has_report:
             write_page(out)

@@ -47,7 +47,7 @@ def read_view(
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures, has_groups=has_groups)
     summary = run.summary()
-    state = _state(run, summary)
+    state = state_of(run, summary)
     checkpoint, rounds = read_checkpoint(run), run.rounds()
     start, task = run.record.get("start", {}), task_of(run)
     last = rounds[-1] if rounds else None
@@ -74,7 +74,7 @@ def read_view(
         "subject": _subject(run),
         "theta": run.record["theta"],
         "counts": _counts(run, last, start),
-        "stop": _stop(run, summary, state),
+        "stop": stop_of(run, summary, state),
         "stop_reason": None if summary is None else summary["stop_reason"],
         "fault_rate": estimates["fault_rate"],
         "residual_risk": estimates["residual_risk"],
@@ -103,18 +103,23 @@ def read_view(
     return {**view, "verdict": verdict(view)}
 
 
-def _state(run: Reader, summary: dict[str, Any] | None) -> str:
+def state_of(run: Reader, summary: dict[str, Any] | None) -> str:
     """running, ended, interrupted, failed or killed."""
-    if summary is None:
-        return "running" if run.is_running() else "killed"
-    return STATES.get(summary["stop_reason"], "ended")
+    if summary is not None:
+        return STATES.get(summary["stop_reason"], "ended")
+    if run.is_running():
+        return "running"
+    return "failed" if run.record.get("failed") else "killed"
 
 
-def _stop(run: Reader, summary: dict[str, Any] | None, state: str) -> str:
+def stop_of(run: Reader, summary: dict[str, Any] | None, state: str) -> str:
+    """Why it stopped, as a sentence."""
     if summary is not None:
         return str(summary["stop"])
     if state == "running":
         return "The campaign is still running."
+    if state == "failed":
+        return str(run.record["failed"])
     return f"The campaign was killed before it could say why; themis resume {quote(str(run.path))} goes on."
 
 

@@ -110,6 +110,7 @@ class Writer:
             self._connect(record, max_stored)
             self._write_config(record)
             self.note("settings", record["settings"])
+            self.note("failed", None)
             (self.path / "summary.json").unlink(missing_ok=True)  # of a campaign that is running again
             kept = self._database.execute(
                 "SELECT id, seed_id, answer, distance, confidence, CAST(tensors AS INTEGER) FROM faults "
