@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import averaging_nets
 import pytest
+from junit_schema import complaints
 
 from themis.cli import main
 
@@ -86,6 +87,7 @@ def test_new_faults_against_a_baseline(here, capsys, tmp_path):
     assert code == 1
     assert "new faults against main (0 fixed, " in out[1]
     assert "look at them: themis replay new " in out[1]
+    assert complaints(junit) == []
     suite = ElementTree.parse(junit).getroot()[0]
     assert (suite.get("failures"), suite.get("name")) == ("1", "themis new")
     assert "## Two versions of a model" in page.read_text()
