@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +47,7 @@ def run(
     callbacks: Iterable[Callback] = (),
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
+    classes: Sequence[str] | None = None,
     train: Any = None,
     rivals: Iterable[AnyTarget | nn.Module] = (),
     **options: Any,
@@ -55,8 +56,9 @@ def run(
 
     data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader. out: folder for the results. origin: how
     another process makes target and data again; without it a resumed run must be given both. features: what a table's
-    columns may hold and how they may change, or a CSV file that says so; by default as the data shows it. train: data
-    that the criterion learns from; by default the clean seeds. rivals: other models of the task, for policy deepxplore.
+    columns may hold and how they may change, or a CSV file that says so; by default as the data shows it. classes:
+    names by number; by default as the data has them. train: data that the criterion learns from; by default the clean
+    seeds. rivals: other models of the task, for policy deepxplore.
     """
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
@@ -65,6 +67,7 @@ def run(
     target = as_target(target)
     check_gradient(chosen, target)
     seeds = _described(read_seeds(data, settings.max_seeds), features)
+    seeds = seeds if classes is None else seeds.classed(classes)
     check_fits(chosen, seeds.shape[1:])
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
@@ -135,7 +138,8 @@ def resume(
             store.reopen(record, settings.max_stored)
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else checkpoint.values["chunk"]
-            what = (made.target, made.seeds, made.perturbation, chosen, settings)
+            classes = made.seeds.classes or run.record.get("start", {}).get("classes")
+            what = (made.target, made.seeds.classed(classes), made.perturbation, chosen, settings)
             campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk, guide)
             if checkpoint is not None:
                 faults = run.faults("id < ?", (checkpoint.tests,))
@@ -215,10 +219,15 @@ def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
 
 
 def _features_hash(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
-    """What tells a table's features from others, where tests depend on them."""
+    """What tells a table's features from others, where tests depend on them; and how a report says their values."""
     if perturbation.inputs != "table":
         return {}
-    return {"features_sha256": seeds.features.sha256, "feature_names": list(seeds.features.names)}
+    axes = getattr(seeds.features.axes, "as_dict", dict)()
+    return {
+        "features_sha256": seeds.features.sha256,
+        "feature_names": list(seeds.features.names),
+        "feature_axes": axes,
+    }
 
 
 def _settings(run: Reader, options: dict[str, Any]) -> Settings:

@@ -42,6 +42,9 @@ class Origin:
         None,
         "CSV that says what a table's features may hold and how they may change: name,kind,low,high,change",
     )
+    classes: list[str] | None = option(
+        None, "the classes' names by their numbers, as cat,dog,owl; by default as the data has them"
+    )
     bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, as 0,255")
     mean: list[float] | None = option(None, "normalisation mean: one number, or one a channel as 0.4,0.5,0.4")
     std: list[float] | None = option(None, "normalisation spread: one number, or one a channel")
@@ -109,14 +112,16 @@ class Origin:
         return Target(made, **options, version=version)
 
     def read(self) -> Any:
-        """The data, read again, with its features where they are described."""
+        """The data, read again, with its features and classes where they are described."""
         data = self._read()
-        if self.features is None:
+        if self.features is None and self.classes is None:
             return data
         from themis.data.seeds import read_seeds
 
         with self.at_home():
-            return read_seeds(data).described(self.features)
+            seeds = read_seeds(data)
+            seeds = seeds if self.features is None else seeds.described(self.features)
+        return seeds if self.classes is None else seeds.classed(self.classes)
 
     def read_rivals(self) -> list[AnyTarget]:
         """The rivals, made again: those of the zoo with their weights, others around as the target is."""

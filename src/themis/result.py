@@ -51,6 +51,8 @@ class Start:
     """Tests that had been run when the campaign was resumed."""
     criterion: dict[str, Any] | None = None
     """The campaign's criterion: its name, whether it leads, what it learnt from."""
+    classes: tuple[str, ...] | None = None
+    """The classes' names by their numbers, where the data knows them."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; the settings are kept elsewhere."""
@@ -152,8 +154,8 @@ class Run:
         return _draw("layers_figure", self)
 
     def plot_matrix(self, classes: Sequence[str] | None = None) -> Figure:
-        """Which answers turn into which; `classes` are their names."""
-        return _draw("matrix_figure", self, classes)
+        """Which answers turn into which; `classes` are their names, by default as the data has them."""
+        return _draw("matrix_figure", self, classes or self.start.classes)
 
     def plot_theta(self) -> Figure:
         """Where in theta's range faults were found."""

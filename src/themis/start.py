@@ -44,6 +44,7 @@ def describe_start(campaign: Campaign) -> Start:
         fault=oracle.describe(),
         tests_before=campaign.tally.tests,
         criterion=None if campaign.guide is None else campaign.guide.describe(),
+        classes=campaign.seeds.classes,
     )
 
 

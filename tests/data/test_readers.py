@@ -317,6 +317,7 @@ class Hub:
     """Stands for a data set of the hub: columns by name, items by number."""
 
     column_names = ("image", "label")
+    features = types.MappingProxyType({"image": None, "label": types.SimpleNamespace(names=["cat", "dog", "owl"])})
 
     def __len__(self):
         return 6
@@ -337,6 +338,7 @@ def test_a_data_set_of_the_hub_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     assert_reads("hf:some/pets?split=validation", PIXELS / np.float32(255), LABELS)
     assert asked == [(("some/pets", None), {"split": "validation"})]
+    assert read_data("hf:some/pets").classes == ("cat", "dog", "owl")
     with pytest.raises(UsageError, match="did you mean 'image'"):
         read_data("hf:some/pets?image=imag")
 

@@ -27,9 +27,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 def hostile(tmp_path_factory):
     """A run whose every name that a user chooses has markup in it: folder, model, classes, perturbation, theta."""
     out = tmp_path_factory.mktemp("page") / "<img src=x onerror=alert(2)>"
-    data = tmp_path_factory.mktemp("classes")
-    for name in ("<b>cat<", "<img src=x onerror=alert(3)>", "owl&<script>"):
-        (data / name).mkdir()
+    classes = ("<b>cat<", "<img src=x onerror=alert(3)>", "owl&<script>")
 
     def shift(inputs, theta, rng, context):
         return inputs + theta[:, :1, None, None]
@@ -37,8 +35,8 @@ def hostile(tmp_path_factory):
     evil = themis.Perturbation(
         f"shift {HOSTILE}", (themis.Theta("by", -1, 1, unit="<i>grey</i>"),), shift, is_random=False
     )
-    origin = Origin(model=f"mine:{HOSTILE}", data=f"images:{data}")
-    run = themis.run(Wavering(), pictures(), evil, out=out, origin=origin, max_tests=300, **ENDLESS)
+    named = {"origin": Origin(model=f"mine:{HOSTILE}", data=f"images:{HOSTILE}"), "classes": classes}
+    run = themis.run(Wavering(), pictures(), evil, out=out, **named, max_tests=300, **ENDLESS)
     assert len(run.faults) > 0
     return out
 

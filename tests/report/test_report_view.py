@@ -9,13 +9,10 @@ import torch
 from torch import nn
 
 import themis
-from themis.data.seeds import read_seeds
-from themis.errors import ModelError
 from themis.oracle import Compare
 from themis.report.view import read_view
 from themis.search.robustness import Robustness
 from themis.store import writer
-from themis.store.reader import Reader
 
 ENDLESS = {"tolerance": 1e-12, "plateau": None, "round_size": 200}
 
@@ -195,33 +192,6 @@ def test_a_view_of_a_running_campaign(tmp_path, monkeypatch):
     assert as_json(views[-1]) == views[-1]
 
 
-def test_a_view_of_a_killed_a_failed_and_an_unfinished_start(tmp_path):
-    class Failing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.calls = small_net(3), 0
-
-        def forward(self, x):
-            self.calls += 1
-            if self.calls > 12:
-                raise RuntimeError("<b>out of luck</b>")
-            return self.net(x)
-
-    with pytest.raises(ModelError):
-        run_small(tmp_path / "failed", Failing(), pictures(), magnitude=0.5, max_tests=5000)
-    failed = read_view(tmp_path / "failed")
-    assert failed["state"] == "failed"
-    assert "<b>out of luck</b>" in failed["stop"]
-    assert failed["counts"]["faults"] == failed["faults"]["n"] > 0
-    (tmp_path / "failed" / "summary.json").unlink()
-    killed = read_view(tmp_path / "failed")
-    assert killed["state"] == "killed"
-    assert "themis resume" in killed["stop"]
-    assert killed["counts"]["faults"] == failed["counts"]["faults"]
-    shutil.rmtree(tmp_path / "failed" / "state")
-    assert read_view(tmp_path / "failed")["rates"] == []
-
-
 def test_a_view_without_a_fault(tmp_path):
     run_small(tmp_path / "run", small_net(3), pictures(), magnitude=1e-6)
     view = read_view(tmp_path / "run")
@@ -287,25 +257,3 @@ def test_outputs_that_are_not_finite(tmp_path):
     assert view["outcomes"]["-1"] == "not finite"
     at = view["faults"]["columns"]["answer"].index(-1)
     assert view["faults"]["columns"]["margin"][at] is None
-
-
-def test_tables_show_which_features_changed(tmp_path):
-    rows = torch.rand(80, 12, generator=torch.Generator().manual_seed(0)).round(decimals=2)
-    names = [f"column <{k}>" for k in range(12)]
-    seeds = read_seeds(rows).named(names)
-    net = small_net(3, (12,))
-    with torch.no_grad():
-        net[-1].bias -= net(rows).mean(0)  # so that answers differ
-    run = run_small(tmp_path / "run", net, seeds, "table_noise", magnitude=0.8)
-    view = read_view(tmp_path / "run")
-    assert view["inputs"]["kind"] == "features"
-    with_names = Reader(tmp_path / "run")
-    kept = with_names.tensors([run.faults[0].id])[run.faults[0].id]
-    with_names.close()
-    changes = view["inputs"]["changes"][str(run.faults[0].id)]
-    moved = (kept.inputs[0] != kept.clean_inputs[0]).sum().item()
-    assert (changes["n"], changes["of"]) == (moved, 12)
-    name, before, after = changes["rows"][0]
-    k = int((kept.inputs[0] - kept.clean_inputs[0]).abs().argmax())
-    assert name in (names[k], f"feature {k}")
-    assert (before, after) == pytest.approx((kept.clean_inputs[0, k].item(), kept.inputs[0, k].item()), rel=1e-5)

@@ -302,15 +302,19 @@ def blocks(inputs: Any) -> Iterator[tuple[int, Tensor]]:
 
 
 class Described:
-    """The features of a data set: as given, or found in all of its rows when first asked for.
+    """What is known of a data set: its classes' names, and its features, given or found when first asked for.
 
     All parts of the data share it, so that a sample has the same features.
     """
 
     def __init__(
-        self, inputs: Tensor | Rows, names: Sequence[str] | None = None, given: Features | None = None
+        self,
+        inputs: Tensor | Rows,
+        names: Sequence[str] | None = None,
+        given: Features | None = None,
+        classes: tuple[str, ...] | None = None,
     ) -> None:
-        self.shape, self.names, self.given = tuple(inputs.shape), names, given
+        self.shape, self.names, self.given, self.classes = tuple(inputs.shape), names, given, classes
         self.inputs = inputs if len(self.shape) == 2 and given is None else None  # pictures are not held on to
 
     @cached_property

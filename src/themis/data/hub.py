@@ -47,8 +47,10 @@ def hub_seeds(
         names = list(data.column_names)
     column = _column(names, image, INPUT_NAMES, "a column of inputs", "image", path)
     has_labels = label is not None or any(each in names for each in LABEL_NAMES)
-    labels = data[_column(names, label, LABEL_NAMES, "a column of labels", "label", path)] if has_labels else None
-    return _seeds(data, column, None if labels is None else list(labels), path, side_of(size, "size"))
+    labelled = _column(names, label, LABEL_NAMES, "a column of labels", "label", path) if has_labels else None
+    labels = None if labelled is None else list(data[labelled])
+    classes = None if labelled is None else getattr(data.features[labelled], "names", None)
+    return _seeds(data, column, labels, path, side_of(size, "size")).classed(classes)
 
 
 def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:

@@ -25,6 +25,7 @@ from themis.data.seeds import Seeds, from_arrays, from_reader, scaled
 from themis.errors import DataError, MissingExtraError, UsageError
 
 CONTAGIO = ("contagio-ben", "contagio-mal", "contagio-nopdfrate")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BLOCK = 100
 """Frames of a block of the drive; every fifth block is for testing."""
 
@@ -55,7 +56,7 @@ def read_mnist(path: Path | None = None, *, split: str = "test") -> Seeds:
 def read_cifar10(path: Path | None = None, *, split: str = "test", batches: tuple[str, ...] | None = None) -> Seeds:
     """CIFAR-10 from lossless mosaics of 100x100 tiles; `[seeds, 3, 32, 32]` in 0..1, labels 0..9."""
     _check_split(split, ("test", "train"))
-    return mosaic_seeds(path or data_folder() / "cifar10", batches or CIFAR10_SPLITS[split])
+    return mosaic_seeds(path or data_folder() / "cifar10", batches or CIFAR10_SPLITS[split]).classed(CIFAR10)
 
 
 CIFAR10_SPLITS = {"test": BATCHES["test"][:1], "train": BATCHES["train"][:5]}
@@ -69,7 +70,7 @@ def read_pdf(path: Path | None = None, *, split: str = "all") -> Seeds:
     _check_split(split, ("all", "contagio", "other"))
     file = _file(path or data_folder() / "pdf_contagio", "pdf_features.npz")
     arrays = _arrays(file, ("X", "y", "source"))
-    seeds = from_arrays(arrays["X"], arrays["y"])
+    seeds = from_arrays(arrays["X"], arrays["y"]).classed(("benign", "malicious"))
     is_contagio = np.isin(arrays["source"], CONTAGIO)
     return seeds if split == "all" else seeds[torch.from_numpy(is_contagio == (split == "contagio"))]
 
@@ -83,7 +84,8 @@ def read_drebin(path: Path | None = None, *, split: str = "all") -> Seeds:
     file = _file(path or data_folder() / "drebin215", "drebin215.npz")
     arrays = _arrays(file, ("X", "y", "feature_names"))
     bits = np.unpackbits(np.asarray(arrays["X"], np.uint8), axis=1)[:, : len(arrays["feature_names"])]
-    seeds = from_arrays(bits, arrays["y"]).named([*map(str, arrays["feature_names"])])
+    seeds = from_arrays(bits, arrays["y"]).classed(("benign", "malware"))
+    seeds = seeds.named([*map(str, arrays["feature_names"])])
     if split == "all":
         return seeds
     return seeds[torch.from_numpy(np.array(read_npy(file.parent / "weights" / "test_rows.npy"), np.int64))]
@@ -129,7 +131,16 @@ def read_imagenet(path: Path | None = None) -> Seeds:
     with explained(folder / "labels.csv", "a table of files and class numbers"):
         files = [folder / "images" / name for name, _ in rows]
         labels = [int(number) for _, number in rows]
-    return picture_seeds(files, labels, what=str(folder), mode="rgb")
+    return picture_seeds(files, labels, what=str(folder), mode="rgb").classed(_class_names(folder / "labels.csv"))
+
+
+def _class_names(path: Path) -> list[str] | None:
+    """Names by class number, where the table has them for all."""
+    try:
+        named = {int(number): name for number, name in _pairs(path, "class_index", "name")}
+    except DataError:
+        return None
+    return [named[k] for k in range(len(named))] if {*named} == {*range(len(named))} else None
 
 
 def _file(path: Path, name: str) -> Path:

@@ -50,9 +50,9 @@ def image_seeds(
         )
     files = [each for part in by_class for each in part] or loose
     labels = [k for k, part in enumerate(by_class) for _ in part] or None
-    return picture_seeds(
-        files, labels, size=side_of(size, "size"), crop=side_of(crop, "crop"), mode=mode, what=str(folder)
-    )
+    how = {"size": side_of(size, "size"), "crop": side_of(crop, "crop")}
+    seeds = picture_seeds(files, labels, **how, mode=mode, what=str(folder))
+    return seeds if labels is None else seeds.classed([each.name for each in classes])
 
 
 def picture_seeds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence, Sized
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from themis.data.features import Described, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
-from themis.errors import DataError
+from themis.errors import DataError, UsageError
 from themis.rng import mix
 
 Labels = Tensor | Callable[[Tensor], Tensor]
@@ -66,7 +67,7 @@ class Seeds:
             return self
         inputs, about = self.inputs.held(), self._about
         if about.inputs is self.inputs:  # no need to read them again
-            about = Described(inputs, about.names)
+            about = Described(inputs, about.names, classes=about.classes)
         return Seeds(inputs, self._labels, self.seed_id, about)
 
     @property
@@ -76,14 +77,29 @@ class Seeds:
 
     def named(self, names: Sequence[str]) -> Seeds:
         """The same with names for a table's columns."""
-        return Seeds(self.inputs, self._labels, self.seed_id, Described(self.inputs, tuple(names)))
+        about = Described(self.inputs, tuple(names), classes=self.classes)
+        return Seeds(self.inputs, self._labels, self.seed_id, about)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names by their numbers, where they are known."""
+        return self._about.classes
+
+    def classed(self, classes: Sequence[str] | None) -> Seeds:
+        """The same with names for the classes."""
+        if classes is not None and (isinstance(classes, str) or not all(isinstance(each, str) for each in classes)):
+            raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
+        about = copy(self._about)
+        about.classes = tuple(classes) if classes else None
+        return Seeds(self.inputs, self._labels, self.seed_id, about)
 
     def described(self, features: Features | str | Path) -> Seeds:
         """The same with features as given, or as a CSV file says of those that are known; all seeds must be valid."""
         if not isinstance(features, Features):
             features = read_features(features, self.features)
         features.check(self.inputs, self.seed_id)
-        return Seeds(self.inputs, self._labels, self.seed_id, Described(self.inputs, features.names, features))
+        about = Described(self.inputs, features.names, features, self.classes)
+        return Seeds(self.inputs, self._labels, self.seed_id, about)
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
@@ -174,8 +190,19 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
     items, index = _Items(dataset), torch.arange(len(dataset))
     first = items.read(0 if rows is None else int(rows[0]))
     whole = Rows(items.read, index, tuple(first.shape))
-    seeds = _checked(whole, items.labels if items.has_labels else None, index)
+    seeds = _checked(whole, items.labels if items.has_labels else None, index).classed(_classes_of(dataset))
     return seeds if rows is None else seeds[rows]
+
+
+def _classes_of(dataset: Any) -> list[str] | None:
+    """Names that a data set has for its classes, as torchvision's have; those of a subset are the whole's."""
+    names = getattr(dataset, "classes", None)
+    if names is None and hasattr(dataset, "dataset"):
+        return _classes_of(dataset.dataset)
+    if not isinstance(names, list | tuple):
+        return None
+    firsts = [each[0] if isinstance(each, tuple) and each else each for each in names]  # of synonyms the first
+    return firsts if all(isinstance(each, str) for each in firsts) else None
 
 
 class _Items:

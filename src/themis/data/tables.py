@@ -104,11 +104,11 @@ def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[An
         if n == 0:
             raise DataError(f"{path} must hold at least one row under its names, got none: check the file")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
-    seeds = from_arrays(values, None if columns.label is None else _class_numbers(labels, columns))
-    return seeds.named([columns.names[k] for k in columns.features])
+    numbers, classes = (None, None) if columns.label is None else _class_numbers(labels, columns)
+    return from_arrays(values, numbers).classed(classes).named([columns.names[k] for k in columns.features])
 
 
-def _class_numbers(labels: list[Any], columns: Columns) -> Numbers:
+def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[str] | None]:
     """Labels as whole numbers where they all are, as numbers where they are, else as numbers of sorted names."""
     is_number = [not isinstance(each, str) or _is_number(each) for each in labels]
     if all(is_number):
@@ -119,14 +119,16 @@ def _class_numbers(labels: list[Any], columns: Columns) -> Numbers:
                 f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: mend or drop it"
             )
         is_whole = all(isinstance(each, int) or (isinstance(each, str) and "." not in each) for each in labels)
-        return numbers.astype(np.int64) if is_whole and bool((numbers == np.rint(numbers)).all()) else numbers
+        is_class = is_whole and bool((numbers == np.rint(numbers)).all())
+        return numbers.astype(np.int64) if is_class else numbers, None
     if any(is_number):
         at = is_number.index(False)
         raise DataError(
             f"{columns.path}, row {at + 1}: labels must be all numbers or all names, got {labels[at]!r} among numbers: "
             "mend the row"
         )
-    return np.unique(np.array(labels), return_inverse=True)[1]
+    names, at = np.unique(np.array(labels), return_inverse=True)
+    return at, names.tolist()
 
 
 # CSV

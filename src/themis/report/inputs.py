@@ -34,7 +34,7 @@ def read_inputs(
             shown["shape"] = list(kept[id].inputs.shape[1:])
             if not is_picture(tuple(shown["shape"])):
                 shown["kind"] = "features"
-                shown["changes"][str(id)] = _changes(kept[id], names)
+                shown["changes"][str(id)] = _changes(kept[id], names, run.record.get("feature_axes") or {})
                 continue
             shown["kind"] = "pictures"
             size += _draw(run, id, seed, kept[id], shown)
@@ -53,13 +53,16 @@ def _draw(run: Reader, id: int, seed: int, kept: Tensors, shown: dict[str, Any])
     return len(added) + len(clean)
 
 
-def _changes(kept: Tensors, names: Sequence[str] | None) -> dict[str, Any]:
-    """How many values changed, and those that changed most: name, before, after."""
+def _changes(kept: Tensors, names: Sequence[str] | None, axes: dict[str, list[float]]) -> dict[str, Any]:
+    """How many values changed, and those that changed most: name, before, after; raw values, where axes are known."""
     before, after = kept.clean_inputs[0].flatten().double(), kept.inputs[0].flatten().double()
     gap = (after - before).abs().nan_to_num(float("inf"))
     n = int((gap > 0).sum())
     at = gap.argsort(descending=True, stable=True)[: min(n, MOST_CHANGES)].tolist()
     known = names if names is not None and len(names) == len(before) else None
+    if axes:
+        low, reach = (before.new_tensor(axes[name]) for name in ("low", "reach"))
+        before, after = (low + (each * reach).expm1() for each in (before, after))
     rows = [[known[k] if known else f"feature {k}", _number(before[k]), _number(after[k])] for k in at]
     return {"n": n, "of": len(before), "rows": rows}
 

@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from themis.store.reader import Reader
 
-CLASSES = {
-    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    "pdf": ("benign", "malicious"),
-    "drebin": ("benign", "malware"),
-}
-"""Of data sets that the readers know by name."""
 MOVED = {0: "smaller (left)", 1: "larger (right)"}
 
 
@@ -25,24 +19,9 @@ def task_of(run: Reader) -> str:
 
 
 def class_names(run: Reader) -> list[str] | None:
-    """The classes' names, where the run or its data say them."""
-    recorded = run.record.get("classes")
-    if recorded:
-        return [str(each) for each in recorded]
-    origin = run.record.get("origin") or {}
-    zoo, data = str(origin.get("zoo") or ""), str(origin.get("data") or "")
-    reader, _, rest = data.partition(":")
-    known = CLASSES.get(reader) or (CLASSES.get(zoo.rpartition("-")[2]) if not data else None)
-    if known:
-        return list(known)
-    if reader == "images":
-        folder = Path(origin.get("folder") or "", rest.partition("?")[0])
-        try:
-            found = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-        except OSError:
-            return None
-        return found or None
-    return None
+    """The classes' names by their numbers, where the run's data knew them."""
+    names: list[str] | None = run.record.get("start", {}).get("classes")
+    return names
 
 
 def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[str, str]:

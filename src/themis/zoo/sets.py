@@ -50,7 +50,8 @@ def read_pdf(folder: Path, split: Split) -> Seeds:
     seeds = known.read_pdf(folder, split="contagio" if split == "train" else "other")
     axes, raw = FeatureAxes(everything), Features.of(everything, _names(folder / "pdf_features.npz"))
     features = replace(raw, change=tuple("raise" if name in RAISED else "fixed" for name in raw.names), axes=axes)
-    return Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id).described(features)
+    placed = Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
+    return placed.described(features).classed(seeds.classes)
 
 
 def read_drebin(folder: Path, split: Split) -> Seeds:
@@ -91,6 +92,10 @@ class FeatureAxes:
         """Raw values `[rows, features]` as places in 0..1; a feature with one value only is always 0."""
         reach = torch.where(self.reach > 0, self.reach, 1).to(raw)
         return torch.log1p(raw - self.low.to(raw)) / reach
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """The formula's numbers: a raw value is low + expm1(place * reach)."""
+        return {"low": self.low.tolist(), "reach": self.reach.tolist()}
 
     def value(self, places: Tensor) -> Tensor:
         """The raw values at `places`; differentiable."""

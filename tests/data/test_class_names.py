@@ -1,0 +1,105 @@
+"""Names of classes: where data has them, how they are given, and where they are shown."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import themis
+from themis.data.readers import read_data
+from themis.data.seeds import read_seeds
+from themis.errors import UsageError
+from themis.origin import Origin
+from themis.report.view import read_view
+
+NAMES = ("dark", "<b>medium</b>", "bright")
+
+
+class Named(Dataset):
+    """Pictures by brightness, with names as torchvision's data sets have them."""
+
+    def __init__(self):
+        self.classes = list(NAMES)
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, k):
+        return torch.full((1, 4, 4), 0.1 + 0.4 * (k % 3)), k % 3
+
+
+class Brightness(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        return -(self.relu(x).flatten(1).mean(1, keepdim=True) - torch.tensor([0.1, 0.5, 0.9])).abs()
+
+
+@pytest.mark.parametrize(
+    "data", [Named(), Subset(Named(), range(12)), DataLoader(Named(), 4)], ids=lambda d: str(type(d))
+)
+def test_a_data_set_that_has_names_gives_them(data):
+    seeds = read_seeds(data, 9)
+    assert seeds.classes == NAMES
+    assert seeds[torch.arange(3)].held().classes == NAMES
+
+
+def test_of_synonyms_the_first_counts_and_what_is_no_name_none():
+    data = Named()
+    data.classes = [("tench", "Tinca tinca"), ("goldfish",)]
+    assert read_seeds(data).classes == ("tench", "goldfish")
+    data.classes = [0, 1, 2]
+    assert read_seeds(data).classes is None
+
+
+def test_readers_know_the_names_in_their_files(tmp_path):
+    from PIL import Image
+
+    for name in ("owl", "cat"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "pictures" / name / "0.png")
+    assert read_data(f"images:{tmp_path / 'pictures'}").classes == ("cat", "owl")
+    assert read_data(f"images:{tmp_path / 'pictures' / 'cat'}").classes is None
+    (tmp_path / "named.csv").write_text("a,b,class\n0,1,spam\n1,0,ham\n")
+    (tmp_path / "numbered.csv").write_text("a,b,class\n0,1,1\n1,0,0\n")
+    assert read_data(f"csv:{tmp_path / 'named.csv'}").classes == ("ham", "spam")
+    assert read_data(f"csv:{tmp_path / 'numbered.csv'}").classes is None
+
+
+def test_names_stay_with_features():
+    seeds = read_seeds((torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))).classed(NAMES).named(["a", "b"])
+    assert seeds.described(seeds.features).classes == NAMES
+
+
+@pytest.mark.parametrize("wrong", ["abc", [1, 2]])
+def test_names_must_be_texts(wrong):
+    with pytest.raises(UsageError, match="classes must be names"):
+        themis.run(Brightness(), torch.rand(4, 1, 4, 4), "brightness", classes=wrong)
+
+
+def run(out, data, **options):
+    return themis.run(Brightness(), data, "brightness", magnitude=2, max_tests=200, coverage=None, out=out, **options)
+
+
+def test_a_run_its_report_and_its_figures_say_the_names(tmp_path):
+    found = run(tmp_path / "run", Named())
+    assert found.start.classes == NAMES
+    view = read_view(tmp_path / "run")
+    assert view["outcomes"] == {str(k): NAMES[k] for k in {fault.answer for fault in found.faults}}
+    labels = {text.get_text() for text in found.plot_matrix().axes[0].get_xticklabels()}
+    assert labels <= set(NAMES)
+    assert labels
+    inputs = torch.stack([Named()[k][0] for k in range(30)])
+    themis.resume(tmp_path / "run", Brightness(), (inputs, torch.arange(30) % 3), max_tests=300)
+    assert set(read_view(tmp_path / "run")["outcomes"].values()) <= set(NAMES)
+
+
+def test_names_that_are_given_count_more(tmp_path):
+    other = ("night", "dusk", "noon")
+    assert run(None, Named(), classes=other).start.classes == other
+    assert run(None, (torch.rand(9, 1, 4, 4), None), classes=other).start.classes == other
+    (tmp_path / "table.csv").write_text("a,b,label\n0,1,1\n1,0,0\n")
+    assert Origin(data=f"csv:{tmp_path / 'table.csv'}", classes=["no", "yes"]).read().classes == ("no", "yes")
