@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from themis.faults import Fault
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
+    from themis.opening import open_run
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
     from themis.result import Run
@@ -46,6 +47,7 @@ _HOMES = {
     "UsageError": "errors",
     "compare": "comparison",
     "diff": "difference.diff",
+    "open_run": "opening",
     "resume": "begin",
     "retrain": "retraining.retrain",
     "run": "begin",
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "compare",
     "diff",
+    "open_run",
     "resume",
     "retrain",
     "run",

@@ -22,6 +22,7 @@ from themis.measure.chunk import padded
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.inputs import check_bounds
 from themis.measure.tests import Bools, Floats, Ints, Tests
+from themis.opening import Replays
 from themis.perturb.table import COUNT
 from themis.replay import Replayer, recorded_oracle
 from themis.result import Run
@@ -135,7 +136,10 @@ class Bench:
 @contextmanager
 def opened(source: Source, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Bench]:
     """A bench for these seeds, by default all; `chunk`: rows of a forward pass, by default as recorded."""
-    if isinstance(source, Run):
+    if isinstance(source, Run) and isinstance(source.faults._replay, Replays):
+        with source.faults._replay.replayer() as made, opened(made, seed_id, chunk) as bench:
+            yield bench
+    elif isinstance(source, Run):
         calculator, seeds = _campaign(source)
         with calculator.target.opened(), torch.no_grad():
             yield Bench(calculator, seeds, source.start.settings.random_seed, calculator.passes)

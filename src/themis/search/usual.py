@@ -187,9 +187,13 @@ def _floored(usual: Tensor) -> Tensor:
 
 def _calculator(source: Run | Replayer, n: int) -> Calculator:
     """One that has swept its seeds: the campaign's own, or one of the failing seeds of a run folder and `n` others."""
+    from themis.opening import Replays
     from themis.replay import Replayer, recorded_oracle
 
     if not isinstance(source, Replayer):
+        if isinstance(source.faults._replay, Replays):
+            with source.faults._replay.replayer() as made:
+                return _calculator(made, n)
         known = getattr(source.faults._replay, "keywords", {}).get("calculator")
         if known is None:
             raise UsageError("the run must be one of this process, this one has lost its campaign: use its folder")
