@@ -56,7 +56,8 @@ def test_the_theme_is_the_systems_until_one_is_chosen(browser, digits_report, sc
         page.emulate_media(color_scheme=scheme)
         page.emulate_media(color_scheme=other)
         page.wait_for_timeout(100)
-        wait_for_theme(page, scheme)
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert (lightness(page) > 128) == (scheme == "light")
 
 
 def test_the_sections_stand_in_the_order_in_which_one_asks(browser, digits_report):
@@ -100,6 +101,30 @@ def test_paper(browser, digits_report, scheme):
         ink = page.evaluate("getComputedStyle(document.querySelector('.verdict')).color")
         assert max(map(int, re.findall(r"\d+", ink)[:3])) < 80
         assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_what_is_printed_has_its_config_and_folds_it_again(browser, digits_report):
+    with visited(browser, digits_report) as page:
+        is_open = "(all) => all.map((each) => each.open)"
+        assert page.locator("#reproduce details").evaluate_all(is_open) == [False] * 3
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator("#reproduce details").evaluate_all(is_open) == [True] * 3
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("#reproduce details").evaluate_all(is_open) == [False] * 3
+
+
+def test_a_table_that_scrolls_says_so_until_its_end(browser, digits_report):
+    with visited(browser, digits_report, viewport={"width": 280, "height": 800}) as page:
+        box, hint = page.locator("#matrix .scrolling"), page.locator("#matrix .more")
+        assert hint.inner_text() == "Scroll sideways for more →"
+        assert box.evaluate("(box) => getComputedStyle(box).maskImage") != "none"
+        box.evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
+        page.wait_for_function("() => !document.querySelector('#matrix .scrolling').dataset.more")
+        assert hint.is_hidden()
+        left = "(box) => box.querySelector('tbody th').getBoundingClientRect().left - box.getBoundingClientRect().left"
+        assert abs(box.evaluate(left)) < 2  # the rows' names stay
+        page.set_viewport_size({"width": 1280, "height": 800})
+        assert page.locator("#matrix .more").is_hidden()
 
 
 def test_without_scripts_it_says_what_it_needs(browser, digits_report):
