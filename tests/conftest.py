@@ -18,7 +18,9 @@ hypothesis.settings.load_profile("themis")
 
 TOGETHER = ("retraining", "report", "difference", "trackers")
 """Folders whose files make something dear for all their tests: each file runs on one worker, and makes it once."""
-ALSO = ("test_agreement.py", "test_watch.py", "test_pytest_plugin.py", "test_retrain_command.py")
+ALSO = ("test_agreement.py", "test_retrain_command.py")
+AS_ONE = ("plugin", "watch")
+"""Folders whose files share what is dear: all of one run on one worker."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,6 +28,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in TOGETHER or item.path.name in ALSO:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif item.path.parent.name in AS_ONE:
+            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
 
 
 @pytest.fixture
