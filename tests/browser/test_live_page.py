@@ -75,11 +75,13 @@ def test_the_page_says_when_the_server_has_gone(browser, digits_run):
     context = browser.new_context()
     try:
         page = context.new_page()
+        page.clock.install()
         page.goto(opened.url)
         expect(page.locator("#cards article").first).to_be_visible()
         opened.shutdown()
         thread.join()
         opened.server_close()
+        page.clock.fast_forward(10_000)  # when it asks again
         expect(page.locator("#state")).to_contain_text("no connection", timeout=20_000)
         assert page.locator("#cards article").count() == 24
     finally:
