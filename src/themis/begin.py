@@ -222,7 +222,7 @@ def _features_hash(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
     """What tells a table's features from others, where tests depend on them; and how a report says their values."""
     if perturbation.inputs != "table":
         return {}
-    axes = getattr(seeds.features.axes, "as_dict", dict)()
+    axes: dict[str, Any] = getattr(seeds.features.axes, "as_dict", dict)()
     return {
         "features_sha256": seeds.features.sha256,
         "feature_names": list(seeds.features.names),

@@ -127,8 +127,8 @@ def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[s
             f"{columns.path}, row {at + 1}: labels must be all numbers or all names, got {labels[at]!r} among numbers: "
             "mend the row"
         )
-    names, at = np.unique(np.array(labels), return_inverse=True)
-    return at, names.tolist()
+    names, numbered = np.unique(np.array(labels), return_inverse=True)
+    return numbered, names.tolist()
 
 
 # CSV
