@@ -9,9 +9,7 @@ import torch
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers' threads would wait for each other
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a shell's background: tests' own processes would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; tests' processes would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may take long
 hypothesis.settings.load_profile("themis")
