@@ -31,6 +31,7 @@ from themis.retraining.ledger import ledger_of
 from themis.retraining.parts import Split, read_parts
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
+from themis.start import check_classes
 from themis.store import Reader, Writer
 from themis.target import AnyTarget, Target
 
@@ -67,7 +68,8 @@ def run(
     target = as_target(target)
     check_gradient(chosen, target)
     seeds = _described(read_seeds(data, settings.max_seeds), features)
-    seeds = seeds if classes is None else seeds.classed(classes)
+    given = origin.classes if classes is None and origin is not None else classes
+    seeds = seeds if given is None else seeds.classed(given)
     check_fits(chosen, seeds.shape[1:])
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
@@ -85,7 +87,10 @@ def run(
             record["parts"] = None if split is None else split.describe()
             store.create(record, settings.max_stored, None if split is None else split.as_bytes())
         told = Callbacks(callbacks)
-        return Campaign(target, seeds, chosen, policy, settings, told, store, environment, guide=guide).run()
+        campaign = Campaign(target, seeds, chosen, policy, settings, told, store, environment, guide=guide)
+        if given is not None:
+            check_classes(campaign)
+        return campaign.run()
 
 
 def as_target(target: Any) -> AnyTarget:
@@ -135,15 +140,15 @@ def resume(
             environment = _checked_environment(made, run)
             guide = _guide(run, criterion, made, chosen, settings, train)
             record = describe_run(settings, made.origin, made.perturbation, run.record["environment"])
-            store.reopen(record, settings.max_stored)
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else checkpoint.values["chunk"]
-            classes = made.seeds.classes or run.record.get("start", {}).get("classes")
+            classes = run.record.get("start", {}).get("classes") or made.seeds.classes
             what = (made.target, made.seeds.classed(classes), made.perturbation, chosen, settings)
             campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk, guide)
             if checkpoint is not None:
                 faults = run.faults("id < ?", (checkpoint.tests,))
                 campaign.restore(checkpoint, run.rounds(checkpoint.rounds), faults)
+            store.reopen(record, settings.max_stored)  # from here on the run is another
             return campaign.run()
 
 

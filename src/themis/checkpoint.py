@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.errors import StoreError
 from themis.measure.tests import Results, Tests
 from themis.store.writer import Checkpoint
 
@@ -99,7 +100,12 @@ def load(campaign: Campaign, checkpoint: Checkpoint) -> None:
     campaign.panel.restore(tree["panel"], device)
     campaign.shape.restore(tree["shape"], device)
     campaign.tally.restore(_arrays(tree["tally"]))
-    campaign.policy.state = _arrays(tree["policy"])
+    state = _arrays(tree["policy"])
+    if campaign.policy.state.keys() - state.keys():
+        raise StoreError(
+            "a run must be gone on with by the version of Themis that began it, this one searches otherwise"
+        )
+    campaign.policy.state = state
     if campaign.guide is not None:
         state = {name: each.to(device) for name, each in tree["criterion"].items()}
         view = campaign.calculator.view

@@ -112,16 +112,14 @@ class Origin:
         return Target(made, **options, version=version)
 
     def read(self) -> Any:
-        """The data, read again, with its features and classes where they are described."""
+        """The data, read again, with its features where they are described."""
         data = self._read()
-        if self.features is None and self.classes is None:
+        if self.features is None:
             return data
         from themis.data.seeds import read_seeds
 
         with self.at_home():
-            seeds = read_seeds(data)
-            seeds = seeds if self.features is None else seeds.described(self.features)
-        return seeds if self.classes is None else seeds.classed(self.classes)
+            return read_seeds(data).described(self.features)
 
     def read_rivals(self) -> list[AnyTarget]:
         """The rivals, made again: those of the zoo with their weights, others around as the target is."""

@@ -1,6 +1,7 @@
 """The plan, its grids and its seeds: decided before any technique runs."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -213,6 +214,9 @@ def test_a_folder_takes_the_same_plan_again_and_refuses_another(tmp_path):
     for _ in range(2):
         folder = Folder(tmp_path / "out")
         folder.begin(record(), {"torch": "1"})
+        folder.close()
+        folder = Folder(tmp_path / "unlimited")
+        folder.begin({**record(), "theta": [{"name": "count", "limits": [0, math.inf]}]}, {"torch": "1"})
         folder.close()
     folder = Folder(tmp_path / "out")
     with pytest.raises(UsageError, match=r"max_passes 5000 then, 300 now.*another folder"):

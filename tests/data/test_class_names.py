@@ -99,7 +99,26 @@ def test_a_run_its_report_and_its_figures_say_the_names(tmp_path):
 
 def test_names_that_are_given_count_more(tmp_path):
     other = ("night", "dusk", "noon")
-    assert run(None, Named(), classes=other).start.classes == other
-    assert run(None, (torch.rand(9, 1, 4, 4), None), classes=other).start.classes == other
-    (tmp_path / "table.csv").write_text("a,b,label\n0,1,1\n1,0,0\n")
-    assert Origin(data=f"csv:{tmp_path / 'table.csv'}", classes=["no", "yes"]).read().classes == ("no", "yes")
+    assert run(tmp_path / "run", Named(), classes=other).start.classes == other
+    assert themis.resume(tmp_path / "run", Brightness(), Named(), max_tests=300).start.classes == other
+    assert themis.open_run(tmp_path / "run").start.classes == other
+    assert run(None, (torch.rand(9, 1, 4, 4), None), classes=np.array(other)).start.classes == other
+    assert (
+        run(None, Named(), origin=Origin(model="mine:net", data="mine:data", classes=list(other))).start.classes
+        == other
+    )
+
+
+def test_names_are_of_all_answers_or_none():
+    data = Named()
+    data.classes = ["dark", "bright"]
+    with pytest.warns(RuntimeWarning, match="a name for each of the model's 3 answers, got 2.*numbers are shown"):
+        assert run(None, data).start.classes is None
+    with pytest.raises(UsageError, match="a name for each of the model's 3 answers, got 2"):
+        run(None, Named(), classes=["dark", "bright"])
+    data.target_transform = {0: 0, 1: 4, 2: 4}.get
+    assert read_seeds(data).classes is None  # names of other numbers
+    target = themis.Target(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), oracle="regression:9")
+    data = torch.rand(9, 1, 4, 4), torch.rand(9)
+    with pytest.raises(UsageError, match="classes must be left out where answers are no classes, got 3 names"):
+        themis.run(target, data, "brightness", classes=NAMES)

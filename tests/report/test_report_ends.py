@@ -46,6 +46,16 @@ def test_a_campaign_that_failed_says_so_and_why(left, n_rounds, tmp_path):
     assert ["themis resume " + str(tmp_path / "run"), "Go on where it stopped"] in view["reproduce"]
 
 
+def test_what_was_said_stays_where_going_on_fails_at_once(tmp_path):
+    fail(tmp_path / "run", 12)
+    before = read_view(tmp_path / "run")
+    with pytest.raises(ModelError):
+        themis.resume(tmp_path / "run", Failing(1), pictures())
+    after = read_view(tmp_path / "run")
+    assert (after["state"], after["stop"]) == ("failed", before["stop"])
+    assert after["fault_rate"] == before["fault_rate"] is not None
+
+
 def test_a_campaign_that_failed_in_its_first_round_goes_on_to_the_same_end(tmp_path):
     fail(tmp_path / "run", 5)
     options = {"magnitude": 0.5, "max_tests": 600, "round_size": 200, **ENDLESS}

@@ -110,6 +110,23 @@ def test_a_finished_campaign_has_nothing_left_to_do_until_a_limit_is_raised(trai
     assert "max_tests: 2560" in (tmp_path / "run/config.yaml").read_text()
 
 
+class Learns(Random):
+    """A later version of a policy, which keeps something more."""
+
+    def init(self, space):
+        super().init(space)
+        self.state = {**self.state, "more": np.zeros(1)}
+
+
+def test_a_policy_that_kept_less_is_not_gone_on_with(trained, tmp_path):
+    model, digits = trained
+    campaign(trained, max_tests=640, policy=Random(), out=tmp_path / "run")
+    summary = (tmp_path / "run/summary.json").read_bytes()
+    with pytest.raises(StoreError, match="by the version of Themis that began it"):
+        themis.resume(tmp_path / "run", model, digits, policy=Learns(), max_tests=1280)
+    assert (tmp_path / "run/summary.json").read_bytes() == summary
+
+
 def test_time_and_passes_go_on_counting(trained, tmp_path):
     model, digits = trained
     stopped = campaign(trained, max_tests=2560, out=tmp_path / "run", callbacks=[StopAt(1)])

@@ -87,10 +87,11 @@ class Seeds:
 
     def classed(self, classes: Sequence[str] | None) -> Seeds:
         """The same with names for the classes."""
-        if classes is not None and (isinstance(classes, str) or not all(isinstance(each, str) for each in classes)):
+        names = None if classes is None else tuple(classes)
+        if names is not None and (isinstance(classes, str) or not all(isinstance(each, str) for each in names)):
             raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
         about = copy(self._about)
-        about.classes = tuple(classes) if classes else None
+        about.classes = names or None
         return Seeds(self.inputs, self._labels, self.seed_id, about)
 
     def described(self, features: Features | str | Path) -> Seeds:
@@ -196,6 +197,8 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
 
 def _classes_of(dataset: Any) -> list[str] | None:
     """Names that a data set has for its classes, as torchvision's have; those of a subset are the whole's."""
+    if getattr(dataset, "target_transform", None) is not None:  # other numbers than the names'
+        return None
     names = getattr(dataset, "classes", None)
     if names is None and hasattr(dataset, "dataset"):
         return _classes_of(dataset.dataset)

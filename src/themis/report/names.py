@@ -39,8 +39,7 @@ def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
         return f"label {name} flipped"
     if task == "segmentation":
         return f"class {name} lost"
-    is_class = task in ("wrong", "changed", "top5", "threshold")
-    return name if is_class or classes is not None else f"outcome {name}"
+    return name if task in ("wrong", "changed", "top5", "threshold") else f"outcome {outcome}"
 
 
 def feature_names(run: Reader) -> list[str] | None:

@@ -68,7 +68,9 @@ class Space:
     def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> NDArray[np.float64]:
         """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
         across = np.array(columns, dtype=np.int64)
-        return self.uniform(purpose, across, *(each if isinstance(each, int) else each[:, None] for each in words))
+        return self.uniform(
+            purpose, across, *(each if isinstance(each, int | np.integer) else each[:, None] for each in words)
+        )
 
     def uniform_theta(self, *words: int | Ints) -> Floats:
         """Theta drawn uniformly from the box, `[tests, dimensions]`."""

@@ -54,7 +54,7 @@ class PlannedFolder(ABC):
 
     def begin(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
         """Write the plan, or refuse one that would change the steps that are there."""
-        before, record = self.read(PLAN), json.loads(json.dumps(record))
+        before, record = finite(self.read(PLAN)), json.loads(json.dumps(finite(record)))
         if before is None:
             self.write(PLAN, {**record, "environment": environment})
             return
