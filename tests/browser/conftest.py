@@ -52,6 +52,12 @@ class Labelled(torch.nn.Module):
         return self.last(getattr(self, "<b>bold<b>")(x).flatten(1))
 
 
+@pytest.fixture
+def markup():
+    """What runs, if it is not taken as text."""
+    return MARKUP
+
+
 @pytest.fixture(scope="session")
 def markup_report(tmp_path_factory):
     """The report of a run whose classes, files, folder and layers have markup for names."""

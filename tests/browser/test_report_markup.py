@@ -7,20 +7,18 @@ need_browser()
 pytestmark = pytest.mark.xdist_group("browser")
 
 
-def test_markup_is_text(browser, markup_report):
-    from conftest import MARKUP
-
+def test_markup_is_text(browser, markup_report, markup):
     with visited(browser, markup_report) as page:
         for details in page.locator("details").all():
             details.evaluate("(each) => { each.open = true; }")
         page.wait_for_function("() => document.querySelectorAll('.figure details table').length > 0")
         assert page.evaluate("window.hacked") is None
         for place in ("#filter-clean", "#filter-answer", "#matrix", "#cards", "#run", "h1"):
-            assert MARKUP in page.locator(place).text_content(), place
+            assert markup in page.locator(place).text_content(), place
         assert "<script>window.hacked=1" in page.locator("#matrix").text_content()
         assert "\"'&amp; plain" in page.locator("#matrix").text_content()
         assert "<b>bold<b>" in page.locator("#layers").text_content()
-        assert MARKUP in page.title()
+        assert markup in page.title()
         sources = page.locator("img").evaluate_all("(all) => all.map((each) => each.getAttribute('src'))")
         assert sources
         assert all(each.startswith("data:image/png;base64,") for each in sources)
