@@ -7,7 +7,7 @@ from themis.perturb import choose_perturbation
 from themis.retraining.examine import examine
 from themis.retraining.ledger import searching_seen
 from themis.retraining.material import of_faults
-from themis.retraining.parts import read_parts
+from themis.retraining.parts import PARTS, read_parts, seed_hashes
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
 
@@ -37,3 +37,9 @@ def retrained(case, target=None, parts=None):
 
 def judge(target, seeds, ledger):
     return examine(target, seeds, NOISE, ledger=ledger, draws=1, passes=0)
+
+
+def assert_disjoint(parts):
+    """No two parts share a picture."""
+    of_each = [set(seed_hashes(getattr(parts, name)).tolist()) for name in PARTS]
+    assert sum(map(len, of_each)) == len(set.union(*of_each)) > 0

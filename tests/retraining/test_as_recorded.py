@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from leaks import NOISE, REFUSED, SHARES, searched
+from leaks import NOISE, REFUSED, SHARES, assert_disjoint, searched
 from safetensors.torch import load, save
 
 import themis
@@ -18,7 +18,7 @@ from themis.oracle import choose_oracle
 from themis.replay import Replayer
 from themis.retraining.ledger import Ledger, write_weights
 from themis.retraining.material import of_faults
-from themis.retraining.parts import check_disjoint, read_parts
+from themis.retraining.parts import read_parts
 from themis.store import Reader
 
 SPLIT = "the data must be the one that was split before the campaign"
@@ -105,7 +105,7 @@ def test_other_data_than_the_split_is_refused(case, how):
         themis.resume(out, target, other)
     if how == "exchanged":  # content says which part a picture is in: these are not judges any more
         found = read_parts(result, other)
-        check_disjoint(found)
+        assert_disjoint(found)
         assert not Ledger.of(parts.search, parts.train).knows(found.judge).any()
     elif how != "one value":
         with pytest.raises(DataError, match=SPLIT):

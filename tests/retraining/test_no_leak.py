@@ -15,7 +15,7 @@ from themis.models import load_weights
 from themis.oracle import choose_oracle
 from themis.retraining.ledger import Ledger, ledger_of, read_ledger, write_weights
 from themis.retraining.material import of_faults
-from themis.retraining.parts import Parts, check_disjoint, split
+from themis.retraining.parts import split
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
 from themis.zoo import lenet5
@@ -223,20 +223,3 @@ def test_a_round_in_memory_carries_the_round_before(case, tuned):
     for seen in (parts.train, rest):  # the first round's, and this one's
         with pytest.raises(DataError, match=REFUSED):
             judge(again.target, seen, again.ledger)
-
-
-# Parts made by hand
-
-
-def test_parts_made_by_hand_must_share_nothing(case):
-    parts = case[3]
-    for mixed in (
-        Parts(parts.search, parts.train, parts.search),
-        Parts(parts.search, parts.train, under_other_indices(parts.train)),
-        Parts(parts.search, from_bytes(parts.judge), parts.judge),
-        Parts(parts.search, parts.search, parts.judge),
-        Parts(parts.search, parts.train, one_of_many(parts.train)),
-    ):
-        with pytest.raises(DataError, match="the parts must share no seed"):
-            check_disjoint(mixed)
-    check_disjoint(parts)

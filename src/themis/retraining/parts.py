@@ -126,21 +126,6 @@ def input_hashes(inputs: Tensor | Rows) -> Hashes:
     return hashes
 
 
-def check_disjoint(parts: Parts) -> None:
-    """Refuse parts that share a picture."""
-    seen: dict[str, Hashes] = {}
-    for name in PARTS:
-        seeds: Seeds = getattr(parts, name)
-        hashes = seed_hashes(seeds)
-        for other, theirs in seen.items():
-            if (is_shared := np.isin(hashes, theirs)).any():
-                raise DataError(
-                    f"the parts must share no seed, {int(is_shared.sum()):,} of {name} are in {other} too "
-                    f"({name_seeds(seeds, is_shared)}): split them by themis.retraining.parts.split"
-                )
-        seen[name] = hashes
-
-
 def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
     """The recorded parts of a run's data that was read again; other data than the recorded is refused.
 
