@@ -299,3 +299,15 @@ sys.exit(main())
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nStopped because" in done.stdout
     assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, "1000 None"), ({"GOMP_SPINCOUNT": "7"}, "7 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],
+)
+def test_threads_that_wait_do_not_take_the_cores_of_others(given, kept):
+    code = "import os, themis.cli; themis.cli.main(['--version']); env = os.environ.get; "
+    code += "print(env('GOMP_SPINCOUNT'), env('OMP_WAIT_POLICY'))"
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=own | given, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == [kept]
