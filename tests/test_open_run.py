@@ -8,23 +8,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import nn
+from user_module import SMALL
 
 import themis
 from themis.errors import UsageError
 from themis.store import writer
 
 OPTIONS = {"magnitude": 0.5, "max_tests": 600, "round_size": 200, "tolerance": 1e-9, "plateau": None}
-MODULE = """
-import torch
-from torch import nn
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
-
-def data():
-    return torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-"""
 
 
 def net():
@@ -87,7 +77,7 @@ def test_it_replays_and_shrinks_with_the_model_that_is_given(made):
 def test_what_the_command_line_made_replays_by_itself(tmp_path, monkeypatch, capsys):
     from themis.cli import main
 
-    (tmp_path / "opened_here.py").write_text(MODULE)
+    (tmp_path / "opened_here.py").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["--model", "opened_here:net", "--data", "opened_here:data", "--perturb", "gaussian", "--magnitude", "0.5"]

@@ -5,22 +5,14 @@ import shutil
 
 import pytest
 import torch
-from user_module import go_to
+from user_module import SMALL, go_to
 
 import themis
 from themis.cli import main
 
-MODULE = """
-import torch
-from torch import nn
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
-
-def data():
-    return torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
+MODULE = (
+    SMALL
+    + """
 class WornOut(nn.Module):
     left, error = 12, ZeroDivisionError("worn out")
 
@@ -37,6 +29,7 @@ class WornOut(nn.Module):
 class Stopped(WornOut):
     left, error = 12, KeyboardInterrupt
 """
+)
 BASE = ["--data", "mine:data", "--perturb", "gaussian", "--magnitude", "0.5", "--tolerance", "1e-9"]
 
 
