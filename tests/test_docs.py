@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,14 +25,13 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_runs(block, capsys):
+    torch.manual_seed(0)  # documents' nets are drawn at random
     space = {}
     exec(compile(block, "document", "exec"), space)
     if "run" in space:
         assert space["run"].rounds[-1].tests > 0
         assert "True" in capsys.readouterr().out
     elif "BAND" in space:
-        import torch
-
         import themis
 
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
