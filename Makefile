@@ -14,7 +14,7 @@ help:  ## print this list
 setup: $(READY)  ## create .venv and install Themis from the pinned files
 
 # torch comes first and alone: pinned, so that nothing pulls a build with gigabytes of CUDA.
-$(READY): pyproject.toml setup.py constraints.txt src/themis/native.c
+$(READY): pyproject.toml setup.py constraints.txt src/themis/compute/native.c
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Themis needs Python 3.11 to 3.13: make PYTHON=python3.12")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -45,4 +45,4 @@ bench: $(RIVALS)  ## run the benchmarks and print their tables
 	for each in benchmarks/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info src/themis/_native*.so
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info src/themis/compute/_native*.so

@@ -24,7 +24,7 @@ from themis import Target
 from themis.criteria import Criterion, choose_criterion, fit_to
 from themis.criteria.view import View
 from themis.data.seeds import Seeds
-from themis.probe import OUTPUT
+from themis.target.activations import OUTPUT
 
 COVERAGE = ("nc", "kmnc", "nbc", "snac", "tknc", "tknp", "nlc", "cc", "idc", "mcdc", "tway", "scc")
 SURPRISE = ("lsa", "dsa", "mdsa")

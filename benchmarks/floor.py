@@ -21,12 +21,12 @@ from rich.table import Table
 
 import themis
 from themis import Target
-from themis.campaign import Campaign
-from themis.environment import describe_environment
+from themis.campaign.loop import Campaign
 from themis.measure import calculator as calculator_module
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Fold
 from themis.measure.moments import Accumulator
+from themis.runs.environment import describe_environment
 from themis.zoo import lenet5, resnet56
 
 AIM = 1.3

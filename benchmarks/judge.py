@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from themis.environment import describe_environment
 from themis.judge import JUDGES
 from themis.measure.moments import Moments
+from themis.runs.environment import describe_environment
 
 TESTS = 2_000
 NEURONS = 1_000

@@ -22,7 +22,7 @@ from rich.table import Table
 import themis
 from themis.cli.demo import make_data, make_model
 from themis.perturb import PERTURBATIONS
-from themis.result import percent
+from themis.runs.run import percent
 
 
 def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict:

@@ -27,7 +27,7 @@ import themis
 from themis import Normalize, Run, Target
 from themis.data.readers import data_folder, read_cifar10
 from themis.data.seeds import Seeds, read_seeds
-from themis.environment import describe_environment
+from themis.runs.environment import describe_environment
 from themis.zoo import resnet56
 
 N_SEEDS = 2_000

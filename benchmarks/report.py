@@ -24,8 +24,8 @@ from rich.table import Table
 
 import themis
 from themis.cli.demo import make_data, make_model
-from themis.environment import describe_environment
 from themis.report.page import write_report
+from themis.runs.environment import describe_environment
 
 AIM_SECONDS, AIM_BYTES = 2.0, 20e6
 

@@ -30,12 +30,12 @@ from searching.files import write_results
 from searching.packs import Held, hold, read_pack, write_pack
 
 from themis.errors import ThemisError
+from themis.experiments.retraining.compare import attempt, summarise
+from themis.experiments.retraining.contest import Case, Contest, Terms
+from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.standing import show
 from themis.perturb import choose_perturbation
-from themis.retraining.compare import attempt, summarise
-from themis.retraining.contest import Case, Contest, Terms
-from themis.retraining.ledger import Ledger
-from themis.retraining.recipe import Recipe
-from themis.retraining.standing import show
+from themis.runs.ledger import Ledger
 
 EVERY = 10
 """Cells after which a row's intervals are made anew before it is whole."""
@@ -126,7 +126,7 @@ def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
 
 def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict[str, Any]:
     """One cell: a technique on a row, once."""
-    from themis.retraining.techniques import named
+    from themis.experiments.retraining.techniques import named
 
     torch.set_num_threads(1)
     return attempt(_contest(setting, inputs), (named(technique), random_seed))

@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import themis
-from themis import Target, begin
+from themis import Target
+from themis.campaign import api as begin
 from themis.cli.demo import make_data, make_model
-from themis.environment import describe_environment
-from themis.store.tensors import Tensors
-from themis.store.writer import Writer
+from themis.runs.environment import describe_environment
+from themis.runs.store.tensors import Tensors
+from themis.runs.store.writer import Writer
 
 AIM = 1.03
 SHAPES = {"digits": (1, 28, 28), "CIFAR": (3, 32, 32), "ImageNet": (3, 224, 224)}

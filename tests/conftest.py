@@ -14,10 +14,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may take long
 hypothesis.settings.load_profile("themis")
 
-TOGETHER = ("retraining", "report", "difference", "trackers")
+TOGETHER = ("retraining", "report", "diff", "trackers")
 """Folders whose files make something dear for all their tests: each file runs on one worker, and makes it once."""
-ALSO = ("test_agreement.py", "test_retrain_command.py")
-AS_ONE = ("plugin", "watch")
+ALSO = ("test_agreement.py", "test_retrain_command.py", "test_parts.py", "test_ledger.py")
+AS_ONE = ("gates", "watch")
 """Folders whose files share what is dear: all of one run on one worker."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from themis.environment import describe_environment
+from themis.runs.environment import describe_environment
 
 
 def read_results(path: str | None, settings: dict[str, Any], again: list[str]) -> dict[str, Any]:

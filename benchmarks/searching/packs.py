@@ -14,10 +14,10 @@ import torch
 
 from searching.rows import TARGET, _pack, _seeds
 from themis.data.seeds import Seeds, read_seeds
-from themis.origin import Origin
-from themis.retraining.grading import settled
-from themis.retraining.parts import Parts, choose_part, seed_hashes
-from themis.target import Target
+from themis.experiments.retraining.grading import settled
+from themis.runs.parts import Parts, choose_part, seed_hashes
+from themis.runs.source import Origin
+from themis.target.target import Target
 
 SEEDS = {"dave2-udacity": (900, 450), "resnet56-cifar10": (3_000, 1_500)}
 """Test seeds and training inputs at most; of others these:"""

@@ -17,8 +17,8 @@ from themis.criteria.fitting import fit_to
 from themis.criteria.names import PAPER, choose_criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.oracle import choose_oracle
-from themis.origin import Origin
-from themis.target import AnyTarget, Target
+from themis.runs.source import Origin
+from themis.target.target import AnyTarget, Target
 
 SIX = "rotate + shift + brightness + contrast + gaussian_blur"
 TRAIN_INPUTS = 10_000

@@ -8,49 +8,49 @@ from typing import TYPE_CHECKING, Any
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.begin import resume, run
-    from themis.blackbox import BlackBox
-    from themis.callback import Callback
-    from themis.comparison import compare
+    from themis.campaign.api import resume, run
+    from themis.campaign.callback import Callback
     from themis.data.features import Features
-    from themis.difference.diff import diff
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
-    from themis.faults import Fault
+    from themis.experiments.comparison import compare
+    from themis.experiments.retraining.retrain import retrain
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
-    from themis.opening import open_run
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
-    from themis.result import Run
-    from themis.retraining.retrain import retrain
-    from themis.target import Normalize, Target
+    from themis.runs.diff.diff import diff
+    from themis.runs.faults import Fault
+    from themis.runs.open import open_run
+    from themis.runs.run import Run
+    from themis.target.blackbox import BlackBox
+    from themis.target.target import Normalize, Target
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
 _HOMES = {
-    "BlackBox": "blackbox",
-    "Callback": "callback",
+    "BlackBox": "target.blackbox",
+    "Callback": "campaign.callback",
     "Compare": "oracle",
     "Coverage": "judge.coverage",
     "DataError": "errors",
-    "Fault": "faults",
+    "Fault": "runs.faults",
     "Features": "data.features",
     "MissingExtraError": "errors",
     "ModelError": "errors",
     "Moments": "measure.moments",
-    "Normalize": "target",
+    "Normalize": "target.target",
     "Perturbation": "perturb",
-    "Run": "result",
+    "Run": "runs.run",
     "StoreError": "errors",
-    "Target": "target",
+    "Target": "target.target",
     "ThemisError": "errors",
     "Theta": "perturb",
     "UsageError": "errors",
-    "compare": "comparison",
-    "diff": "difference.diff",
-    "open_run": "opening",
-    "resume": "begin",
-    "retrain": "retraining.retrain",
-    "run": "begin",
+    "compare": "experiments.comparison",
+    "diff": "runs.diff.diff",
+    "open_run": "runs.open",
+    "resume": "campaign.api",
+    "retrain": "experiments.retraining.retrain",
+    "run": "campaign.api",
 }
 __all__ = [
     "BlackBox",

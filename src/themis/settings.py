@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from themis.errors import UsageError
-from themis.rules import check_known, check_numbers, check_rules, option
+from themis.options import check_known, check_numbers, check_rules, option
 
 
 def check_shares(shares: Sequence[float]) -> list[float]:

@@ -12,8 +12,8 @@ from torch import nn
 
 import themis
 from themis.cli import main
-from themis.faults import telling
-from themis.store.reader import Reader
+from themis.runs.faults import telling
+from themis.runs.store.reader import Reader
 
 
 class Wavering(nn.Module):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from themis.cli import fill, run
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, chosen, parse
 from themis.errors import UsageError
-from themis.origin import Origin
-from themis.rules import option
+from themis.options import option
+from themis.runs.source import Origin
 from themis.settings import Settings
 
 NEEDED = "--model mine:net --data mine:data --perturb gaussian"

@@ -13,9 +13,9 @@ import torch
 
 import themis
 from themis.cli import main
-from themis.origin import Origin
-from themis.replay import Replayer
-from themis.store.reader import Reader
+from themis.runs.replay import Replayer
+from themis.runs.source import Origin
+from themis.runs.store.reader import Reader
 
 MODULE = '''
 import torch

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from themis.cli import COMMANDS, completion, main
-from themis.retraining.recipe import OPTIMISERS, SCHEDULES
+from themis.experiments.retraining.recipe import OPTIMISERS, SCHEDULES
 
 MODULE = """
 import torch
@@ -123,7 +123,7 @@ def test_techniques_are_compared(home, capsys):
 
 
 def test_an_interrupt_says_how_to_go_on(home, capsys, monkeypatch):
-    from themis.retraining.progress import ShowSteps
+    from themis.experiments.retraining.progress import ShowSteps
 
     def stop(self, text, n_done, n_steps):
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from themis.cli import main
-from themis.store.reader import Reader
+from themis.runs.store.reader import Reader
 
 MODULE = '''
 import torch

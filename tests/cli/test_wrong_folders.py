@@ -11,7 +11,7 @@ import torch
 from wrong_use import FIRST, HELD, MODULE, enter, finished_run, refused, run, weights_of_a_net, write
 
 from themis.cli import main
-from themis.store import Writer
+from themis.runs.store import Writer
 
 
 def run_with_weights():

@@ -81,7 +81,7 @@ def test_it_is_what_the_tool_computes(variant, k):
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_batches_are_as_good_as_one_by_one(variant, is_compiled, monkeypatch):
     if not is_compiled:
-        monkeypatch.setattr("themis.native.library_for", lambda tensor: None)
+        monkeypatch.setattr("themis.compute.native.library_for", lambda tensor: None)
     train, tests = data()
     tests = torch.cat([tests, tests[:10], tests.sort(0, descending=True).values, tests[-1:].expand(20, -1), train])
     tests = torch.cat([tests, tests[:31], tests.new_full((1, 12), 0.123)])  # the last alone of its batch

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from themis.compute.native import library
 from themis.criteria import scc
 from themis.criteria.readings import Layout
 from themis.criteria.scc import SCC
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, cover
 from themis.measure.moments import Moments
-from themis.native import library
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 TOLERANCE = 0.005
 WAYS = (scc.walk, scc.walk_plainly)
@@ -136,7 +136,7 @@ def test_without_c_all_is_the_same(cells, monkeypatch):
     values[9, 4] = torch.nan
     plain, blocks = SCC(TOLERANCE), SCC(TOLERANCE)
     raised = plain.update(values, clean=clean)
-    monkeypatch.setattr("themis.native.library_for", lambda _: None)
+    monkeypatch.setattr("themis.compute.native.library_for", lambda _: None)
     monkeypatch.setattr(scc, "CELLS_AT_ONCE", cells)
     assert blocks.update(values, clean=clean).equal(raised)
     assert all(each.equal(blocks.state[name]) for name, each in plain.state.items())

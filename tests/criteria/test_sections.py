@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from themis.compute.native import library
 from themis.criteria import sections as module
 from themis.criteria.sections import Sections, cover, cover_plainly, n_words, no_bits
-from themis.native import library
 
 RULES = {"int": (False, True), "ceil": (True, True), "lost": (False, False)}
 needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this machine")

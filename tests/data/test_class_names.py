@@ -10,8 +10,8 @@ import themis
 from themis.data.readers import read_data
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
-from themis.origin import Origin
 from themis.report.view import read_view
+from themis.runs.source import Origin
 
 NAMES = ("dark", "<b>medium</b>", "bright")
 

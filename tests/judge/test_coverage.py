@@ -11,7 +11,7 @@ from themis.judge.coverage import UNSEEN_TESTS, Rule, cover
 from themis.judge.exact import exact
 from themis.judge.sampler import sample_neurons
 from themis.measure.moments import Moments
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 
 def moments(spread, count, mean=1.0):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from themis import DataError, ModelError, Target
+from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import chunk_size
@@ -16,7 +17,6 @@ from themis.measure.moments import Moments
 from themis.measure.tests import Details, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
-from themis.rng import mix, uniform
 from themis.zoo import lenet5
 
 

@@ -14,9 +14,9 @@ from torch import nn
 import themis
 from themis.cli import main
 from themis.oracle import Compare
-from themis.replay import Replayer
-from themis.store import Reader
-from themis.words import opening
+from themis.runs.display.text import opening
+from themis.runs.replay import Replayer
+from themis.runs.store import Reader
 
 OPTIONS = {"max_tests": 400, "round_size": 100, "max_stored": 20, "tolerance": 1e-12, "plateau": None}
 
@@ -211,7 +211,7 @@ def test_faults_of_every_task_can_be_drawn_and_exported(name, tmp_path):
 
     import pandas as pd
 
-    from themis.report.figure import _say, draw_faults
+    from themis.runs.display.figure import _say, draw_faults
 
     model, oracle, _, _ = TASKS[name]
     target = themis.Target(model, oracle=oracle)

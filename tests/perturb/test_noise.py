@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from themis.compute.rng import Rng
 from themis.perturb import Context, perturb
 from themis.perturb.combine import combine
 from themis.perturb.light import LIGHT
 from themis.perturb.noise import NOISE
-from themis.rng import Rng
 
 BY_NAME = {each.name: each for each in (*NOISE, *LIGHT)}
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
 from themis.perturb.sensor import SENSOR
-from themis.rng import Rng
 
 BY_NAME = {each.name: each for each in SENSOR}
 

@@ -18,8 +18,8 @@ from themis.data import read_seeds
 from themis.oracle.classes import class_loss
 from themis.perturb import Context, perturb
 from themis.perturb.table import TABLE
-from themis.replay import Replayer
-from themis.store import Reader
+from themis.runs.replay import Replayer
+from themis.runs.store import Reader
 
 EDIT, WORST, NOISE = TABLE
 KINDS, CHANGES = ("binary", "integer", "number"), ("any", "raise", "lower", "fixed")

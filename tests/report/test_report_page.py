@@ -15,10 +15,10 @@ from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
 from themis.errors import StoreError
-from themis.origin import Origin
 from themis.report.page import REPORT, render, write_report
-from themis.report.png import LARGEST, data_uri, png, to_pixels
 from themis.report.view import read_view
+from themis.runs.display.png import LARGEST, data_uri, png, to_pixels
+from themis.runs.source import Origin
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

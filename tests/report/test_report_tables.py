@@ -8,7 +8,7 @@ import themis
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.report.view import read_view
-from themis.store.reader import Reader
+from themis.runs.store.reader import Reader
 from themis.zoo.sets import FeatureAxes
 
 NAMES = [f"column <{k}>" for k in range(12)]

@@ -11,8 +11,8 @@ from torch import nn
 import themis
 from themis.oracle import Compare
 from themis.report.view import read_view
-from themis.search.robustness import Robustness
-from themis.store import writer
+from themis.runs.analysis.robustness import Robustness
+from themis.runs.store import writer
 
 ENDLESS = {"tolerance": 1e-12, "plateau": None, "round_size": 200}
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import themis
 from themis import Perturbation, Target, Theta
-from themis.pace import PORTION
+from themis.campaign.budget import PORTION
 from themis.search.scheduled import Scheduled
 
 INPUTS = torch.rand(60, 8, generator=torch.Generator().manual_seed(0))

@@ -10,13 +10,13 @@ from themis.cli import DONE, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, chosen
 from themis.cli.run import PERTURB, check_names, home, require
 from themis.cli.values import write
-from themis.origin import Origin
+from themis.runs.source import Origin
 from themis.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.check import Check
+    from themis.campaign.preflight import Check
 
 HELP = (
     "Run the model on a few inputs and say what Themis sees: layers, neurons, bounds, clean accuracy, what seems "
@@ -44,7 +44,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     options = chosen(arguments, Settings, said)
     settings = Settings.of(**options)
     require(arguments, "model", "data")
-    from themis.check import check
+    from themis.campaign.preflight import check
 
     origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
     with origin.at_home():
@@ -62,7 +62,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 def describe(seen: Check, settings: Settings) -> list[str]:
     """What was seen, for a person."""
-    from themis.result import percent
+    from themis.runs.run import percent
 
     shape = "x".join(map(str, seen.input_shape))
     rows = [

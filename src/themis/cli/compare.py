@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, INTERRUPTED, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml
 from themis.cli.run import FRESH, PERTURB, add_verbosity, free, home, require
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console
 
-    from themis.comparison import Comparison, Listener
-    from themis.comparison.progress import ShowCells
+    from themis.experiments.comparison import Comparison, Listener
+    from themis.experiments.comparison.progress import ShowCells
 
 HELP = (
     "Compare techniques at equal cost: the same seeds, passes and random seeds for each, error rates on seeds that "
@@ -39,7 +39,7 @@ WIDTH = 100
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.comparison.plan import Plan
+    from themis.experiments.comparison.plan import Plan
 
     add_config(parser)
     add_fields(parser.add_argument_group("model and data"), Origin)
@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.comparison.plan import Plan
+    from themis.experiments.comparison.plan import Plan
 
     plan = {each.name: getattr(arguments, each.name) for each in fields(Plan)}
     Plan.of(**plan)  # refuses what breaks a rule before a model is loaded
@@ -65,7 +65,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     require(arguments, "model", "data", "perturb")
     origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
     out = free(Path("runs") / strftime("compare-%Y%m%d-%H%M%S")) if arguments.out == FRESH else Path(arguments.out)
-    from themis.comparison import Listener, compare
+    from themis.experiments.comparison import Listener, compare
 
     is_silent = arguments.quiet or arguments.json
     console, shown = None if is_silent else _console(), Listener()
@@ -85,7 +85,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 def _interruption(shown: Listener, out: Path) -> str:
     """What is kept, and how to go on."""
-    from themis.comparison.progress import ShowCells
+    from themis.experiments.comparison.progress import ShowCells
 
     if not isinstance(shown, ShowCells) or not shown.n_cells:
         return "Interrupted before the first campaign"
@@ -94,7 +94,7 @@ def _interruption(shown: Listener, out: Path) -> str:
 
 
 def _report(result: Comparison, out: Path, arguments: Namespace, console: Console | None) -> int:
-    from themis.comparison.table import show
+    from themis.experiments.comparison.table import show
 
     if arguments.json:
         print(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
@@ -115,6 +115,6 @@ def _console() -> Console:
 
 
 def _progress(console: Console) -> ShowCells:
-    from themis.comparison.progress import ShowCells
+    from themis.experiments.comparison.progress import ShowCells
 
     return ShowCells(console)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
 from themis.cli.run import PERTURB, add_report, add_verbosity, callbacks, check_names, free, report
-from themis.origin import Origin
+from themis.runs.source import Origin
 from themis.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.begin import run
+    from themis.campaign.api import run
     from themis.data.readers import read_digits
-    from themis.report.figure import draw_faults
-    from themis.target import Target
+    from themis.runs.display.figure import draw_faults
+    from themis.target.target import Target
 
     def say(text: str) -> None:
         if not (arguments.quiet or arguments.json):

@@ -14,7 +14,7 @@ from themis.errors import UsageError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.difference.result import Diff
+    from themis.runs.diff.result import Diff
 
 HELP = (
     "Set two runs against each other. Of two versions of a model, both run the faults of both, and tests drawn anew; "
@@ -58,8 +58,8 @@ def _add_places(group: Group, side: str, word: str) -> None:
 def execute(arguments: Namespace, said: set[str]) -> int:
     files = [Path(each) for each in arguments.out or ()]
     _check_files(files, has_curve=not arguments.no_curve)
-    from themis.difference.diff import diff
-    from themis.store.reader import Reader
+    from themis.runs.diff.diff import diff
+    from themis.runs.store.reader import Reader
 
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(Reader(each))) for each in (arguments.before, arguments.after)]
@@ -96,7 +96,7 @@ def _replayer(run: Any, side: str, arguments: Namespace) -> Any:
     from argparse import Namespace
 
     from themis.cli.resume import moved
-    from themis.replay import Replayer
+    from themis.runs.replay import Replayer
 
     values = {name: getattr(arguments, f"{name}_{side}") for name in ("model", "weights")} | {"data": arguments.data}
     said = {name for name, value in values.items() if value is not None}
@@ -118,13 +118,13 @@ def _print(found: Diff, files: list[Path]) -> None:
 def _write(found: Diff, path: Path) -> None:
     from io import BytesIO
 
-    from themis.store.files import explained, write_file
+    from themis.runs.store.files import explained, write_file
 
     ending = path.suffix.lower()
     if ending == ".png":
         if found.curves is None:
             raise UsageError(f"--out {path} must have curves to draw, the ranges of theta differ: write .md instead")
-        from themis.difference.figure import draw_diff
+        from themis.runs.diff.figure import draw_diff
 
         picture = BytesIO()
         draw_diff(found, picture)

@@ -164,7 +164,7 @@ def _main_memory() -> tuple[float | None, float | None]:
 
 
 def _has_compiled_fold() -> bool:
-    from themis.native import library
+    from themis.compute.native import library
 
     return library() is not None
 
@@ -188,8 +188,8 @@ def _try_campaign(device: str) -> str:
 
     import torch
 
-    from themis.begin import run
-    from themis.target import Target
+    from themis.campaign.api import run
+    from themis.target.target import Target
 
     began = perf_counter()
     with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:

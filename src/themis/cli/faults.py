@@ -20,8 +20,8 @@ from themis.errors import UsageError, nearest
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.store.reader import Reader
-    from themis.store.selection import Selection
+    from themis.runs.store.reader import Reader
+    from themis.runs.store.selection import Selection
 
 HELP = (
     "List the faults of a run, the most telling first: every seed and wrong answer once before any twice, the smallest "
@@ -74,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.store.reader import Reader
+    from themis.runs.store.reader import Reader
 
     if arguments.json and arguments.export:
         raise UsageError("--json and --export must not both be given: --export FILE.json writes JSON to a file")
@@ -84,7 +84,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         if arguments.export:
             print(_export(run, selection, Path(arguments.export), arguments.force))
         elif arguments.json:
-            from themis.store.export import json_text
+            from themis.runs.store.export import json_text
 
             sys.stdout.writelines(json_text(run, selection.rows(run)))
         elif ids:
@@ -114,7 +114,7 @@ def _near(run: Reader, id: int) -> str:
 
 
 def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
-    from themis.store.selection import Selection, check_condition
+    from themis.runs.store.selection import Selection, check_condition
 
     if arguments.stream is not None and arguments.stream not in STREAMS:
         raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
@@ -207,7 +207,7 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     """All about one fault."""
-    from themis.store.schema import read_signature
+    from themis.runs.store.schema import read_signature
 
     values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
@@ -227,7 +227,7 @@ def _exactly(value: Any) -> str:
 
 
 def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
-    from themis.store.export import FORMATS, export
+    from themis.runs.store.export import FORMATS, export
 
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)
@@ -240,8 +240,8 @@ def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> st
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     """Draw the first faults that match and were kept."""
-    from themis.report.figure import draw_pairs
-    from themis.store.export import fresh_file
+    from themis.runs.display.figure import draw_pairs
+    from themis.runs.store.export import fresh_file
 
     n_matching = selection.count(run)
     conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)

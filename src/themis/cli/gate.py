@@ -11,7 +11,7 @@ from themis.cli.options import Parser, add_fields
 from themis.cli.replay import PLACES
 from themis.cli.resume import moved
 from themis.errors import UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -41,8 +41,8 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     gates = read_gates(arguments)
     if not is_asked(arguments, gates):
         raise UsageError("a gate must be given, as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help")
-    from themis.replay import Replayer
-    from themis.store.reader import Reader
+    from themis.runs.replay import Replayer
+    from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
         verdicts = judge(Replayer(run, origin=moved(run, arguments, said)), gates, arguments, folder=None)

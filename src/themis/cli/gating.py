@@ -13,8 +13,8 @@ from themis.errors import UsageError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.gates import Gates, Verdicts
-    from themis.result import Run
+    from themis.report.gates.gates import Gates, Verdicts
+    from themis.runs.run import Run
 
 REMEDY = "name the one it had with --baseline-weights FILE or --baseline-model MODEL"
 KNOWN = "coverage, coverage_all, coverage_low, coverage_uniform, clean_accuracy, clean_iou, criterion"
@@ -50,7 +50,7 @@ def _add(group: Group, flag: str, metavar: str, text: str, action: Any = Option,
 
 def read_gates(arguments: Namespace) -> Gates:
     """The gates that were asked for; refuses files that cannot be written before anything runs."""
-    from themis.gates import Gates
+    from themis.report.gates.gates import Gates
 
     for name in ("junit", "markdown"):
         path = getattr(arguments, name)
@@ -72,13 +72,13 @@ def judge(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -
     """Hold a run against the gates and write the files that were asked for."""
     from contextlib import ExitStack, closing
 
-    from themis.gates import check_gates, write_junit, write_markdown
+    from themis.report.gates.gates import check_gates, write_junit, write_markdown
 
     with ExitStack() as stack:
         if arguments.baseline_weights is not None or arguments.baseline_model is not None:
             from dataclasses import replace
 
-            from themis.limits import open_baseline
+            from themis.report.gates.limits import open_baseline
 
             reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
             gates = replace(gates, baseline=_moved(reader, arguments))
@@ -115,7 +115,7 @@ def _moved(reader: Any, arguments: Namespace) -> Any:
     from argparse import Namespace
 
     from themis.cli.resume import moved
-    from themis.replay import Replayer
+    from themis.runs.replay import Replayer
 
     values = {"model": arguments.baseline_model, "weights": arguments.baseline_weights}
     said = {name for name, value in values.items() if value is not None}

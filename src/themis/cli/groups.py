@@ -12,15 +12,15 @@ from themis.cli import DONE
 from themis.cli.options import Parser, add_fields, add_option
 from themis.cli.replay import PLACES
 from themis.errors import UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.faults import Faults
-    from themis.search.group import Group
-    from themis.search.locate import Located
-    from themis.store.reader import Reader
+    from themis.runs.analysis.group import Group
+    from themis.runs.analysis.locate import Located
+    from themis.runs.faults import Faults
+    from themis.runs.store.reader import Reader
 
 HELP = (
     "Put the faults of a run into groups that are the same story, by wrong outcome, theta and the layers that changed: "
@@ -49,8 +49,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.search.group import group
-    from themis.store.reader import Reader
+    from themis.runs.analysis.group import group
+    from themis.runs.store.reader import Reader
 
     if not arguments.locate and (given := said & set(PLACES)):
         names = ", ".join(f"--{each}" for each in sorted(given))
@@ -72,8 +72,8 @@ def _locate(
     run: Reader, faults: Faults, groups: list[Group], arguments: Namespace, said: set[str]
 ) -> list[Located | None]:
     from themis.cli.resume import moved
-    from themis.replay import Replayer
-    from themis.search.locate import learn_usual, locate
+    from themis.runs.analysis.locate import learn_usual, locate
+    from themis.runs.replay import Replayer
 
     usual = learn_usual(Replayer(run, origin=moved(run, arguments, said)))
     return [locate(each, usual, faults) for each in groups]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import Parser, add_option
 from themis.errors import UsageError, nearest
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -103,7 +103,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
 
     from themis.measure.inputs import check_bounds
     from themis.report.sheet import can_draw, draw_sheet
-    from themis.target import check_options
+    from themis.target.target import check_options
 
     picture, bounds = _picture(arguments), arguments.bounds
     shape = tuple(picture.shape)

@@ -14,14 +14,14 @@ from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields
 from themis.cli.resume import moved
 from themis.errors import UsageError, nearest
-from themis.origin import Origin
-from themis.testing.words import describe_answer
+from themis.report.gates.testing.words import describe_answer
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.faults import Fault, Replay
-    from themis.store.reader import Reader
+    from themis.runs.faults import Fault, Replay
+    from themis.runs.store.reader import Reader
 
 HELP = (
     "Run faults again and compare them with what was recorded. Model and data are made again as the run remembers "
@@ -51,9 +51,9 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and out.suffix.lower() not in ENDINGS:
         raise UsageError(f"--out must be a file with a known ending, got {out}: {nearest(out.suffix, ENDINGS)}")
-    from themis.replay import Replayer
-    from themis.store.export import check_free
-    from themis.store.reader import Reader
+    from themis.runs.replay import Replayer
+    from themis.runs.store.export import check_free
+    from themis.runs.store.reader import Reader
 
     if out is not None:
         check_free(out, replaces=arguments.force)
@@ -138,11 +138,11 @@ def _finite(value: float | None) -> float | None:
 
 def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:
     """The inputs as they were replayed, with what the model says to them now."""
-    from themis.store.export import fresh_file
+    from themis.runs.store.export import fresh_file
 
     with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
         if path.suffix.lower() == ".png":
-            from themis.report.figure import draw_pairs
+            from themis.runs.display.figure import draw_pairs
 
             now = [
                 (

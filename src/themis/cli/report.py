@@ -36,7 +36,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
     from themis.report.page import write_report
-    from themis.store.export import check_free
+    from themis.runs.store.export import check_free
 
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None:

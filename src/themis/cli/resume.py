@@ -11,13 +11,13 @@ from themis.cli.gating import add_gates, read_gates
 from themis.cli.options import Parser, add_fields, chosen
 from themis.cli.run import LIMITS, add_report, add_track, add_verbosity, callbacks, report
 from themis.errors import UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 from themis.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.store import Reader
+    from themis.runs.store import Reader
 
 HELP = (
     "Go on with a run where it stopped, to the same result as if it had never been interrupted. A run that has spent "
@@ -45,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: Namespace, said: set[str]) -> int:
     from themis import resume
-    from themis.store import Reader
+    from themis.runs.store import Reader
 
     gates = read_gates(arguments)
     before = Reader(arguments.run)
@@ -63,7 +63,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 def moved(run: Reader, arguments: Namespace, said: set[str]) -> Origin | None:
     """What the run remembers of its model and data, with what was said now; None where nothing was."""
-    from themis.replay import recorded_origin
+    from themis.runs.replay import recorded_origin
 
     # A command may have options of its own under names that an origin has too, as retrain's --layers.
     recorded, changes = recorded_origin(run), chosen(arguments, Origin, said & set(PLACES))

@@ -14,15 +14,15 @@ from themis.cli.options import Parser, add_fields, add_option, chosen
 from themis.cli.resume import PLACES, moved
 from themis.cli.run import FRESH, add_verbosity, free
 from themis.errors import UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console
 
-    from themis.retraining.compare import Contested
-    from themis.retraining.retrained import Retrained
+    from themis.experiments.retraining.compare import Contested
+    from themis.experiments.retraining.retrained import Retrained
 
 HELP = (
     "Retrain a model on the faults of a run, with the labels of their seeds, and say on judge seeds, which were "
@@ -42,8 +42,8 @@ WIDTH = 100
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.retraining.plan import Plan
-    from themis.retraining.recipe import Recipe
+    from themis.experiments.retraining.plan import Plan
+    from themis.experiments.retraining.recipe import Recipe
 
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     trained = parser.add_argument_group("how it is trained")
@@ -69,8 +69,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.retraining.plan import Plan
-    from themis.retraining.recipe import Recipe
+    from themis.experiments.retraining.plan import Plan
+    from themis.experiments.retraining.recipe import Recipe
 
     recipe, plan, techniques = (
         chosen(arguments, Recipe, said),
@@ -89,7 +89,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         try:
             if techniques is not None:
                 return _contest(arguments, techniques, {**recipe, **plan}, how, console)
-            from themis.retraining.retrain import retrain
+            from themis.experiments.retraining.retrain import retrain
 
             result = retrain(arguments.run, **how, **recipe, **plan, command=join(arguments.words))
         except KeyboardInterrupt:
@@ -114,8 +114,8 @@ def _check_kind(techniques: str | None, said: set[str]) -> None:
 
 def _places(arguments: Namespace, said: set[str]) -> dict[str, Any]:
     """Where model and data come from, if not as the run remembers them."""
-    from themis.replay import recorded_origin
-    from themis.store.reader import Reader
+    from themis.runs.replay import recorded_origin
+    from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
         origin = moved(run, arguments, said)
@@ -129,7 +129,7 @@ def _contest(
     arguments: Namespace, techniques: str, options: dict[str, Any], how: dict[str, Any], console: Console | None
 ) -> int:
     """Compare techniques by what is learnt from the inputs they choose."""
-    from themis.retraining.rivals import contest
+    from themis.experiments.retraining.rivals import contest
 
     names = {"limit": "inputs", "passes": "judge_passes"}
     terms = {names.get(name, name): value for name, value in options.items() if value is not None or name != "passes"}
@@ -145,14 +145,14 @@ def _contest(
 
 
 def _show(result: Contested, out: Path, console: Console) -> None:
-    from themis.retraining.standing import show
+    from themis.experiments.retraining.standing import show
 
     show(result, console)
     print(f"Results in {out}: contest.json, contest.md, contest.png")
 
 
 def _report(result: Retrained, out: Path, arguments: Namespace, console: Console | None) -> int:
-    from themis.retraining.table import show
+    from themis.experiments.retraining.table import show
 
     has_failed = _has_failed(result, arguments.fail_under)
     if arguments.json:
@@ -174,7 +174,7 @@ def _has_failed(result: Retrained, least: float | None) -> bool:
 
 
 def _failure(result: Retrained, least: float) -> str:
-    from themis.retraining.table import points
+    from themis.experiments.retraining.table import points
 
     if result.has_failed:
         return "Failed: the clean score fell by more than --tolerance"
@@ -201,10 +201,10 @@ def _progress(console: Console | None) -> Any:
     """Who is told how it goes, as a block."""
     from contextlib import nullcontext
 
-    from themis.retraining.listener import Listener
+    from themis.experiments.retraining.listener import Listener
 
     if console is None:
         return nullcontext(Listener())
-    from themis.retraining.progress import ShowSteps
+    from themis.experiments.retraining.progress import ShowSteps
 
     return closing(ShowSteps(console))

@@ -14,17 +14,17 @@ from themis.cli import DONE, INTERRUPTED
 from themis.cli.gating import add_gates, judge_stopped, read_gates, say
 from themis.cli.options import Group, Parser, add_config, add_fields, add_option, as_yaml, chosen
 from themis.errors import ModelError, UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 from themis.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.callback import Callback
-    from themis.gates import Gates
+    from themis.campaign.callback import Callback
     from themis.perturb import Perturbation
-    from themis.result import Run
-    from themis.trackers import Tracker
+    from themis.report.gates.gates import Gates
+    from themis.report.trackers import Tracker
+    from themis.runs.run import Run
 
 HELP = (
     "Test a model: find inputs on which its answer breaks, until coverage, a budget or a plateau stops the search. "
@@ -88,7 +88,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         perturbation = check_names(arguments.perturb, settings)
     gates.check_ahead(settings.uniform_share, perturbation.code)
     trackers(arguments)  # refused before a model is loaded
-    from themis.begin import run
+    from themis.campaign.api import run
 
     target, data = origin.target(), origin.read()
     train = None if settings.criterion is None and origin.train is None else origin.read_train()
@@ -120,24 +120,24 @@ def trackers(arguments: Namespace) -> list[Tracker]:
     """Those that `--track` names."""
     if not getattr(arguments, "track", None):
         return []
-    from themis.trackers import choose_trackers
+    from themis.report.trackers import choose_trackers
 
     return choose_trackers(arguments.track, getattr(arguments, "run", None) or arguments.out)
 
 
 def show_progress() -> Callback:
     """Progress in the terminal; without rich the summary alone."""
-    from themis.callback import Callback
+    from themis.campaign.callback import Callback
 
     try:
         from rich.console import Console
 
-        from themis.progress import ShowProgress
+        from themis.report.progress import ShowProgress
     except ImportError:
 
         class Say(Callback):
             def on_end(self, run: Run) -> None:
-                from themis.words import summary_rows
+                from themis.runs.display.text import summary_rows
 
                 print(*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop, sep="\n")
 
@@ -159,7 +159,7 @@ def report(result: Run, arguments: Namespace, gates: Gates | None = None) -> int
     is_interrupted = result.stop_reason == "user"
     page = None if arguments.no_report else write_page(arguments.out)
     if arguments.trackers:
-        from themis.trackers import finish
+        from themis.report.trackers import finish
 
         finish(arguments.trackers, *([] if page is None else [Path(page)]))
     if arguments.json:
@@ -231,7 +231,7 @@ def free(path: Path) -> Path:
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Refuse unknown names before a model and its data are loaded, which may take long; the perturbation meant."""
-    from themis.guide import choose_guide
+    from themis.campaign.criterion import choose_guide
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy

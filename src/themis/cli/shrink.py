@@ -13,16 +13,16 @@ from themis.cli.options import Parser, add_fields, add_option
 from themis.cli.replay import PLACES
 from themis.cli.resume import moved
 from themis.errors import UsageError
-from themis.origin import Origin
+from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.faults import Fault
-    from themis.replay import Replayer
-    from themis.search.robustness import Robustness
-    from themis.search.shrink import Shrunk
-    from themis.store.reader import Reader
+    from themis.runs.analysis.robustness import Robustness
+    from themis.runs.analysis.shrink import Shrunk
+    from themis.runs.faults import Fault
+    from themis.runs.replay import Replayer
+    from themis.runs.store.reader import Reader
 
 HELP = (
     "Make faults smaller: the weakest disturbance with the same noise that still breaks the model, first all of theta "
@@ -61,10 +61,10 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         raise UsageError(f"most must be 1 or more, got {arguments.most}")
     if arguments.ids and "most" in said:
         raise UsageError("--most and numbers of faults must not both be given: leave one out")
-    from themis.replay import Replayer
-    from themis.search.robustness import robustness
-    from themis.search.shrink import shrink
-    from themis.store.reader import Reader
+    from themis.runs.analysis.robustness import robustness
+    from themis.runs.analysis.shrink import shrink
+    from themis.runs.replay import Replayer
+    from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
         ids = read_ids(run, arguments.ids)
@@ -93,7 +93,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 
 def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:
-    from themis.search.shrink import read_faults
+    from themis.runs.analysis.shrink import read_faults
 
     if not ids:
         return read_faults(run).most_telling(most)
@@ -129,7 +129,7 @@ def _row(each: Shrunk) -> tuple[str, ...]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from themis.store.files import explained, write_file
+    from themis.runs.store.files import explained, write_file
 
     with explained(path.parent):
         write_file(path, content)
@@ -138,7 +138,7 @@ def _write(path: Path, content: bytes) -> None:
 def _draw(run: Reader, curve: Robustness) -> None:
     from io import BytesIO
 
-    from themis.search.robustness import draw_robustness
+    from themis.runs.analysis.robustness import draw_robustness
 
     picture = BytesIO()
     draw_robustness(curve, picture, title=f"Seeds still right ({run.record['perturbation']})")

@@ -34,8 +34,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, said: set[str]) -> int:
-    from themis.store.schema import DATABASE
-    from themis.watch.server import serve
+    from themis.report.watch.server import serve
+    from themis.runs.store.schema import DATABASE
 
     with serve(arguments.run, port=arguments.port) as server:
         if not (Path(arguments.run) / DATABASE).is_file():

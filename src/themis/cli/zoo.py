@@ -132,7 +132,7 @@ def train(arguments: Namespace) -> int:
     out = Path(arguments.out or f"{name}.pt")
     if out.suffix.lower() not in ENDINGS:
         raise UsageError(f"--out must be a file with a known ending, got {out}: {nearest(out.suffix, ENDINGS)}")
-    from themis.store.export import check_free, fresh_file
+    from themis.runs.store.export import check_free, fresh_file
     from themis.zoo.training import train as train_entry
 
     check_free(out, replaces=arguments.force)

@@ -16,10 +16,10 @@ from torch import Tensor
 from themis.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer
 from themis.criteria.rows import placed
 from themis.errors import DataError, UsageError, nearest
-from themis.probe import OUTPUT
+from themis.target.activations import OUTPUT
 
 if TYPE_CHECKING:
-    from themis.target import AnyTarget
+    from themis.target.target import AnyTarget
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError
 from themis.measure.chunk import chunk_size
 from themis.measure.inputs import check_bounds
-from themis.probe import OUTPUT, Layer
-from themis.target import AnyTarget
+from themis.target.activations import OUTPUT, Layer
+from themis.target.target import AnyTarget
 
 PREPARED = 1000
 """Training inputs that a criterion may look at with the model itself."""

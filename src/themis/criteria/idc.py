@@ -16,7 +16,7 @@ from themis.criteria.criterion import Common
 from themis.criteria.readings import ALONE, Activations, Batch, Readings
 from themis.criteria.relevances import Relevance, relevance
 from themis.errors import DataError, MissingExtraError, UsageError
-from themis.target import AnyTarget
+from themis.target.target import AnyTarget
 
 MOST_TUPLES = 2**62
 """Tuples that an int64 can number."""

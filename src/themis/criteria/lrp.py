@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from themis.errors import MissingExtraError
-from themis.probe import ACTIVATION_NAMES, Watch
-from themis.target import Target
+from themis.target.activations import ACTIVATION_NAMES, Watch
+from themis.target.target import Target
 
 ELEMENTWISE = {name.replace("_", "") for name in ACTIVATION_NAMES} - {"glu"}
 """Modules, by lower-case name, that relevance passes unchanged."""

@@ -11,10 +11,10 @@ from themis.criteria.covering import Covering
 from themis.criteria.criterion import Common
 from themis.criteria.readings import Batch, Readings
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError
-from themis.probe import OUTPUT, Layer
+from themis.target.activations import OUTPUT, Layer
 
 if TYPE_CHECKING:
-    from themis.target import AnyTarget
+    from themis.target.target import AnyTarget
 
 BLOCK = 2**26
 """Neurons compared at once."""

@@ -12,8 +12,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from themis.criteria.lrp import Lrp, UncoveredError
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError, nearest
-from themis.probe import OUTPUT, Layer
-from themis.target import AnyTarget, Target
+from themis.target.activations import OUTPUT, Layer
+from themis.target.target import AnyTarget, Target
 
 CONSERVED = 0.05
 """LRP is taken without a second look when it loses less of the winning score, at the median input."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis import native
+from themis.compute import native
 from themis.criteria.criterion import Common, Criterion, Laws
 from themis.criteria.readings import Layout, Readings
 from themis.errors import UsageError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from themis import native
+from themis.compute import native
 from themis.criteria.covering import WORD, first_hits, has_bits, set_bits
 
 MOST = 1 << 24

@@ -13,8 +13,8 @@ from themis.criteria.criterion import Criterion
 from themis.criteria.readings import Layout, Readings
 from themis.errors import UsageError
 from themis.measure.tests import Bools
-from themis.probe import Layer
-from themis.target import AnyTarget
+from themis.target.activations import Layer
+from themis.target.target import AnyTarget
 
 
 class View:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
+from themis.compute.rng import mix
 from themis.data.features import Described, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError, UsageError
-from themis.rng import mix
 
 Labels = Tensor | Callable[[Tensor], Tensor]
 """Labels `[seeds, ...]`, or what reads those of some indices of the data."""

@@ -14,7 +14,7 @@ from themis.judge.exact import exact
 from themis.judge.posterior import PAPER_DRAWS, Judge, Posterior
 from themis.judge.sampler import sample_neurons
 from themis.measure.moments import Moments
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 UNSEEN_TESTS = 3000
 """Tests before an all-zero sensitivity counts as zero (rule of three: then under 0.1% of tests move the neuron)."""

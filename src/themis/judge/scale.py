@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from themis.measure.moments import Moments
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 LEAST = 1e-3
 """A neuron's unit is at least this share of its layer's median clean spread: a nearly constant one must not rule."""

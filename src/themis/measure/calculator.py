@@ -20,15 +20,15 @@ from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import Aim, Climb, Fold, Objective, Picked
 from themis.measure.gradient import by_backward, by_differences
 from themis.measure.inputs import check_bounds, place
+from themis.measure.memory import Room
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.recognise import recognisable_first, spread
-from themis.measure.room import Room
+from themis.measure.similarity import recognisable_first, spread
 from themis.measure.tests import Details, Results, Tests
 from themis.oracle import Oracle
 from themis.oracle.oracle import Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
-from themis.probe import OUTPUT, Layer, flatten
-from themis.target import AnyTarget
+from themis.target.activations import OUTPUT, Layer, flatten
+from themis.target.target import AnyTarget
 
 if TYPE_CHECKING:
     from themis.criteria.view import View

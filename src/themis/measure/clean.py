@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 Activations = dict[str, Tensor]
 """By layer: `[inputs, neurons]`."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from themis.compute.native import fold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
-from themis.native import fold, library_for
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 Differ = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of disturbed inputs, the target's outputs and the tests' seeds: what is climbed, summed over the tests."""

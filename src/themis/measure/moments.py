@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from themis.compute.native import accumulate, library_for
 from themis.errors import ModelError
-from themis.native import accumulate, library_for
-from themis.probe import Layer
+from themis.target.activations import Layer
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.rng import mix
 from themis.measure.moments import Moments
-from themis.rng import mix
 
 N_BLOCKS = 20
 _TABLE_SIZE = 4096

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.ball import anywhere, box, by_row, follow, read_radius
 from themis.perturb.context import Context
-from themis.rng import Rng
 
 STEPS = 20
 FIRST_STEP = 2.0

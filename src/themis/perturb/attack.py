@@ -8,12 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb import apgd as auto
 from themis.perturb import carlini
 from themis.perturb.ball import TINY, anywhere, box, by_row, follow, norm, read_radius, unit
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, column
-from themis.rng import Rng
 
 STEPS = 10
 STEP = 0.25

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import column
-from themis.rng import Rng
 
 TINY = 1e-30
 """What a norm is divided by at least."""

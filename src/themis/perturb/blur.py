@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import convolve, places, side
-from themis.rng import Rng
 
 MOST_SIGMA, MOST_LENGTH, MOST_RADIUS = 0.04, 0.1, 0.04
 """Ends of what a blur can be, in shares of the shorter side: a kernel is as large as the strongest needs."""

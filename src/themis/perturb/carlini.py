@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.errors import UsageError
 from themis.perturb.ball import by_row, norm, unit
 from themis.perturb.context import Context
-from themis.rng import Rng
 
 SEARCHES, STEPS = 4, 25
 """Weights that are tried, and steps with each."""

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.errors import UsageError, nearest
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, apply_inside
-from themis.rng import Rng
 
 Range = float | tuple[float, float]
 """What theta is held at, or the ends of its range."""

@@ -15,7 +15,7 @@ from themis.oracle.classes import class_loss
 
 if TYPE_CHECKING:
     from themis.data.features import Features
-    from themis.target import AnyTarget
+    from themis.target.target import AnyTarget
 
 NO_GRADIENT = "the perturbation needs the model's gradient and this target gives none: use a disturbance of the input "
 

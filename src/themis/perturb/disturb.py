@@ -16,7 +16,7 @@ from themis.perturb.perturbation import Perturbation, check_fits, check_gradient
 
 if TYPE_CHECKING:
     from themis.data.features import Features
-    from themis.target import AnyTarget
+    from themis.target.target import AnyTarget
 
 
 def disturb(

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import field, places, side, warp, warp_lines
-from themis.rng import Rng
 
 DISTANCE = 1.5
 """Of the eye from a tilted picture, in longer sides."""

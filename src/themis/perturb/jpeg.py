@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import doubled, halved
-from themis.rng import Rng
 
 # Steps at quality 50 for brightness and colour, row by row: ISO/IEC 10918-1, tables K.1 and K.2.
 LUMA = """

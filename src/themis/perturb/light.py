@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import places, side
-from themis.rng import Rng
 
 DISPLAY_GAMMA = 2.2
 """The power that sRGB's curve nearly is: linear light to a value is `light ** (1 / 2.2)`."""

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, column
-from themis.rng import Rng
 
 SOFTNESS = 0.1
 """Half the width of the ramp between pixels that are hit and those that are not, as a share of the chance to be hit."""

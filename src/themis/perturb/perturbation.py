@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.errors import ModelError, UsageError
 from themis.perturb.context import Context
-from themis.rng import Rng
 
 if TYPE_CHECKING:
-    from themis.target import AnyTarget
+    from themis.target.target import AnyTarget
 
 AT_ONCE = 1 << 20
 """Values of the inputs that a CPU disturbs at a time: 4 MiB, so that what is made of them on the way stays in its

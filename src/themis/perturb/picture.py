@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from themis.rng import Rng
+from themis.compute.rng import Rng
 
 LATTICE = 16
 """Side of the lattice of random numbers that one octave of a field is made of; beyond it the field is mirrored."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import eased, places, read_turned, side, warp
-from themis.rng import Rng
 
 SOFT = 0.25
 """Share of the drops that are about to come, and so partly there, at any density."""

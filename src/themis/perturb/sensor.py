@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import doubled, halved, places, side, warp_lines
-from themis.rng import Rng
 
 PARTLY = 0.25
 """Share of the dead pixels that are so in part only: what makes the result smooth in their share."""

@@ -43,7 +43,7 @@ def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
 
 
 def _own(name: str) -> Perturbation:
-    from themis.models.factory import call_factory
+    from themis.target.loaders.factory import call_factory
 
     try:
         made = call_factory(name, "perturb")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.data.features import Features
 from themis.errors import UsageError
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
-from themis.rng import Rng
 
 
 class Steps(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import eased, field, places, read_turned, side
-from themis.rng import Rng
 
 DETAIL = 56
 """Pixels along the shorter side that are enough to draw clouds."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.errors import StoreError
-from themis.report.figures import strengths
+from themis.runs.estimates import strengths
 
 if TYPE_CHECKING:
-    from themis.store.reader import Reader
+    from themis.runs.store.reader import Reader
 
 FILE = "shrunk.json"
 POINTS = 120
@@ -52,7 +52,7 @@ def breaking_strengths(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
 def _weakest(run: Reader) -> dict[int, float]:
     """The smallest strength among each seed's faults."""
-    from themis.store.schema import theta_column
+    from themis.runs.store.schema import theta_column
 
     columns = ", ".join(["seed_id", *(theta_column(name) for name in run.theta)])
     found: dict[int, float] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from themis.report.png import data_uri, is_picture, to_pixels
+from themis.runs.display.png import data_uri, is_picture, to_pixels
 
 if TYPE_CHECKING:
-    from themis.store.reader import Reader
-    from themis.store.tensors import Tensors
+    from themis.runs.store.reader import Reader
+    from themis.runs.store.tensors import Tensors
 
 MOST_BYTES = 4 << 20
 """Of all pictures together; those of the most telling faults come first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from themis.store.reader import Reader
+    from themis.runs.store.reader import Reader
 
 MOVED = {0: "smaller (left)", 1: "larger (right)"}
 

@@ -39,7 +39,7 @@ def render(view: dict[str, Any], *, live: str | None = None) -> str:
 
 def write_report(run: str | Path, out: Path | None = None, *, most_pictures: int = MOST_PICTURES) -> Path:
     """Write a run's report, into its folder unless told otherwise; the file's path."""
-    from themis.store.files import explained, write_file
+    from themis.runs.store.files import explained, write_file
 
     path = Path(run) / REPORT if out is None else Path(out)
     content = render(read_view(run, most_pictures=most_pictures)).encode("utf-8", "replace")

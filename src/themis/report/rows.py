@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from themis.report.figures import strengths
 from themis.report.names import part_names
+from themis.runs.estimates import strengths
 
 if TYPE_CHECKING:
-    from themis.store.reader import Reader
+    from themis.runs.store.reader import Reader
 
 MOST_ROWS = 20_000
 """Faults that a page lists, the most telling first."""
@@ -24,8 +24,8 @@ _REAL = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ss
 
 def read_rows(run: Reader, most: int = MOST_ROWS) -> dict[str, Any]:
     """Columns of the most telling faults; numbers with as many digits as a person reads."""
-    from themis.store.schema import theta_column
-    from themis.store.selection import PLACE, SCORE
+    from themis.runs.store.schema import theta_column
+    from themis.runs.store.selection import PLACE, SCORE
 
     theta = [theta_column(name) for name in run.theta]
     names = [*_PLAIN, *_REAL, "stream", "kind", "signature", "tensors", *theta]

@@ -14,7 +14,7 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.disturb import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
-from themis.report.figure import INK, QUIET, blank_figure, pixels
+from themis.runs.display.figure import INK, QUIET, blank_figure, pixels
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from themis.result import percent
+from themis.runs.run import percent
 
 
 def verdict(view: dict[str, Any]) -> dict[str, str]:

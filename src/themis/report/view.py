@@ -8,22 +8,22 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.report.breaking import breaking_strengths
-from themis.report.figures import (
+from themis.report.inputs import read_inputs
+from themis.report.names import class_names, feature_names, outcome_names, plain, task_of
+from themis.report.rows import answer_matrix, mean_signature, read_rows, short
+from themis.report.verdict import verdict
+from themis.runs.estimates import (
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
     read_checkpoint,
     uniform_estimates,
 )
-from themis.report.inputs import read_inputs
-from themis.report.names import class_names, feature_names, outcome_names, plain, task_of
-from themis.report.rows import answer_matrix, mean_signature, read_rows, short
-from themis.report.verdict import verdict
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.result import Round
-    from themis.store.reader import Reader
+    from themis.runs.run import Round
+    from themis.runs.store.reader import Reader
 
 VIEW = 1
 """Version of this data."""
@@ -42,7 +42,7 @@ def read_view(
     campaign has ended.
     """
     if isinstance(run, str | Path):
-        from themis.store.reader import Reader
+        from themis.runs.store.reader import Reader
 
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures, has_groups=has_groups)
@@ -188,7 +188,7 @@ def _layers(
 
 
 def _groups(run: Reader) -> list[dict[str, Any]]:
-    from themis.search.group import group
+    from themis.runs.analysis.group import group
 
     faults = run.faults()
     return [each.as_dict() for each in group(faults)] if len(faults) else []

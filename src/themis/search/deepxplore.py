@@ -13,7 +13,7 @@ from themis.measure.fold import Objective
 from themis.oracle import are_probabilities
 from themis.search.paper import Paper
 from themis.search.policy import FOR_PICK, Space
-from themis.target import AnyTarget
+from themis.target.target import AnyTarget
 
 DIFFER, COVER = 1.0, 0.1
 """Weights of the target's own answer and of the neuron: those of DeepXplore's examples."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from themis import rng
+from themis.compute import rng
 from themis.measure.tests import Floats, Ints, Results, Tests
 from themis.perturb.perturbation import Perturbation
 

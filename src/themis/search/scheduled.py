@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from themis import rng
+from themis.compute import rng
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.search.ascent import ASCENTS, climbers, follow, no_climbs
 from themis.search.chances import (

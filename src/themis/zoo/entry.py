@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Generator, Tensor, nn
 
-from themis.target import Normalize
+from themis.target.target import Normalize
 from themis.zoo.sets import Read
 
 Preprocess = Callable[[Tensor], Tensor]

@@ -14,9 +14,9 @@ from torch import nn
 from themis.data import Seeds
 from themis.data.known import data_folder
 from themis.errors import DataError, UsageError, nearest
-from themis.models import Trust, load_weights
-from themis.probe import Granularity
-from themis.target import Target
+from themis.target.activations import Granularity
+from themis.target.loaders import Trust, load_weights
+from themis.target.target import Target
 from themis.zoo.entry import Entry
 from themis.zoo.sets import Split
 from themis.zoo.table import ZOO

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from themis.target import Normalize
+from themis.target.target import Normalize
 from themis.zoo.augment import mirror_and_light, shift_and_mirror
 from themis.zoo.dave import dave2
 from themis.zoo.densenet import densenet121

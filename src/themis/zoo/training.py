@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from themis.errors import DataError, UsageError
-from themis.target import Target
+from themis.target.target import Target
 from themis.zoo.loading import Figure, build, choose_entry, data, folder_of, measure, move
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The loop that joins measuring, judging and searching."""

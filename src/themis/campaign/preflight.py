@@ -1,0 +1,116 @@
+"""A look before a campaign: what Themis sees of a model and its data, what seems wrong, what a campaign takes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from themis.campaign.api import run
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import DataError
+from themis.perturb import Perturbation
+from themis.runs.run import Start
+from themis.settings import Settings
+from themis.target.diagnose import Suspicion, is_near_chance, suspect
+from themis.target.target import AnyTarget
+
+N_SEEDS, N_TESTS = 256, 512
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was seen."""
+
+    model: str
+    n_parameters: int
+    is_training: bool
+    device: str
+    dtype: str
+    input_shape: tuple[int, ...]
+    least: float
+    most: float
+    bounds: tuple[float, float]
+    n_seeds: int
+    n_looked_at: int
+    n_classes: int | None
+    """Different labels among the seeds that were looked at; None without labels."""
+    output_shape: tuple[int, ...]
+    accuracy: float | None
+    is_near_chance: bool
+    suspicions: list[Suspicion]
+    problem: str | None
+    """Why no campaign can run as things are; None if one can."""
+    start: Start | None
+    """What a campaign starts with; None if none can run."""
+    n_faults: int
+    n_tests: int
+    seconds_a_test: float | None
+    clean_gib: float | None
+    """Memory that all seeds' clean activations take."""
+
+
+def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaussian", **options: Any) -> Check:
+    """Run the model on a few inputs, and a campaign of a few hundred tests; options are those of `themis.run`."""
+    everything = read_seeds(data, Settings.of(**options).max_seeds)
+    seeds = read_seeds(everything, N_SEEDS)
+    module = getattr(target, "module", None)
+    is_training = bool(getattr(module, "training", False))
+    inputs = seeds.take(torch.arange(len(seeds)))
+    with target.opened(), torch.no_grad():
+        outputs = target.forward(inputs.to(target.device)).float().cpu()
+        right = _n_right(outputs, seeds.labels)
+        chance = right is not None and is_near_chance(right, len(seeds), outputs.shape[1])
+        is_odd = right is not None and right < len(seeds) / 2
+        suspicions = suspect(target, inputs, seeds.labels) if is_odd and seeds.labels is not None else []
+    start, problem, n_faults, n_tests, seconds = None, None, 0, 0, None
+    try:
+        size = {"max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
+        few = {**options, **size, "tolerance": 1e-12}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*by chance", category=RuntimeWarning)  # told below
+            result = run(target, seeds, perturbation, **few)
+        first, last = result.rounds[0], result.rounds[-1]
+        start, n_faults, n_tests = result.start, len(result.faults), last.tests
+        seconds = (last.seconds - first.seconds) / (last.tests - first.tests)  # the first round warms up
+    except DataError as error:
+        problem = str(error)
+    return Check(
+        model=type(module or target).__name__,
+        n_parameters=0 if module is None else sum(each.numel() for each in module.parameters()),
+        is_training=is_training,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        input_shape=tuple(inputs.shape[1:]),
+        least=float(inputs.min()),
+        most=float(inputs.max()),
+        bounds=target.bounds,
+        n_seeds=len(everything),
+        n_looked_at=len(seeds),
+        n_classes=_n_classes(seeds),
+        output_shape=tuple(outputs.shape[1:]),
+        accuracy=None if right is None else right / len(seeds),
+        is_near_chance=chance,
+        suspicions=suspicions,
+        problem=problem,
+        start=start,
+        n_faults=n_faults,
+        n_tests=n_tests,
+        seconds_a_test=seconds,
+        clean_gib=None if start is None else len(everything) * start.n_neurons * 4 / GIB,
+    )
+
+
+def _n_right(outputs: Tensor, labels: Tensor | None) -> int | None:
+    """How many answers are right, where answers are classes."""
+    if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2:
+        return None
+    return int((outputs.argmax(1) == labels).sum())
+
+
+def _n_classes(seeds: Seeds) -> int | None:
+    return None if seeds.labels is None or seeds.labels.ndim != 1 else len(set(seeds.labels.tolist()))

@@ -1,0 +1,47 @@
+"""When a campaign stops, and why."""
+
+from __future__ import annotations
+
+from math import inf
+
+from themis.campaign.criterion import Guide
+from themis.runs.run import Round, percent
+from themis.settings import Settings
+
+
+def stop_reason(
+    settings: Settings, rounds: list[Round], cost: int, guide: Guide | None = None
+) -> tuple[str, str] | None:
+    """A word and a clause that say why to stop after these rounds; None to go on. `cost` is the passes of a test.
+
+    The coverage that counts is that of the criterion which leads the search, else of the sensitivities.
+    """
+    if not rounds:
+        return None
+    last, goal = rounds[-1], settings.coverage or inf
+    if guide is not None and guide.leads:
+        score = last.criterion_score or 0
+        if guide.criterion.laws.bounded and score >= goal:
+            return "coverage", f"{guide.name} {percent(score)} reached the goal of {percent(goal)}"
+    elif last.coverage.sampled >= goal:
+        return "coverage", (
+            f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
+            f"{percent(goal)}, confirmed by Markov chains"
+        )
+    if settings.max_tests is not None and last.tests >= settings.max_tests:
+        return "tests", f"the budget of {settings.max_tests:,} tests is spent"
+    if settings.max_passes is not None and last.passes + cost > settings.max_passes:
+        return "passes", f"the budget of {settings.max_passes:,} passes is spent"
+    if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
+        return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
+    if settings.plateau is not None and len(rounds) > settings.plateau:
+        before = rounds[-1 - settings.plateau]
+        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, guide):
+            return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
+    return None
+
+
+def _is_flat(before: Round, last: Round, guide: Guide | None) -> bool:
+    if guide is not None and guide.leads:
+        return (before.criterion_score or 0) >= (last.criterion_score or 0)
+    return before.coverage.all >= last.coverage.all and before.coverage.sampled >= last.coverage.sampled

@@ -1,0 +1,106 @@
+"""Randomness by counter: every number is a function of who asks for it, never of who asked before.
+
+So a test's noise is the same in any batch, on any worker, and again when it is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.compute import kernels, native
+
+BELOW_ONE = 1 - 2.0**-24
+"""The largest float32 under 1."""
+_UINT64 = (1 << 64) - 1
+
+
+def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """A 63-bit hash of integers and integer arrays, element by element (SplitMix64 as the mixer)."""
+    n_alike = next((k for k, word in enumerate(words) if not isinstance(word, int)), len(words))
+    first = 0
+    for word in words[:n_alike]:  # one for all elements
+        first = _stir(first ^ (int(word) & _UINT64))
+    state = np.array(first, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for word in words[n_alike:]:
+            value = np.uint64(word & _UINT64) if isinstance(word, int) else np.asarray(word).astype(np.uint64)
+            state = np.asarray(state ^ value)
+            state += np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = np.asarray(state ^ (state >> np.uint64(31)))
+    return (state >> np.uint64(1)).astype(np.int64)
+
+
+def _stir(state: int) -> int:
+    """SplitMix64's step of one number."""
+    state = (state + 0x9E3779B97F4A7C15) & _UINT64
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _UINT64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _UINT64
+    return state ^ (state >> 31)
+
+
+def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), a function of the words alone."""
+    return (mix(*words) >> 10).astype(np.float64) * 2.0**-53
+
+
+class Rng:
+    """Noise for a batch of tests: row `k` depends on `noise_seed[k]` and on how much was drawn before it."""
+
+    def __init__(self, noise_seed: Tensor) -> None:
+        self._noise_seed, self._drawn = noise_seed, 0
+        self._native = native.library() if noise_seed.device.type == "cpu" else None
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
+        seed = self._noise_seed
+        return seed.to(torch.int32).contiguous(), (seed >> 32).to(torch.int32).contiguous()
+
+    def _bits(self, n: int) -> Tensor:
+        """`[tests, n]` well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half."""
+        low, high = self._halves
+        counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
+        self._drawn += n
+        x = counter.mul_(-1640531527) + low[:, None]  # 2**32 / golden ratio, as a signed word
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
+        x.add_(high[:, None])
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2997
+        return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform noise in (0, 1), float32 `[tests, *shape]`."""
+        n = math.prod(shape)
+        if self._native is not None:
+            drawn, self._drawn = self._drawn, self._drawn + n
+            return native.uniform(self._native, *self._halves, drawn, n).view(-1, *shape)
+        if (fused := kernels.uniform(self._noise_seed.device)) is not None:
+            low, high = self._halves
+            counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
+            self._drawn += n
+            bits: Tensor = fused(counter, low[:, None], high[:, None])
+            return bits.view(torch.float32).view(-1, *shape)
+        whole = (self._bits(n) >> 8).bitwise_and_(0xFFFFFF).float()
+        return whole.add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal noise, float32 `[tests, *shape]` (Box and Muller's pairs)."""
+        n = math.prod(shape)
+        half = (n + 1) // 2
+        u = self.uniform(2 * half)
+        first, second = u[:, :half], u[:, half:]
+        if (fused := kernels.pairs(u.device)) is not None:
+            return torch.cat(fused(first, second), 1)[:, :n].reshape(len(u), *shape)
+        radius = first.log().mul_(-2).sqrt_()
+        angle = second * (2 * math.pi)
+        pairs = torch.empty_like(u)
+        torch.mul(radius, angle.cos(), out=pairs[:, :half])
+        torch.mul(radius, angle.sin_(), out=pairs[:, half:])
+        return pairs[:, :n].reshape(len(u), *shape)

@@ -1,0 +1,1 @@
+"""Many campaigns: comparisons of techniques, and retraining."""

@@ -1,0 +1,93 @@
+"""Three sorts of seeds that share none, and the model's error rate on some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from themis.compute import rng
+from themis.data.seeds import Seeds
+from themis.errors import DataError
+from themis.measure.calculator import Calculator
+from themis.oracle import choose_oracle
+from themis.perturb import Perturbation
+from themis.search.policy import Space
+from themis.target.target import AnyTarget
+
+SHARES = {"search": 0.4, "judge": 0.4, "grid": 0.2}
+"""Of the data, by what its seeds are for."""
+FOR_PART, FOR_RANK = 101, 102
+DRAWS = 5
+"""Noises and corners a seed, where they are drawn and a test is a pass."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seeds for the techniques, for the error rates, and for the grid."""
+
+    search: Seeds
+    judge: Seeds
+    grid: Seeds
+
+
+def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> Parts:
+    """A seed's part hangs on its seed_id alone; of a part with too many, those are taken whose hash is smallest."""
+    seed_id = seeds.seed_id.numpy()
+    draw, rank = rng.uniform(FOR_PART, seed_id), rng.mix(FOR_RANK, seed_id)
+    parts, low = {}, 0.0
+    for (name, share), n in zip(SHARES.items(), (n_search, n_judge, n_grid), strict=True):
+        rows = np.flatnonzero((low <= draw) & (draw < low + share))
+        low += share
+        if not len(rows):
+            raise DataError(f"the data must have seeds for the {name}, {len(seeds)} are too few: give more data")
+        kept = np.sort(rows[np.argsort(rank[rows], kind="stable")[:n]])
+        parts[name] = seeds[torch.from_numpy(kept)].held()
+    return Parts(**parts)
+
+
+class Rates:
+    """Error rates on some seeds: the share that breaks at full strength, of those answered rightly when clean.
+
+    The target must be open. Full strength is as `corners` draws theta; noise is the same at every magnitude.
+    """
+
+    def __init__(self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, random_seed: int) -> None:
+        self.perturbation, self.random_seed = perturbation, random_seed
+        self.calculator = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
+        self.calculator.sweep()
+        self.usable = self.calculator.usable.cpu().numpy()
+        self.seed_id = seeds.seed_id.numpy()[self.usable]
+        is_drawn = perturbation.is_random or len(perturbation.theta) > 1
+        self.draws = DRAWS if is_drawn and not perturbation.passes else 1
+
+    @property
+    def chance(self) -> float:
+        """The error rate of guessing among the classes; 1 where there are none."""
+        outputs, oracle = self.calculator.clean_outputs, self.calculator.oracle.spec()
+        has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and oracle in ("wrong", "changed")
+        return 1 - 1 / outputs.shape[1] if has_classes else 1.0
+
+    def errors(self, magnitude: float) -> NDArray[np.float64]:
+        """Each usable seed's share of draws that break it, `[seeds]`."""
+        calculator, n = self.calculator, len(self.usable)
+        calculator.perturbation = self.perturbation.at(magnitude)
+        margin = np.zeros(n, dtype=np.float32)
+        space = Space.of(calculator.perturbation, self.usable, self.seed_id, margin, self.random_seed)
+        number = np.arange(n * self.draws)
+        tests = space.tests(number, number % n, space.corners(number), "corner")
+        is_fault = []
+        for first in range(0, len(tests), calculator.chunk):
+            some = tests[first : first + calculator.chunk]
+            outputs = calculator.run_chunk(some, calculator.chunk)[1]
+            rows = torch.from_numpy(some.seed).to(outputs.device)
+            labels = None if calculator.labels is None else calculator.labels[rows]
+            is_fault.append(calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels).is_fault.cpu())
+        shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(self.draws, n).mean(0)
+        return shares
+
+    def rate(self, magnitude: float) -> float:
+        """Their mean."""
+        return float(self.errors(magnitude).mean())

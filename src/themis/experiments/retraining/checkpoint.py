@@ -1,0 +1,91 @@
+"""The checkpoint of a training: its whole state after an epoch, in one file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from themis.errors import StoreError, UsageError
+from themis.experiments.retraining.material import Material
+from themis.experiments.retraining.recipe import Recipe
+from themis.oracle import Oracle
+from themis.perturb import Perturbation
+from themis.runs.ledger import Ledger
+from themis.runs.store.files import explained, write_file
+from themis.target.fingerprint import hash_tensors, hash_text
+from themis.target.target import Target
+
+FILE = "checkpoint.pt"
+
+State = dict[str, Any]
+"""Plain data and tensors."""
+
+
+def training_key(
+    target: Target,
+    material: Material,
+    perturbation: Perturbation,
+    recipe: Recipe,
+    oracle: Oracle,
+    ledger: Ledger,
+    loss: str = "",
+) -> str:
+    """What tells a training from others: all that its weights depend on, but for devices and versions."""
+    tensors = {
+        "disturbed": material.disturbed,
+        "labels": material.disturbed_labels,
+        "seed": material.seed,
+        "seeds": torch.from_numpy(ledger.hashes.view(np.int64)),
+    }
+    theta = [(each.name, each.low, each.high) for each in perturbation.theta]
+    words = [recipe.as_dict(), perturbation.name, theta, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
+    return hash_text(json.dumps([*words, loss] if loss else words))
+
+
+def take_weights(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of all parameters and buffers, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in _named(module).items()}
+
+
+def put_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Bring a copy back, as the types are that the module has."""
+    with torch.no_grad():
+        for name, tensor in _named(module).items():
+            tensor.copy_(weights[name])
+
+
+def save(folder: Path, state: State) -> None:
+    """Write the state, in the place of the one before."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        content = BytesIO()
+        torch.save(state, content)
+        write_file(folder / FILE, content.getvalue())
+
+
+def load(folder: Path, key: str) -> State | None:
+    """The state that a training goes on from; None for the start."""
+    path = folder / FILE
+    try:
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise StoreError(f"{path} must be a training's checkpoint, it is damaged: remove it to begin anew") from error
+    if state.get("key") != key:
+        raise UsageError(
+            f"{path} must be of this training, it is of one with another model, material or recipe: give another "
+            "folder, or remove the file to begin anew"
+        )
+    return state
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

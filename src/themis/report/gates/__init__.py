@@ -1,0 +1,1 @@
+"""Gates: limits on what a campaign may find, and their results for CI."""

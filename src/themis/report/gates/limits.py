@@ -1,0 +1,152 @@
+"""Limits that a campaign's figures are held against, as users write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from themis.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from themis.runs.analysis.bench import Source
+    from themis.runs.store.reader import Reader
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that must not be under a limit: what it is, where the summary has it, and what raises it."""
+
+    about: str
+    read: Callable[[dict[str, Any]], float | None]
+    missing: str
+    """Why a run may not have it, and what to do."""
+    remedy: str
+
+
+def _coverage_low(summary: dict[str, Any]) -> float | None:
+    interval = summary.get("coverage_interval")
+    return None if interval is None else interval["low"]
+
+
+def _criterion(summary: dict[str, Any]) -> float | None:
+    found = summary.get("criterion")
+    return None if found is None else found["score"]
+
+
+_MORE = "give it more with --max-tests or --max-seconds, or lower the limit"
+_BETTER = "train the model better, or lower the limit"
+METRICS = {
+    "coverage": Metric("of the sampled neurons", lambda s: s.get("coverage"), "no neuron was judged", _MORE),
+    "coverage_all": Metric("of all neurons", lambda s: s.get("coverage_all"), "no neuron was judged", _MORE),
+    "coverage_low": Metric(
+        "of all neurons at the least, the lower end of its 95% interval",
+        _coverage_low,
+        "there are too few seeds for an interval: take more",
+        _MORE,
+    ),
+    "coverage_uniform": Metric(
+        "of all neurons by the uniform stream alone",
+        lambda s: s.get("coverage_uniform"),
+        "there were no uniform tests: run it with --uniform-share 0.2",
+        _MORE,
+    ),
+    "clean_accuracy": Metric(
+        "of the clean inputs answered rightly",
+        lambda s: s.get("clean_accuracy"),
+        "the data has no labels, or the task no accuracy: leave this gate out",
+        _BETTER,
+    ),
+    "clean_iou": Metric(
+        "mean IoU of the clean answers",
+        lambda s: s.get("clean_iou"),
+        "the task is no segmentation with labels: leave this gate out",
+        _BETTER,
+    ),
+    "criterion": Metric("of the campaign's criterion", _criterion, "it had none: run it with --criterion NAME", _MORE),
+}
+"""What `fail_under` knows, by name."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Limits. Without any there is still one gate: that the campaign ran to its end."""
+
+    fail_under: tuple[tuple[str, float], ...] = ()
+    """Metrics, each with the least it must be."""
+    max_fault_rate: float | None = None
+    """The most that the upper bound of the uniform stream's fault rate may be."""
+    max_new_faults: int | None = None
+    """The most new faults against the baseline: those that the baseline's model stands up to."""
+    baseline: Source | None = None
+
+    @staticmethod
+    def of(
+        fail_under: str | Iterable[str] | dict[str, float] = (),
+        max_fault_rate: float | None = None,
+        max_new_faults: int | None = None,
+        baseline: Source | None = None,
+    ) -> Gates:
+        """Gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
+        if isinstance(fail_under, str):
+            fail_under = fail_under.split(",")
+        pairs = fail_under.items() if isinstance(fail_under, dict) else map(_read_limit, fail_under)
+        limits = tuple((name, _checked(name, least)) for name, least in pairs)
+        if max_fault_rate is not None and not 0 <= max_fault_rate <= 1:
+            raise UsageError(f"max_fault_rate must lie in 0..1, got {max_fault_rate:g}: write 0.05 for 5%")
+        if max_new_faults is not None and max_new_faults < 0:
+            raise UsageError(f"max_new_faults must be 0 or more, got {max_new_faults}: 0 allows none")
+        if (max_new_faults is None) != (baseline is None):
+            given, lacking = ("max_new_faults", "baseline")[:: 1 if baseline is None else -1]
+            raise UsageError(f"{given} and {lacking} must be given together, {lacking} is missing: add it")
+        return Gates(limits, max_fault_rate, max_new_faults, baseline)
+
+    def __bool__(self) -> bool:
+        """Whether any limit is set."""
+        return bool(self.fail_under) or self.max_fault_rate is not None or self.max_new_faults is not None
+
+    def check_ahead(self, uniform_share: float, perturbation: str | None = None) -> None:
+        """Refuse before a campaign what could not be judged after it; `perturbation` is its code."""
+        if self.max_fault_rate is not None and uniform_share == 0:
+            raise UsageError("max_fault_rate needs uniform tests, uniform_share is 0: set it to 0.2, or drop the gate")
+        if isinstance(self.baseline, str | Path):
+            with closing(open_baseline(self.baseline)) as run:
+                recorded = run.record["perturbation_code"]
+            if perturbation is not None and perturbation != recorded:
+                raise UsageError(
+                    f"the baseline must have the campaign's perturbation, {self.baseline} has another: name a run with "
+                    "the same one"
+                )
+
+
+def open_baseline(path: str | Path) -> Reader:
+    """The run that another is held against."""
+    from themis.runs.store.reader import Reader
+
+    try:
+        return Reader(path)
+    except UsageError as error:
+        raise UsageError(
+            f"the baseline must be a run's folder, {path} is none: make it with themis run on the model it stands for"
+        ) from error
+
+
+def _read_limit(text: str) -> tuple[str, float]:
+    name, equals, number = text.strip().partition("=")
+    try:
+        return name.strip().replace("-", "_"), float(number) if equals else math.nan
+    except ValueError:
+        return name, math.nan
+
+
+def _checked(name: str, least: float) -> float:
+    if name not in METRICS:
+        raise UsageError(f"fail_under must name a known metric, got {name!r}: {nearest(name, METRICS)}")
+    if not math.isfinite(least):
+        raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
+    if name != "criterion" and not 0 <= least <= 1:
+        raise UsageError(f"fail_under {name} must lie in 0..1, got {least:g}: write {name}=0.99 for 99%")
+    return float(least)

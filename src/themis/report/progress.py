@@ -1,0 +1,100 @@
+"""Progress: a live line in a terminal, plain lines elsewhere, and the summary at the end."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+from themis.campaign.callback import Callback
+from themis.runs.display.text import opening, round_line, summary_rows
+from themis.runs.run import Round, Run, Start
+
+PLAIN_SECONDS = 5.0
+"""Least time between two plain lines."""
+
+
+class ShowProgress(Callback):
+    """Coverage, distinct faults, tests a second and the forecast as the campaign goes."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._live: Progress | None = None
+        self._printed = 0.0
+
+    def on_start(self, start: Start) -> None:
+        self.console.print(opening(start), highlight=False, soft_wrap=True)
+        self._is_share = start.criterion is None or bool(start.criterion["is_share"])
+        self._goal = start.settings.coverage or 1.0
+        if self.console.is_terminal:
+            is_wide = self.console.width >= 110
+            columns: list[ProgressColumn] = [
+                TextColumn("coverage"),
+                BarColumn(28 if is_wide else 10),
+                TextColumn("{task.fields[line]}"),
+            ]
+            if is_wide:
+                columns.append(TimeElapsedColumn())
+            self._live = Progress(*columns, console=self.console, transient=True)
+            self._task = self._live.add_task("", total=self._goal, line="first round")
+            self._live.start()
+
+    def on_round(self, round: Round) -> None:
+        line = round_line(round, is_share=self._is_share)
+        if self._live is not None:
+            self._live.update(self._task, completed=round.coverage.sampled, line=line)
+        elif perf_counter() - self._printed >= PLAIN_SECONDS:
+            self._printed = perf_counter()
+            self.console.print(f"round {round.number}: coverage {line}", highlight=False, soft_wrap=True)
+
+    def on_end(self, run: Run) -> None:
+        self._stop()
+        for name, text in summary_rows(run):
+            self.console.print(f"[dim]{name:<13}[/dim]  {text}", highlight=False, soft_wrap=True)
+        self.console.print(run.stop, style="bold", highlight=False, soft_wrap=True)
+
+    def on_error(self, error: Exception) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class StepBar:
+    """One bar over the steps of long work in a terminal, plain lines now and then elsewhere."""
+
+    def __init__(self, console: Console, *more: ProgressColumn) -> None:
+        """`more`: columns behind the time that has passed."""
+        self.console, self.more = console, more
+        self._live: Progress | None = None
+        self._printed = 0.0
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def start(self, n_done: int, n: int) -> None:
+        """Begin anew, where there is something left to do."""
+        self.stop()
+        if self.console.is_terminal and n_done < n:
+            line = TextColumn("{task.fields[line]}", markup=False)
+            bar = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *self.more)
+            self._live = Progress(*bar, line, console=self.console, transient=True)
+            self._task = self._live.add_task("", total=n, completed=n_done, line="")
+            self._live.start()
+
+    def say(self, line: str, plain: str, n_done: int | None) -> None:
+        """Show a line beside the bar; `plain` where there is none, unless one was printed a moment ago."""
+        if self._live is not None:
+            self._live.update(self._task, line=line, completed=n_done)
+        elif perf_counter() - self._printed >= PLAIN_SECONDS:
+            self._printed = perf_counter()
+            self.note(plain)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

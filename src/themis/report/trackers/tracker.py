@@ -1,0 +1,203 @@
+"""A tracker: a callback that shows a campaign in an experiment tracker, next to the training that made the model."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from themis.campaign.callback import Callback
+from themis.errors import MissingExtraError, ThemisError
+
+if TYPE_CHECKING:
+    from themis.judge.estimate import Estimate
+    from themis.runs.display.fault import Pixels
+    from themis.runs.run import Round, Run, Start
+
+Plain = bool | int | float | str
+
+
+class Tracker(Callback):
+    """Parameters at the start, figures by tests, then the most telling faults, the verdict and the results.
+
+    run: the campaign's folder, whose files are attached. n_pictures: how many faults are drawn; each is run again when
+    the campaign has stopped, so that its budget is not touched. stays_open: `close` is called by whoever made it, who
+    may attach more files until then.
+    """
+
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+    """Any of them will do."""
+
+    def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
+        if not any(map(_is_there, self.modules)):  # imported now: a campaign's clock does not run yet
+            remedy = f'pip install "themis-dl[{self.name}]"'
+            raise MissingExtraError(f"the tracker {self.name} needs {self.modules[0]}, which is missing: {remedy}")
+        self.run, self.n_pictures, self.stays_open = None if run is None else Path(run), n_pictures, stays_open
+        self.is_open = False
+
+    # What a tracker writes with
+
+    @abstractmethod
+    def begin(self, title: str, parameters: dict[str, Plain], tests_before: int) -> None: ...
+
+    @abstractmethod
+    def log_scalars(self, values: dict[str, float], tests: int) -> None: ...
+
+    @abstractmethod
+    def log_pictures(self, pictures: list[tuple[str, Pixels]], tests: int) -> None: ...
+
+    @abstractmethod
+    def log_verdict(self, text: str, tests: int) -> None: ...
+
+    @abstractmethod
+    def log_results(self, results: dict[str, float]) -> None: ...
+
+    @abstractmethod
+    def attach(self, file: Path) -> None: ...
+
+    @abstractmethod
+    def end(self, has_failed: bool) -> None: ...
+
+    # Events
+
+    def on_start(self, start: Start) -> None:
+        self.parameters, self._tests = parameters_of(start), start.tests_before
+        title = start.perturbation if self.run is None else self.run.resolve().name
+        with calm():
+            self.begin(title, self.parameters, start.tests_before)
+        self.is_open = True
+
+    def on_round(self, round: Round) -> None:
+        self._tests = round.tests
+        with calm():
+            self.log_scalars(scalars_of(round), round.tests)
+
+    def on_end(self, run: Run) -> None:
+        drawn, summary = telling_pictures(run, self.n_pictures), None if self.run is None else self.run / "summary.json"
+        with calm():
+            if drawn:
+                self.log_pictures(drawn, self._tests)
+            self.log_verdict(verdict_of(run), self._tests)
+            self.log_results(results_of(run))
+            if summary is not None and summary.is_file():
+                self.attach(summary)
+        if not self.stays_open:
+            self.close()
+
+    def on_error(self, error: Exception) -> None:
+        with calm():
+            self.log_verdict(f"It failed: {error}", self._tests)
+        self.close(has_failed=True)
+
+    def close(self, *, has_failed: bool = False) -> None:
+        """Write what is left."""
+        if self.is_open:
+            self.is_open = False
+            with calm():
+                self.end(has_failed)
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """Without the warnings of a tracker's own package: they are not about the campaign."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def parameters_of(start: Start) -> dict[str, Plain]:
+    """What was asked for and what is tested, flat."""
+    from themis.runs.run import name_of
+    from themis.version import __version__
+
+    plain: dict[str, Plain] = {
+        "perturbation": start.perturbation,
+        "oracle": start.oracle,
+        "device": start.device,
+        "seeds": start.n_usable,
+        "neurons": start.n_neurons,
+        "layers": len(start.layers),
+        "themis_version": __version__,
+    }
+    for name, value in vars(start.settings).items():
+        if name == "policy":
+            value = name_of(value)
+        plain[name] = value if isinstance(value, Plain) else "none" if value is None else str(value)
+    for each in start.theta:
+        plain[f"theta_{each.name}"] = f"{each.low:g} to {each.high:g} {each.unit}".strip()
+    return plain
+
+
+def scalars_of(round: Round) -> dict[str, float]:
+    """A round's figures."""
+    values = {
+        "coverage": round.coverage.sampled,
+        "coverage_all": round.coverage.all,
+        "distinct_faults": round.distinct_faults,
+        "faults": round.faults,
+        "failing_seeds": round.failing_seeds,
+        "faults_per_test": round.faults / max(round.tests, 1),
+        "passes": round.passes,
+        "seconds": round.seconds,
+    }
+    if round.criterion_score is not None:
+        values["criterion_score"] = round.criterion_score
+    return values
+
+
+def results_of(run: Run) -> dict[str, float]:
+    """The campaign's figures with their intervals."""
+    last = run.rounds[-1]
+    results: dict[str, float] = {"tests": last.tests, **scalars_of(last)}
+    if run.start.clean_accuracy is not None:
+        results["clean_accuracy"] = run.start.clean_accuracy
+    estimates: dict[str, Estimate | None] = {
+        "fault_rate": run.fault_rate,
+        "residual_risk": run.residual_risk,
+        "coverage_interval": run.coverage_interval,
+    }
+    for name, estimate in estimates.items():
+        if estimate is not None:
+            figures = asdict(estimate)
+            results[name] = figures.pop("value")
+            results |= {f"{name}_{end}": value for end, value in figures.items()}
+    return results
+
+
+def verdict_of(run: Run) -> str:
+    """The stop reason and the summary, as Markdown."""
+    from themis.runs.display.text import summary_rows
+
+    rows = [f"| {name} | {text.replace('|', '/')} |" for name, text in summary_rows(run)]
+    return "\n".join([run.stop, "", "| what | found |", "|---|---|", *rows])
+
+
+def telling_pictures(run: Run, n: int) -> list[tuple[str, Pixels]]:
+    """The most telling faults: what each is, and clean, disturbed and difference side by side."""
+    from themis.runs.display.fault import line, pictures, strip
+
+    drawn = []
+    for fault in run.faults.most_telling(n):
+        try:
+            shown = pictures(fault.replay())
+        except ThemisError:  # a model that answers no longer: the words are still right
+            break
+        if not shown:
+            break
+        drawn.append((line(fault), strip(shown)))
+    return drawn
+
+
+def _is_there(module: str) -> bool:
+    try:
+        with calm():
+            import_module(module)
+    except ImportError:
+        return False
+    return True

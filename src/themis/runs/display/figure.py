@@ -1,0 +1,125 @@
+"""A picture of faults: clean inputs and disturbed ones, with what the model said to each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from themis.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from themis.runs.faults import Fault
+    from themis.runs.run import Run
+
+INK, RIGHT, WRONG, QUIET = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b"
+
+
+def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[str] | None = None) -> list[Fault]:
+    """Draw up to n of a campaign's most telling faults, each run again; returns those drawn."""
+    faults = run.faults.most_telling(n)
+    replays = [fault.replay() for fault in faults]
+    pictures = [(fault, each.clean_inputs, each.inputs) for fault, each in zip(faults, replays, strict=True)]
+    title = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation}): the most telling"
+    draw_pairs(pictures, path, title=title, bounds=run.start.bounds, classes=classes)
+    return faults
+
+
+def draw_pairs(
+    pictures: Sequence[tuple[Fault, Tensor, Tensor]],
+    file: str | Path | BinaryIO,
+    *,
+    title: str,
+    bounds: tuple[float, float],
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Draw faults, each with its clean and its disturbed input, pictures `[channels, height, width]`."""
+    if not pictures:
+        raise UsageError("there is no fault to draw: raise the magnitude or the budget")
+    shape = pictures[0][1].shape
+    if len(shape) != 3:
+        raise UsageError(f"only pictures [channels, height, width] can be drawn, got {list(shape)}")
+    columns = min(4, len(pictures))
+    rows = -(-len(pictures) // columns)
+    captions = [_caption(fault) for fault, _, _ in pictures]
+    more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches that a row needs for further lines
+    heading = wrap(title, 34 * columns)
+    over = 0.2 * (len(heading) - 1)
+    width, height = 3.1 * columns, (1.95 + more) * rows + 0.6 + over
+    figure = blank_figure(width, height)
+    figure.suptitle("\n".join(heading), x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
+    grid = figure.add_gridspec(
+        rows,
+        columns,
+        left=0.01,
+        right=0.99,
+        top=1 - (0.72 + over) / height,
+        bottom=(0.25 + more) / height,
+        wspace=0.1,
+        hspace=(0.47 + more) / 1.48,
+    )
+    for k, (fault, clean, disturbed) in enumerate(pictures):
+        pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
+        before, after = _say(fault, classes)
+        said = ((clean, before, RIGHT), (disturbed, after, WRONG))
+        for at, (picture, text, colour) in enumerate(said):
+            axes = figure.add_subplot(pair[at])
+            axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            for side in axes.spines.values():
+                side.set_edgecolor(colour)
+                side.set_linewidth(1.6)
+            axes.set_title(text, fontsize=10.5, color=colour, pad=3)
+            if at == 0:
+                axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
+                axes.xaxis.label.set_multialignment("left")
+    figure.savefig(file, dpi=110)
+
+
+def _caption(fault: Fault) -> list[str]:
+    """Seed and theta, in lines as wide as a pair."""
+    theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
+    return wrap(f"seed {fault.seed_id}, {theta}", 50)
+
+
+def blank_figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("pictures of faults need matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _say(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
+    """What the model says to the clean input and to the disturbed one."""
+    wrong = _class(fault.answer, classes)
+    if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
+        return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"
+    if fault.clean_answer is None:
+        return "clean", f"says {wrong}" if fault.answer < 0 else f"breaks: {wrong}"
+    sure = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
+    return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{sure}"
+
+
+def _class(answer: int, classes: Sequence[str] | None) -> str:
+    if answer < 0:
+        return "nothing finite"
+    return str(answer) if classes is None else classes[answer]
+
+
+def pixels(picture: Tensor, bounds: tuple[float, float]) -> NDArray[np.float32]:
+    """`[height, width(, 3)]` in 0..1; pictures of other than one or three channels as their mean."""
+    pixels = (picture.float() - bounds[0]) / (bounds[1] - bounds[0])
+    if len(pixels) not in (1, 3):
+        pixels = pixels.mean(0, keepdim=True)
+    return pixels.movedim(0, -1).squeeze(-1).numpy()

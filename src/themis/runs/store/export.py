@@ -1,0 +1,187 @@
+"""Faults as files for other tools: a row a fault, with the columns of `run.sqlite`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from themis.errors import MissingExtraError, StoreError, ThemisError, UsageError, nearest
+from themis.runs.store.files import PART, sync
+from themis.runs.store.schema import read_signature
+
+if TYPE_CHECKING:
+    from themis.runs.store.reader import Reader
+    from themis.runs.store.tensors import Tensors
+
+Rows = list[tuple[Any, ...]]
+"""Some faults, each with the run's columns in their order."""
+
+
+def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool = False) -> int:
+    """Write faults to a file whose ending says how; returns how many. `replaces`: a file that is there already."""
+    write = FORMATS.get(path.suffix.lower())
+    if write is None:
+        raise UsageError(f"the file must have a known ending, got {path.name}: {nearest(path.suffix, FORMATS)}")
+    n = 0
+
+    def counted() -> Iterator[Rows]:
+        nonlocal n
+        for rows in batches:
+            n += len(rows)
+            yield rows
+
+    with fresh_file(path, replaces=replaces) as part:
+        write(run, counted(), part)
+    return n
+
+
+def check_free(path: Path, *, replaces: bool = False) -> None:
+    """Refuse a file that exists, unless it may be replaced, and one that cannot be."""
+    if path.is_dir():
+        raise UsageError(f"the file must be no folder, {path} is one: name a file in it")
+    if path.exists() and not replaces:
+        raise UsageError(f"the file must be a new one, {path} exists: choose another, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UsageError(f"the file must lie in a folder that exists, {path.parent} does not: make it first")
+
+
+@contextmanager
+def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """A name to write to that becomes `path` once all is written: what is interrupted leaves nothing."""
+    check_free(path, replaces=replaces)
+    part = path.with_name(path.name + PART)
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync(path.parent)
+    except ThemisError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}; choose another place") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
+    """A line of names and a line a fault; the signature is JSON, what is not known is empty."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(run.columns)
+        at = run.columns.index("signature")
+        for rows in batches:
+            columns = _columns(run, rows)
+            columns[at] = map(json.dumps, columns[at])
+            writer.writerows(zip(*columns, strict=True))
+
+
+def write_json(run: Reader, batches: Iterable[Rows], path: Path) -> None:
+    """A list of objects, one a line; the signature is an object from layers to shares."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json_text(run, batches))
+
+
+def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
+    """The text of such a list, piece by piece."""
+    before = "["
+    for rows in batches:
+        yield f"{before}\n" + ",\n".join(json.dumps(as_object(run, row), allow_nan=False) for row in rows)
+        before = ","
+    yield "\n]\n" if before == "," else "[]\n"
+
+
+def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
+    """A fault as plain data by column; a number that JSON cannot hold, the margin of no finite output, is None."""
+    plain = dict(zip(run.columns, row, strict=True))
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
+    }
+    return {**finite, "signature": dict(zip(run.layers, read_signature(plain["signature"]), strict=True))}
+
+
+def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
+    """Columns of their own types; the signature is a list of floats, its layers are named in the field's metadata."""
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError('Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
+    types = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
+    shares = pa.field("signature", pa.list_(pa.float32()), metadata={"layers": json.dumps(run.layers)})
+    schema = pa.schema([shares if name == "signature" else (name, types[kind]) for name, kind in _types(run).items()])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for rows in batches:
+            columns = zip(schema.types, _columns(run, rows), strict=True)
+            writer.write_batch(pa.record_batch([pa.array(values, kind) for kind, values in columns], schema=schema))
+
+
+def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
+    """An array a column (a class that is not known is -1, other numbers NaN), and the tensors of faults that have them.
+
+    `tensors_id` names the faults that the rows of `clean_inputs`, `inputs` and `outputs` belong to.
+    """
+    import numpy as np
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        "INTEGER": (np.int64, -1),
+        "REAL": (np.float64, np.nan),
+        "TEXT": (np.str_, ""),
+    }
+    types = _types(run)
+    parts: dict[str, list[Any]] = {name: [] for name in types}
+    for rows in chain(batches, [[]]):  # one more: without faults there are columns too
+        for (name, kind), values in zip(types.items(), _columns(run, rows), strict=True):
+            if name == "signature":
+                part = np.array(values, dtype=np.float32).reshape(len(rows), len(run.layers))
+            else:
+                dtype, unknown = kinds[kind]
+                part = np.array([unknown if value is None else value for value in values], dtype=dtype)
+            parts[name].append(part)
+    columns = {name: np.concatenate(part) for name, part in parts.items()}
+    ids = columns["id"][columns.pop("tensors") != ""].tolist()
+    found = run.tensors(ids)
+    arrays: dict[str, Any] = {**columns, **_join([found[id] for id in ids if id in found])}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _join(found: list[Tensors]) -> dict[str, Any]:
+    import numpy as np
+
+    from themis.runs.store.tensors import Tensors
+
+    if not found:
+        blank = np.zeros(0, np.float32)
+        return {"tensors_id": np.zeros(0, np.int64), "clean_inputs": blank, "inputs": blank, "outputs": blank}
+    joined = {name: tensor.numpy() for name, tensor in vars(Tensors.join(found)).items()}
+    return {"tensors_id": joined.pop("id"), **joined}
+
+
+def _columns(run: Reader, rows: Rows) -> list[Any]:
+    """Rows as columns, their signatures read."""
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(run.columns)
+    at = run.columns.index("signature")
+    columns[at] = [*map(read_signature, columns[at])]
+    return columns
+
+
+def _types(run: Reader) -> dict[str, str]:
+    """SQLite's type of each column."""
+    return dict(run.select("name, type", table="pragma_table_info('faults')", order="cid"))
+
+
+FORMATS: dict[str, Callable[[Reader, Iterable[Rows], Path], None]] = {
+    ".parquet": write_parquet,
+    ".csv": write_csv,
+    ".json": write_json,
+    ".npz": write_npz,
+}
+"""How each ending is written."""

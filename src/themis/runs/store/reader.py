@@ -1,0 +1,243 @@
+"""Reading a run folder, also while a campaign writes to it. Rows need no torch, so it is imported for the rest only."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from themis.errors import StoreError, UsageError
+from themis.runs.store import schema
+from themis.runs.store.schema import DATABASE, KINDS
+
+if TYPE_CHECKING:
+    from themis.runs.faults import Column, Fault, Faults, Replay
+    from themis.runs.run import Round
+    from themis.runs.store.tensors import Tensors
+    from themis.runs.store.writer import Checkpoint
+
+BATCH = 5000
+"""Rows that are fetched at once."""
+
+
+class Reader:
+    """A run folder, read only. Any number of readers may look at it while one campaign writes."""
+
+    def __init__(self, path: str | Path, *, is_brief: bool = False) -> None:
+        """`is_brief`: for a look that is soon over; where no campaign writes, it leaves not even a log behind."""
+        self.path = Path(path)
+        if not (self.path / DATABASE).is_file():
+            raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is none: check the path")
+        with self._explained():
+            self._database = _open(self.path / DATABASE, is_brief=is_brief)
+            schema.check(self._database, self.path)
+            rows = self._database.execute("SELECT name, value FROM run").fetchall()
+        self.record: dict[str, Any] = {name: json.loads(value) for name, value in rows}
+        self.theta: tuple[str, ...] = tuple(each["name"] for each in self.record["theta"])
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers; none until the clean sweep is done."""
+        return tuple(each["name"] for each in self.record.get("start", {"layers": ()})["layers"])
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a fault's row."""
+        with self._explained():
+            return tuple(row[1] for row in self._database.execute("PRAGMA table_info(faults)"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The result; None while the campaign runs, or if it was killed."""
+        path = self.path / "summary.json"
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StoreError(f"{path} must be JSON, it is damaged: {error}; restore it from a copy") from error
+        return summary
+
+    def is_running(self) -> bool:
+        """Whether a campaign is writing to the folder; where the system cannot say, one that has no summary is."""
+        try:
+            import fcntl
+
+            with (self.path / "run.lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except (ImportError, OSError):
+            return self.summary() is None
+        return False
+
+    def rounds(self, last: int = 1 << 62) -> list[Round]:
+        """All rounds, or those up to number `last`."""
+        with self._explained():
+            rows = self._database.execute("SELECT * FROM rounds WHERE number <= ? ORDER BY number", (last,))
+            return [_round(row) for row in rows]
+
+    def count(self, where: str = "1", values: Sequence[Any] = ()) -> int:
+        """How many faults there are."""
+        (n,) = self.select("count(*)", where, values)[0]
+        return int(n)
+
+    def select(
+        self,
+        what: str = "*",
+        where: str = "1",
+        values: Sequence[Any] = (),
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+    ) -> list[tuple[Any, ...]]:
+        """Rows of faults; `where`, `order` and `what` are SQL."""
+        return list(chain.from_iterable(self.batches(what, where, values, order, limit, table)))
+
+    def batches(
+        self,
+        what: str = "*",
+        where: str = "1",
+        values: Sequence[Any] = (),
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """The same rows, some thousands at a time."""
+        with self._explained():
+            rows = self._database.execute(
+                f"SELECT {what} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
+            )
+            while batch := rows.fetchmany(BATCH):
+                yield batch
+
+    def faults(
+        self,
+        where: str = "1",
+        values: Sequence[Any] = (),
+        *,
+        order: str = "id",
+        limit: int = -1,
+        table: str = "faults",
+        replay: Callable[[Fault], Replay] | None = None,
+    ) -> Faults:
+        """Faults as a campaign has them; `replay` runs one again."""
+        from themis.runs.faults import Faults
+
+        theta = [schema.theta_column(name) for name in self.theta]
+        names = [*KINDS, *theta, "signature"]
+        rows = self.select(", ".join(names), where, values, order, limit, table)
+        faults = Faults(self.record["perturbation"], self.theta, self.layers, replay)
+        if rows:
+            faults.add(**_columns(rows, len(theta)))
+        return faults
+
+    def tensors(self, ids: Sequence[int]) -> dict[int, Tensors]:
+        """Inputs and outputs of those of some faults whose tensors were kept."""
+        from themis.runs.store.tensors import read_tensors
+
+        found: dict[int, Tensors] = {}
+        before, wanted_ids = None, json.dumps(list(ids))
+        while True:  # a campaign may put a file's rows into another and remove it before we open it
+            where = "id IN (SELECT value FROM json_each(?)) AND tensors IS NOT NULL"
+            places = self.select("id, tensors", where, (wanted_ids,))
+            if places == before:
+                return found
+            before = places
+            files: dict[str, list[int]] = {}
+            for id, file in places:
+                if id not in found:
+                    files.setdefault(file, []).append(id)
+            for file, wanted in files.items():
+                try:
+                    tensors = read_tensors(self.path / "tensors" / file)
+                except FileNotFoundError:
+                    continue
+                for id in wanted:
+                    at = (tensors.id == id).nonzero()
+                    if len(at):
+                        found[id] = tensors[at[0]]
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Where a resumed campaign goes on; None for the start."""
+        from themis.runs.store.tensors import deserialize
+        from themis.runs.store.writer import Checkpoint
+
+        with self._explained():
+            row = self._database.execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
+        if row is None:
+            return None
+        tests, rounds, file = row
+        path = self.path / "state" / file
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path} must hold the run's state, it cannot be read: {error.strerror}") from error
+        arrays = deserialize(content, path)
+        size = int.from_bytes(content[:8], "little")
+        values = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["values"])
+        return Checkpoint(tests, rounds, arrays, values)
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self.path / DATABASE} cannot be read: {error}") from error
+
+
+def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
+    """A read-only connection; where nothing at all may be written, not even the index of the log, a frozen one."""
+    uri = path.resolve().as_uri()
+    log = path.with_name(f"{path.name}-wal")
+    if is_brief and not (log.exists() and log.stat().st_size):
+        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    database = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
+    try:
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()
+    except sqlite3.OperationalError as error:
+        database.close()
+        if log.exists() and log.stat().st_size:
+            raise StoreError(
+                f"{path.parent} must be writable once, its log holds rows that are not in {path.name} yet: copy the "
+                "folder to where you may write, and read the copy"
+            ) from error
+        database = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    return database
+
+
+def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
+    """Columns as `Faults.add` takes them."""
+    import numpy as np
+
+    from themis.oracle import KEPT
+
+    by_name = list(zip(*rows, strict=True))
+    columns: dict[str, Column] = {}
+    for name, values in zip(KINDS, by_name, strict=False):
+        missing = {"label": -1, "clean_answer": KEPT}.get(name, np.nan)
+        plain = [missing if value is None else value for value in values] if None in values else list(values)
+        columns[name] = np.array(plain, dtype=KINDS[name].lower())
+    theta = by_name[len(KINDS) : len(KINDS) + n_theta]
+    columns["theta"] = np.array(theta, dtype=np.float32).T
+    shares = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
+    columns["signature"] = shares / np.float32(schema.SHARES)
+    return columns
+
+
+def _round(row: tuple[Any, ...]) -> Round:
+    from themis.judge.coverage import Coverage
+    from themis.runs.run import Round
+
+    number, tests, dropped, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged, score = row
+    coverage = Coverage(sampled, of_all, json.loads(by_layer), *judged)
+    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)

@@ -1,0 +1,215 @@
+"""Inputs and outputs of the most telling faults, in safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.errors import MissingExtraError, StoreError
+from themis.runs.faults import Column, telling
+from themis.measure.tests import Bools, Ints
+from themis.runs.store.files import write_file
+
+FEW_BYTES, MANY_FILES = 32 << 20, 32
+"""Files smaller than this are put together once there are so many of them."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Rows of faults: the clean inputs, the disturbed ones, and the outputs to these; all on the CPU."""
+
+    id: Tensor
+    clean_inputs: Tensor
+    inputs: Tensor
+    outputs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensors:
+        return Tensors(self.id[rows], self.clean_inputs[rows], self.inputs[rows], self.outputs[rows])
+
+    @staticmethod
+    def join(parts: Iterable[Tensors]) -> Tensors:
+        columns = zip(*((each.id, each.clean_inputs, each.inputs, each.outputs) for each in parts), strict=True)
+        return Tensors(*(torch.cat(column) for column in columns))
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """Write a file of tensors, durably."""
+    columns = {name: value.contiguous() for name, value in vars(tensors).items()}
+    write_file(path, serialize(columns))
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All rows of a file."""
+    return Tensors(**deserialize(path.read_bytes(), path))
+
+
+def serialize(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Arrays as the bytes of a safetensors file."""
+    content: bytes = _safetensors().save(arrays, metadata)
+    return content
+
+
+def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The arrays of a safetensors file; `path` is where the bytes came from."""
+    from safetensors import SafetensorError
+
+    try:
+        arrays: dict[str, Tensor] = _safetensors().load(content)
+    except SafetensorError as error:
+        raise StoreError(
+            f"{path} must be a safetensors file, it is damaged: {error}; restore it from a copy"
+        ) from error
+    return arrays
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors import torch as format
+    except ImportError as error:
+        raise MissingExtraError("a run folder needs safetensors: pip install safetensors, or leave out=None") from error
+    return format
+
+
+def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Ints, n: int) -> Bools:
+    """Which `n` faults are kept: of every seed and wrong outcome the most telling, then of each the second, and so on.
+
+    A fault that is not among them now never will be, whatever is found later. So the choice may be made at any time
+    among those kept before and those found since, and the last one is the same however often it was made.
+    """
+    kept = np.ones(len(id), dtype=bool)
+    if len(id) <= n:
+        return kept
+    order = np.lexsort((id, score, answer, seed_id))
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (np.diff(seed_id[order]) != 0) | (np.diff(answer[order]) != 0)
+    starts = np.flatnonzero(is_first)
+    place = np.arange(len(order)) - starts[np.cumsum(is_first) - 1]
+    by_place = order[np.lexsort((id[order], score[order], place))]
+    kept[by_place[n:]] = False
+    return kept
+
+
+class Shelf:
+    """Knows which faults' tensors are kept, and in which file; at most `n` of them."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self.folder, self.n = folder, n
+        ints, floats = np.zeros(0, np.int64), np.zeros(0)
+        self._kept: dict[str, Column] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
+        self._rows: dict[int, int] = {}  # in each file, those that had to go included
+        self._row_bytes = 0
+        self._last_file = max((int(each.stem) for each in folder.glob("*.safetensors")), default=0)
+
+    def restore(self, columns: dict[str, Column], files: Ints) -> None:
+        """Take over faults whose tensors are in numbered files, and remove all other files."""
+        self._kept = {**_kept_columns(columns), "file": files}
+        self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
+        self.sweep()
+
+    def put(self, columns: dict[str, Column], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
+        """Keep what is worth it of some new faults; the file of each (0: none), and the ids that had to go for them."""
+        fresh = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
+        n_before = len(self._kept["id"])
+        both = {name: np.concatenate([self._kept[name], fresh[name]]) for name in self._kept}
+        kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
+        is_new = kept[n_before:]
+        if is_new.any():
+            both["file"][n_before:][is_new] = self._write(_pick(tensors, is_new))
+        files: Ints = both["file"][n_before:]
+        gone: Ints = self._kept["id"][~kept[:n_before]]
+        self._kept = {name: column[kept] for name, column in both.items()}
+        return files, gone
+
+    def forget(self, first: int, stop: int) -> bool:
+        """Give up the tensors of tests that were measured again; whether there were any."""
+        is_old = (self._kept["id"] >= first) & (self._kept["id"] < stop)
+        if is_old.any():
+            self._kept = {name: column[~is_old] for name, column in self._kept.items()}
+        return bool(is_old.any())
+
+    def tidy(self) -> dict[int, Ints]:
+        """Put small and half-empty files together when there are many; new files with their faults.
+
+        The old files stay until `sweep`: whoever still points to them must be told first.
+        """
+        files, counts = np.unique(self._kept["file"], return_counts=True)
+        live = dict(zip(files.tolist(), counts.tolist(), strict=True))
+        small = [file for file in live if self._rows[file] * self._row_bytes < FEW_BYTES]
+        half_empty = [file for file, n in live.items() if 2 * n < self._rows[file]]
+        n_dead = sum(self._rows.values()) - len(self._kept["id"])
+        if len(small) < MANY_FILES and n_dead <= len(self._kept["id"]):
+            return {}
+        moved, parts = {}, []
+        old = sorted({*small, *half_empty})
+        for file in old:
+            tensors = read_tensors(self.path(file))
+            parts.append(tensors[torch.isin(tensors.id, torch.from_numpy(self._live(file)))])
+            if file == old[-1] or sum(map(len, parts)) * self._row_bytes >= FEW_BYTES:
+                joined, parts = Tensors.join(parts), []
+                ids = joined.id.numpy()
+                moved[self._write(joined)] = ids
+        for number, ids in moved.items():
+            self._kept["file"][np.isin(self._kept["id"], ids)] = number
+        return moved
+
+    def sweep(self) -> None:
+        """Remove files that no fault is in."""
+        live = set(self._kept["file"].tolist())
+        self._rows = {file: n for file, n in self._rows.items() if file in live}
+        for path in self.folder.iterdir():
+            if not path.stem.isdigit() or int(path.stem) not in live:
+                path.unlink(missing_ok=True)
+
+    def path(self, file: int) -> Path:
+        """A file by its number."""
+        return self.folder / file_name(file)
+
+    def _live(self, file: int) -> Ints:
+        live: Ints = self._kept["id"][self._kept["file"] == file]
+        return live
+
+    def _write(self, tensors: Tensors) -> int:
+        self._last_file += 1
+        write_tensors(self.path(self._last_file), tensors)
+        self._rows[self._last_file] = len(tensors)
+        self._row_bytes = sum(each[0].nbytes for each in vars(tensors).values())
+        return self._last_file
+
+
+def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Tensors:
+    """Some rows of all parts together."""
+    first, picked = 0, []
+    for part in parts:
+        rows = np.flatnonzero(is_picked[first : first + len(part)])
+        if len(rows):
+            picked.append(part[torch.from_numpy(rows)])
+        first += len(part)
+    return Tensors.join(picked)
+
+
+def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:
+    score = telling(columns["distance"], columns["confidence"])
+    return {**{name: columns[name] for name in ("id", "seed_id", "answer")}, "score": score}
+
+
+def file_name(file: int) -> str:
+    return f"{file:06d}.safetensors"
+
+
+def read_ids(path: Path) -> Ints:
+    """The faults in a file; their tensors are not read."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        ids: Ints = file.get_tensor("id")
+    return ids

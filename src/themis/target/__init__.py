@@ -1,0 +1,1 @@
+"""The model under test: how it is loaded, fed, traced and identified."""

@@ -1,0 +1,127 @@
+"""Any function as a target: ONNX, another framework, a remote service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.errors import ModelError, UsageError
+from themis.oracle import Oracle
+from themis.target.activations import OUTPUT, Granularity, Layer, Sight, Visit, choose_layers
+from themis.target.fingerprint import hash_text
+from themis.target.target import check_options, explained
+
+Array = NDArray[Any]
+Activations = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """A function under test: NumPy in, NumPy out. It has no gradient; policies that climb take finite differences.
+
+    predict: `inputs [inputs, ...]` (float32) to scores, one row an input; or to scores and a dict of activations by
+    layer, each with one row an input.
+    activations: the same dict from a function of its own. Without one the output is the only layer.
+    bounds, preprocess, layers, neurons, oracle: as of `Target`.
+    version: tells this model from others, as the hash of its file; a run is resumed only on the same. By default it is
+    the name of the function, which says nothing of its weights.
+    """
+
+    predict: Callable[[Array], Any]
+    _: KW_ONLY
+    bounds: tuple[float, float] = (0.0, 1.0)
+    activations: Callable[[Array], Activations] | None = None
+    preprocess: Callable[[Tensor], Tensor] | None = None
+    layers: str | Sequence[str] = "auto"
+    neurons: Granularity = "element"
+    oracle: str | Oracle = "auto"
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        for name, function in (("predict", self.predict), ("activations", self.activations)):
+            if function is not None and not callable(function):
+                raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
+        object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def has_gradient(self) -> bool:
+        return False
+
+    def fingerprint(self) -> str:
+        """SHA-256 of `version`, or of the function's name."""
+        kind = self.predict if hasattr(self.predict, "__qualname__") else type(self.predict)
+        return hash_text(self.version or f"{kind.__module__}:{kind.__qualname__}")
+
+    def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
+        """The layers whose neurons are tested; `example` is one raw input `[...]`."""
+        two, three = (self._sights(example[None].expand(n, *example.shape)) for n in (2, 3))
+        layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
+        return choose_layers(two, three, layers, self.neurons)
+
+    def forward(self, inputs: Tensor, visit: Visit | None = None, wanted: dict[str, Layer] | None = None) -> Tensor:
+        """The scores on raw `inputs`; with `visit`, each wanted layer's activation is shown to it."""
+        outputs, activations = self._call(inputs, has_activations=visit is not None)
+        if visit is not None:
+            for name in activations:
+                if name in (wanted or ()):
+                    visit(name, as_tensor(activations[name], f"layer {name!r}"))
+        return outputs
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Nothing is to be done: a function has no mode."""
+        yield
+
+    def _sights(self, inputs: Tensor) -> list[Sight]:
+        outputs, activations = self._call(inputs.contiguous(), has_activations=True)
+        shapes = {name: tuple(np.shape(each)) for name, each in activations.items()}
+        if OUTPUT in shapes:
+            raise UsageError(f"a layer must not be named {OUTPUT!r}, that is the output itself: give it another name")
+        shapes[OUTPUT] = tuple(outputs.shape)
+        return [Sight(name, shape, (k, 0, 0), is_activation=True) for k, (name, shape) in enumerate(shapes.items())]
+
+    def _call(self, inputs: Tensor, has_activations: bool) -> tuple[Tensor, Activations]:
+        with explained(inputs, self.bounds, self.device), torch.no_grad():
+            prepared = inputs if self.preprocess is None else self.preprocess(inputs)
+            given = prepared.detach().cpu().float().numpy()
+            result = self.predict(given)
+            activations: Activations = {}
+            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+                result, activations = result
+            if has_activations and self.activations is not None:
+                activations = {**activations, **self.activations(given)}
+        outputs = as_tensor(result, "the output")
+        if outputs.ndim == 0 or len(outputs) != len(inputs):
+            raise ModelError(
+                f"the model must give one output an input, got shape {list(outputs.shape)} for {len(inputs)} inputs: "
+                "return an array with one row an input"
+            )
+        return outputs, activations
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """An array as a tensor of floating-point numbers."""
+    if not isinstance(value, Tensor):
+        try:
+            array = np.asarray(value)
+            value = torch.from_numpy(array if array.flags.writeable else array.copy())
+        except Exception as error:
+            text = f"{what} of the model must be an array of numbers, got {type(value).__name__}"
+            raise ModelError(f"{text}: return a NumPy array with one row an input") from error
+    tensor: Tensor = value.detach().cpu()
+    return tensor if tensor.is_floating_point() else tensor.float()

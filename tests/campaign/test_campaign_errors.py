@@ -1,0 +1,232 @@
+"""A campaign gives the model back, keeps what it found when something fails, and explains what is wrong."""
+
+import json
+import math
+
+import pytest
+import torch
+from nets import Conv
+from test_campaign import campaign
+from test_probe import assert_same_state, hooks_of, state_of
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import themis
+from themis import Callback, DataError, ModelError, Target, UsageError
+from themis.runs.store import Reader
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_leaves_as_it_came(fails):
+    net = Conv()
+    net.bn.eval()
+    net.conv.weight.requires_grad_(False)
+    state, hooks = state_of(net), hooks_of(net)
+
+    def preprocess(inputs):
+        if fails and len(inputs) > 3 and preprocess.left == 0:
+            raise ZeroDivisionError("no more")
+        preprocess.left -= 1
+        return inputs
+
+    preprocess.left = 5
+    target = Target(net, preprocess=preprocess)
+    if fails:
+        with pytest.raises(ModelError, match="the model raised ZeroDivisionError"):
+            themis.run(target, torch.rand(30, 1, 8, 8), "fgsm", policy="paper", max_tests=300)
+    else:
+        themis.run(target, torch.rand(30, 1, 8, 8), "fgsm", policy="paper", max_tests=300)
+    assert_same_state(state, state_of(net))
+    assert hooks_of(net) == hooks
+
+
+def test_a_callback_that_raises_is_reported_and_dropped(trained):
+    class Bad(Callback):
+        calls = 0
+
+        def on_fault(self, fault):
+            Bad.calls += 1
+            raise ZeroDivisionError("oops")
+
+    with pytest.warns(RuntimeWarning, match="callback Bad raised ZeroDivisionError in on_fault and was dropped: oops"):
+        result = campaign(trained, callbacks=[Bad()])
+    assert Bad.calls == 1
+    assert result.rounds[-1].tests == 2560
+
+
+def test_callbacks_hear_everything_in_order(trained):
+    heard = []
+
+    class Listen(Callback):
+        def on_start(self, start):
+            heard.append(("start", start.n_neurons))
+
+        def on_round(self, round):
+            heard.append(("round", round.number))
+
+        def on_fault(self, fault):
+            heard.append(("fault", fault.id))
+
+        def on_end(self, run):
+            heard.append(("end", run.stop_reason))
+
+    result = campaign(trained, callbacks=[Listen()], max_tests=2560)
+    assert heard[0] == ("start", 8054)
+    assert heard[-1] == ("end", "tests")
+    assert [value for name, value in heard if name == "round"] == [1, 2]
+    assert [value for name, value in heard if name == "fault"] == [fault.id for fault in result.faults]
+
+
+WRONG = {
+    "unknown option": ({"max_test": 5}, UsageError, "did you mean 'max_tests'"),
+    "coverage": ({"coverage": 1.5}, UsageError, r"coverage must lie in \(0, 1\], or be None for no goal, got 1.5"),
+    "tolerance": ({"tolerance": 0}, UsageError, "tolerance must be a positive number"),
+    "alpha": ({"alpha": 1.0}, UsageError, r"alpha must lie in \[0.5, 1\)"),
+    "draws": ({"draws": 4001}, UsageError, "draws must be at least 100 and a multiple"),
+    "sample": ({"sample": 0}, UsageError, "sample must be at least 1"),
+    "scale": ({"scale": "log"}, UsageError, "scale must be 'absolute' or 'relative'"),
+    "uniform share": ({"uniform_share": 2}, UsageError, r"uniform_share must lie in \[0, 1\]"),
+    "max tests": ({"max_tests": 0}, UsageError, "max_tests must be positive"),
+    "batch size": ({"batch_size": -1}, UsageError, "batch_size must be positive"),
+    "preset": ({"preset": "papr"}, UsageError, "preset must be 'paper'"),
+    "policy": ({"policy": "corner"}, UsageError, "did you mean 'corners'"),
+    "judge": ({"judge": "gibs"}, UsageError, "did you mean 'gibbs'"),
+    "magnitude": ({"magnitude": -0.1}, UsageError, "magnitude must be a positive number"),
+    "text for a number": ({"max_tests": "100"}, UsageError, "max_tests must be a number, got '100'"),
+    "half a test": ({"round_size": 2.5}, UsageError, "round_size must be a whole number, got 2.5"),
+    "random seed": ({"random_seed": 2**70}, UsageError, "random_seed must lie in"),
+    "max seeds": ({"max_seeds": 0}, UsageError, "max_seeds must be positive"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_refused_before_anything_runs(name):
+    options, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        themis.run(Conv(), torch.rand(3, 1, 8, 8), "gaussian", **options)
+
+
+def test_wrong_data_is_refused():
+    good = torch.rand(3, 1, 8, 8)
+    cases = [
+        (torch.rand(0, 1, 8, 8), "at least one seed"),
+        (TensorDataset(torch.rand(0, 1, 8, 8)), "at least one seed"),
+        ((good, torch.tensor([0, 1])), "labels must be one a seed"),
+        ((good, torch.eye(3)), "not one-hot rows"),
+        ((good, torch.tensor([0.0, 0.5, 1.0])), "labels must be class numbers, got 0.5"),
+        ((good, torch.tensor([0, 1, 3])), r"labels must lie in 0\.\.2"),
+        (good * 255, "divide by 255"),
+        (good.index_fill(0, torch.tensor([1]), float("nan")), "seed 1 has a NaN"),
+        (iter([good]), "an iterable without length"),
+        ([torch.rand(1, 8, 8), torch.rand(1, 9, 9), torch.rand(1, 8, 8)], "all inputs must have one shape"),
+    ]
+    for data, message in cases:
+        with pytest.raises(DataError, match=message):
+            themis.run(Conv(), data, "gaussian")
+
+
+def test_a_model_that_gives_nan_is_refused():
+    net = Conv()
+    nn.init.constant_(net.fc.weight, float("nan"))
+    with pytest.raises(ModelError, match="finite outputs on clean inputs, 3 of 3"):
+        themis.run(net, torch.rand(3, 1, 8, 8), "gaussian")
+
+
+def test_something_else_than_a_model_is_refused():
+    with pytest.raises(UsageError, match="target must be"):
+        themis.run("resnet", torch.rand(3, 1, 8, 8), "gaussian")
+    with pytest.raises(UsageError, match=r"bounds must be finite and ascending, got \(1, 0\)"):
+        Target(Conv(), bounds=(1, 0))
+    with pytest.raises(UsageError, match="neurons must be"):
+        Target(Conv(), neurons="pixel")
+
+
+class Rebinds(nn.Module):
+    """Puts a new tensor in the place of a buffer in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.fc(x)
+
+
+def test_a_buffer_rebound_in_a_forward_is_put_back():
+    net = Rebinds()
+    calls = net.calls
+    themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100)
+    assert net.calls is calls
+    assert calls == 0
+
+
+def test_a_model_made_in_inference_mode_can_be_tested():
+    with torch.inference_mode():
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100).rounds[-1].tests == 100
+
+
+def test_an_output_with_one_dimension_is_explained():
+    net = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    with pytest.raises(ModelError, match=r"scores \[inputs, classes\] with 2 classes or more, got \[20\]"):
+        themis.run(themis.Target(net, oracle="changed"), torch.rand(20, 4), "gaussian")
+
+
+class FailsLater(nn.Module):
+    def __init__(self, net, after):
+        super().__init__()
+        self.net, self.after = net, after
+
+    def forward(self, x):
+        self.after -= 1
+        if self.after < 0:
+            raise ZeroDivisionError("worn out")
+        return self.net(x)
+
+
+def test_a_model_that_fails_in_mid_campaign_loses_no_fault(trained, tmp_path):
+    heard = []
+
+    class Listen(Callback):
+        def on_error(self, error):
+            heard.append(error)
+
+    model, digits = trained
+    options = {"magnitude": 0.9, "max_seeds": 200, "out": tmp_path / "run", "callbacks": [Listen()]}
+    with pytest.raises(ModelError, match="worn out") as raised:
+        themis.run(FailsLater(model, 12), digits, "gaussian", **options)
+    assert heard == [raised.value]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["stop_reason"] == "error"
+    assert "worn out" in summary["stop"]
+    assert Reader(tmp_path / "run").count() >= summary["faults"] > 0
+
+
+def test_a_breakdown_is_stored_and_read_back(trained, tmp_path):
+    class BreaksDown(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return torch.where(x[:, :, 0, 0] > 0.5, float("nan"), self.net(x).softmax(1))
+
+    model, digits = trained
+    result = themis.run(BreaksDown(model), digits, "gaussian", magnitude=0.4, max_tests=1280, out=tmp_path / "run")
+    faults = Reader(tmp_path / "run").faults()
+    assert {fault.answer for fault in faults} > {-1}
+    assert all(math.isnan(fault.confidence) and fault.margin == -math.inf for fault in faults if fault.answer == -1)
+    assert all(fault.replay().is_same for fault in result.faults)
+    assert all(0.1 <= fault.confidence <= 1 for fault in result.faults if fault.answer >= 0)
+    assert result.faults.most_telling(5)
+
+
+def test_counts_may_be_written_as_powers_of_ten():
+    assert themis.run(nn.Linear(4, 3), torch.rand(20, 4), "gaussian", max_tests=1e2).start.settings.max_tests == 100
+
+
+def test_a_pass_budget_must_leave_room_for_a_test():
+    with pytest.raises(UsageError, match="max_passes must leave room for a test after the clean sweep's 25"):
+        themis.run(nn.Linear(4, 3), torch.rand(20, 4), "gaussian", max_passes=25)

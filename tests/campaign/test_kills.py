@@ -1,0 +1,164 @@
+"""Campaigns are killed, at random moments and at each file operation, and end as if nothing had happened."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from crashes import crash_states, read_log
+
+from themis.runs.store import Reader
+
+HERE = Path(__file__).parents[1] / "helpers"
+BEFORE, HALFWAY, AFTER = range(3)
+COMPILER = shutil.which("cc")
+
+
+class Campaigns:
+    """A process that forks campaigns; each request is one life of one campaign."""
+
+    def __init__(self, folder, shim=None):
+        self.folder = folder
+        environment = os.environ if shim is None else {**os.environ, "LD_PRELOAD": str(shim)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "campaigns.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def live(self, job, name, *, seconds=None, **request):
+        """One life; killed after some seconds if it has not ended. Whether it was killed, and its file operations."""
+        path, acknowledged = str(self.folder / name), str(self.folder / f"{name}.acknowledged")
+        words = {"job": job, "path": path, "acknowledged": acknowledged, "seconds": seconds, **request}
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        status, count = json.loads(self.process.stdout.readline())
+        assert status in (0, signal.SIGKILL), f"{name} failed"
+        return status != 0, count
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def acknowledged(self, name):
+        path = self.folder / f"{name}.acknowledged"
+        return {int(line) for line in path.read_text().split()} if path.exists() else set()
+
+
+@pytest.fixture
+def campaigns(tmp_path):
+    made = Campaigns(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """The same with every file operation counted."""
+    if COMPILER is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler and Linux")
+    shim = tmp_path / "shim.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", shim, HERE / "shim.c", "-ldl"], check=True)
+    made = Campaigns(tmp_path, shim)
+    yield made
+    made.close()
+
+
+def stored(path):
+    """The ids of the faults that are on disk."""
+    if not (path / "run.sqlite").exists():
+        return set()
+    with closing(Reader(path)) as run:
+        return {id for (id,) in run.select("id")}
+
+
+def contents(path):
+    """All that a run folder says, but for times and the names of files."""
+    with closing(sqlite3.connect(path / "run.sqlite")) as database:
+        database.row_factory = sqlite3.Row
+        faults = [{**row} for row in database.execute("SELECT * FROM faults ORDER BY id")]
+        rounds = [{**row, "seconds": 0} for row in database.execute("SELECT * FROM rounds ORDER BY number")]
+        assert tuple(database.execute("PRAGMA integrity_check").fetchone()) == ("ok",)
+    kept = [fault["id"] for fault in faults if fault.pop("tensors")]
+    with closing(Reader(path)) as run:
+        tensors = run.tensors(kept)
+    assert sorted(tensors) == kept, "every row that names a file finds its tensors there"
+    bits = {id: [column.numpy().tobytes() for column in vars(each).values()] for id, each in tensors.items()}
+    summary = json.loads((path / "summary.json").read_text())
+    assert not list(path.rglob("*.part*")), "nothing half written is left"
+    return faults, rounds, bits, {**summary, "seconds": 0}
+
+
+def test_a_campaign_killed_fifty_times_ends_as_one_that_never_was(campaigns, tmp_path):
+    rng = random.Random(0)
+    kills, compared, told = {"noise": 0, "attack": 0, "long": 0}, 0, 0
+    for job, wanted, most in (("noise", 12, 0.1), ("attack", 12, 0.1), ("long", 36, 0.4)):
+        campaigns.live(job, f"{job}-whole")
+        expected = contents(tmp_path / f"{job}-whole")
+        assert len(expected[0]) > 20
+        number = 0
+        while kills[job] < wanted:
+            number += 1
+            name = f"{job}-{number}"
+            while True:
+                # The last life of a campaign is left alone, so that its end can be compared.
+                seconds = rng.uniform(0, most) if kills[job] < wanted else None
+                was_killed, _ = campaigns.live(job, name, seconds=seconds)
+                acknowledged = campaigns.acknowledged(name)
+                assert acknowledged <= stored(tmp_path / name), "a fault acknowledged is on disk"
+                if not was_killed:
+                    break
+                kills[job] += 1
+                told += len(acknowledged)
+            assert contents(tmp_path / name) == expected
+            compared += 1
+    n = sum(kills.values())
+    print(
+        f"{n} kills, {told} faults acknowledged before one, all on disk after it; {compared} campaigns, no difference"
+    )
+    assert sum(kills.values()) >= 50
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_campaign_may_die_at_any_file_operation(watched, tmp_path, stride):
+    _, n_operations = watched.live("small", "whole", always=True)
+    expected = contents(tmp_path / "whole")
+    assert len(expected[0]) > 5
+    assert n_operations > 100
+    for k in range(0, n_operations, stride):
+        name = f"at-{k}"
+        was_killed, _ = watched.live("small", name, always=True, kill=[k, (BEFORE, HALFWAY, AFTER)[k % 3]])
+        assert was_killed
+        assert watched.acknowledged(name) <= stored(tmp_path / name)
+        # The next life dies at another operation of its own, the one after ends.
+        watched.live("small", name, always=True, kill=[7 * k % n_operations, (HALFWAY, AFTER, BEFORE)[k % 3]])
+        was_killed, _ = watched.live("small", name, always=True)
+        assert not was_killed
+        assert contents(tmp_path / name) == expected, f"died at operation {k}"
+        shutil.rmtree(tmp_path / name)
+
+
+def test_a_power_cut_loses_nothing_that_was_acknowledged(watched, tmp_path):
+    log = tmp_path / "log"
+    watched.live("small", "whole", always=True, log=str(log))
+    expected = contents(tmp_path / "whole")
+    states = crash_states(read_log(log), tmp_path / "whole")
+    assert len(states) > 20
+    assert states[-1].acknowledged == watched.acknowledged("whole") != set()
+    for k, state in enumerate(states):
+        name = f"cut-{k}"
+        state.write(tmp_path / name)
+        assert state.acknowledged <= stored(tmp_path / name), f"power cut {k}"
+        watched.live("small", name, always=True)
+        assert contents(tmp_path / name) == expected, f"power cut {k}"
+        shutil.rmtree(tmp_path / name)

@@ -1,0 +1,328 @@
+"""A campaign that was stopped goes on as if it had not been; and goes on only with what was tested."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from nets import Conv
+from test_campaign import campaign
+from torch import nn
+
+import themis
+from themis import Callback, DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
+from themis.campaign.budget import PORTION
+from themis.campaign.interrupt import held_back
+from themis.runs.store import Reader, Writer
+from themis.search.random import Random
+
+
+class StopAt(Callback):
+    """Ctrl-C after some rounds."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_round(self, round):
+        if round.number == self.number:
+            raise KeyboardInterrupt
+
+
+class StopsInside(nn.Module):
+    """Ctrl-C in the middle of a forward pass."""
+
+    def __init__(self, net, after):
+        super().__init__()
+        self.net, self.left = net, after
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.net(x)
+
+
+def assert_same_end(whole, resumed):
+    """Everything but the times is equal."""
+    first, second = ({**run.summary(), "seconds": 0} for run in (whole, resumed))
+    assert first == second
+    assert [(r.number, r.tests, r.passes, r.coverage) for r in whole.rounds] == [
+        (r.number, r.tests, r.passes, r.coverage) for r in resumed.rounds
+    ]
+    for name, column in whole.faults.columns.items():
+        np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
+
+
+KINDS = {
+    "scheduled": {"policy": "scheduled"},
+    "random": {"policy": "random"},
+    "corners": {"policy": "corners"},
+    "paper": {"policy": "paper", "round_size": 300},
+    "attack": {"policy": "scheduled", "perturbation": "fgsm", "magnitude": 0.15},
+    "gibbs, relative": {"judge": "gibbs", "scale": "relative", "max_tests": 2000},
+    "clean activations run again": {"clean_memory_gib": 0.001},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_interrupted_campaign_ends_as_one_that_was_not(trained, tmp_path, name):
+    options = {"max_tests": 3500, "round_size": 500, **KINDS[name]}
+    whole = campaign(trained, **options)
+    stopped = campaign(trained, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
+    assert stopped.stop_reason == "user"
+    model, digits = trained
+    resumed = themis.resume(tmp_path / "run", model, digits)
+    assert_same_end(whole, resumed)
+    stored = Reader(tmp_path / "run").faults()
+    for column, values in whole.faults.columns.items():
+        np.testing.assert_array_equal(values, stored.columns[column], err_msg=column)
+
+
+@pytest.mark.parametrize("after", [6, 9, 12])
+def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, after):
+    model, digits = trained
+    options = {"magnitude": 0.5, "max_seeds": 300, "max_tests": 4000}
+    whole = themis.run(model, digits, "gaussian", **options)
+    stopping = StopsInside(model, after)
+    stopped = themis.run(stopping, digits, "gaussian", **options, out=tmp_path / "run")
+    assert stopped.stop_reason == "user"
+    assert stopped.rounds[-1].tests % PORTION == 0
+    resumed = themis.resume(tmp_path / "run", stopping, digits)
+    layers = resumed.judged.by_layer
+    assert resumed.coverage == whole.coverage
+    assert list(layers.values()) == list(whole.judged.by_layer.values())
+    assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
+
+
+def test_a_finished_campaign_has_nothing_left_to_do_until_a_limit_is_raised(trained, tmp_path):
+    model, digits = trained
+    first = campaign(trained, max_tests=1280, round_size=640, out=tmp_path / "run")
+    again = themis.resume(tmp_path / "run", model, digits)
+    assert_same_end(first, again)
+    further = themis.resume(tmp_path / "run", model, digits, max_tests=2560)
+    assert_same_end(campaign(trained, max_tests=2560, round_size=640), further)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["tests"] == 2560
+    assert "max_tests: 2560" in (tmp_path / "run/config.yaml").read_text()
+
+
+class Learns(Random):
+    """A later version of a policy, which keeps something more."""
+
+    def init(self, space):
+        super().init(space)
+        self.state = {**self.state, "more": np.zeros(1)}
+
+
+def test_a_policy_that_kept_less_is_not_gone_on_with(trained, tmp_path):
+    model, digits = trained
+    campaign(trained, max_tests=640, policy=Random(), out=tmp_path / "run")
+    summary = (tmp_path / "run/summary.json").read_bytes()
+    with pytest.raises(StoreError, match="by the version of Themis that began it"):
+        themis.resume(tmp_path / "run", model, digits, policy=Learns(), max_tests=1280)
+    assert (tmp_path / "run/summary.json").read_bytes() == summary
+
+
+def test_time_and_passes_go_on_counting(trained, tmp_path):
+    model, digits = trained
+    stopped = campaign(trained, max_tests=2560, out=tmp_path / "run", callbacks=[StopAt(1)])
+    resumed = themis.resume(tmp_path / "run", model, digits)
+    assert resumed.seconds.total > stopped.seconds.total
+    assert resumed.rounds[-1].passes == campaign(trained, max_tests=2560).rounds[-1].passes
+
+
+def test_a_perturbation_of_the_users_own_is_not_taken_for_one_of_the_same_name(tmp_path):
+    def other(inputs, theta, rng, context):
+        return inputs + theta[:, :1]
+
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    own = Perturbation("gaussian", (Theta("sigma", 0.0, 0.1),), other)
+    themis.run(net, data, own, max_tests=100, tolerance=1e-9, out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"'gaussian' has no name that is known here: pass perturbation=.*another one"):
+        themis.resume(tmp_path / "run", net, data, max_tests=200)
+    assert themis.resume(tmp_path / "run", net, data, perturbation=own, max_tests=200).rounds[-1].tests == 200
+
+
+def test_objects_of_the_users_own_can_be_resumed(tmp_path):
+    def shift(inputs, theta, rng, context):
+        return inputs + theta[:, :1]
+
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    own = Perturbation("shift", (Theta("by", -0.5, 0.5),), shift, is_random=False)
+    options = {"policy": Random(), "max_tests": 600, "round_size": 100, "tolerance": 1e-9}
+    whole = themis.run(net, data, own, **options)
+    themis.run(net, data, own, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
+    with pytest.raises(UsageError, match=r"policy 'Random' has no name that is known here: pass policy="):
+        themis.resume(tmp_path / "run", net, data, perturbation=own)
+    with pytest.raises(UsageError, match=r"perturbation 'shift' has no name that is known here: pass perturbation="):
+        themis.resume(tmp_path / "run", net, data, policy=Random())
+    with pytest.raises(UsageError, match="perturbation must be the run's 'shift'"):
+        themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own.at(0.5))
+    assert_same_end(whole, themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own))
+
+
+def test_only_what_was_tested_is_gone_on_with(tmp_path):
+    torch.manual_seed(0)
+    net, data = Conv(), torch.rand(30, 1, 8, 8)
+    themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
+    before = sorted((path.name, path.read_bytes()) for path in (tmp_path / "run").glob("*.*") if path.is_file())
+    cases = [
+        ((Conv(), data), {}, ModelError, "the model must be the one that was tested, its hash is"),
+        ((net, data * 0.5), {}, DataError, "the data must be the one that was tested"),
+        ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', only when to stop"),
+        ((net, data), {"max_test": 1}, UsageError, "did you mean 'max_tests'"),
+        ((net, data), {"max_tests": 0}, UsageError, "max_tests must be positive"),
+        ((), {}, UsageError, "does not know how to make its target, it was started from Python"),
+        ((net,), {}, UsageError, "does not know how to make its data"),
+    ]
+    for arguments, options, error, message in cases:
+        with pytest.raises(error, match=message):
+            themis.resume(tmp_path / "run", *arguments, **options)
+    after = sorted((path.name, path.read_bytes()) for path in (tmp_path / "run").glob("*.*") if path.is_file())
+    names = {"config.yaml", "environment.json", "summary.json"}
+    assert [each for each in before if each[0] in names] == [each for each in after if each[0] in names]
+
+
+def test_something_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite, .*nothing is none"):
+        themis.resume(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    (tmp_path / "run.sqlite").write_text("not a database, but long enough to be read as one" * 100)
+    with pytest.raises(StoreError, match="file is not a database"):
+        themis.resume(tmp_path)
+
+
+def test_another_environment_is_warned_of(tmp_path, monkeypatch):
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    with pytest.warns(RuntimeWarning, match=r"another environment.*: torch 2\..* then, 9\.9 now"):
+        themis.resume(tmp_path / "run", net, data)
+
+
+def test_one_writer_at_a_time(tmp_path):
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
+    code = f"""
+import sys
+from themis.runs.store import Writer
+held = Writer({str(tmp_path / "run")!r})
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "locked\n"
+    with pytest.raises(StoreError, match=rf"must have one writer, process {other.pid} is running a campaign in it"):
+        themis.resume(tmp_path / "run", net, data)
+    with pytest.raises(StoreError, match="must have one writer"):
+        themis.run(net, data, "gaussian", out=tmp_path / "run")
+    assert Reader(tmp_path / "run").rounds(), "reading needs no lock"
+    other.communicate("")
+    assert themis.resume(tmp_path / "run", net, data).rounds[-1].tests == 100
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"holds a run already: choose another, or go on with `themis resume .*run`"):
+        themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
+    assert Reader(tmp_path / "run").summary()["tests"] == 100
+
+
+def test_a_campaign_that_never_began_leaves_no_folder(tmp_path):
+    with pytest.raises(ModelError):
+        themis.run(nn.Linear(9, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "a/run")
+    assert not (tmp_path / "a/run").exists()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/notes.txt").write_text("mine")
+    with pytest.raises(ModelError):
+        themis.run(nn.Linear(9, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "b")
+    assert [each.name for each in (tmp_path / "b").iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_was_killed_before_its_first_test_may_be_begun_again(tmp_path):
+    net, data = nn.Linear(4, 3), torch.rand(30, 4)
+    themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "whole")
+    record = {**Reader(tmp_path / "whole").record}
+    del record["start"]
+    store = Writer(tmp_path / "run")
+    store.create(record, 10)
+    store._is_empty = False  # as if the process had been killed here
+    store.close()
+    assert themis.resume(tmp_path / "run", net, data).rounds[-1].tests == 100
+
+
+@pytest.mark.parametrize(("presses", "done"), [(1, ["begun", "ended"]), (2, ["begun"])])
+def test_ctrl_c_waits_for_the_end_of_a_block_and_a_second_one_does_not(presses, done):
+    did = []
+
+    def work():
+        with held_back():
+            did.append("begun")
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+            did.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert did == done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Small(nn.Module):
+    """A model on a device whose memory holds a limited number of inputs."""
+
+    def __init__(self, most):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.most = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), most
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB. GPU 0 has 16.00 GiB in all")
+        return self.net(x - 0.5)
+
+
+def test_out_of_memory_halves_the_chunk_and_says_what_fits(tmp_path):
+    data = torch.rand(100, 8, generator=torch.Generator().manual_seed(0))
+    options = {"magnitude": 0.5, "max_tests": 1000, "tolerance": 1e-9, "round_size": 500}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tight = themis.run(Small(100), data, "gaussian", **options)
+    assert "out of memory on cpu with 128 tests at once: going on with 64; pass batch_size=64" in str(said[-1].message)
+    roomy = themis.run(Small(10**6), data, "gaussian", **options)
+    assert tight.start.chunk == 64
+    assert [fault.id for fault in tight.faults] == [fault.id for fault in roomy.faults] != []
+    assert all(fault.replay().is_same for fault in tight.faults[:20])
+
+
+def test_memory_that_runs_out_later_loses_nothing(tmp_path):
+    class Shrinking(Small):
+        """After some passes, as if another program had taken the memory."""
+
+        def forward(self, x):
+            self.passes = getattr(self, "passes", 0) + 1
+            self.most = 10**6 if self.passes < 8 else 40
+            return super().forward(x)
+
+    net = Shrinking(0)
+    data = torch.rand(100, 8, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        options = {"magnitude": 0.5, "max_tests": 4000, "tolerance": 1e-9}
+        run = themis.run(net, data, "gaussian", **options, out=tmp_path / "run", callbacks=[StopAt(2)])
+        resumed = themis.resume(tmp_path / "run", net, data)
+    chunks = set(resumed.faults.columns["chunk"].tolist())
+    assert chunks == {256, 32}
+    assert resumed.rounds[-1].tests == 4000
+    assert len(run.faults) <= len(resumed.faults)
+    assert resumed.faults[-1].replay().is_same
+
+
+def test_a_model_too_large_for_one_input_says_so():
+    with pytest.raises(ModelError, match="out of memory on cpu with 1 inputs at once"):
+        themis.run(Target(Small(1)), torch.rand(10, 8), "gaussian")

@@ -1,0 +1,313 @@
+"""The command line, as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from user_module import go_to
+
+from themis import cli
+from themis.cli import COMMANDS, main
+from themis.cli import run as run_command
+
+MODULE = """
+import warnings
+import torch
+from torch import nn
+from themis import Target
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
+
+def target():
+    return Target(net(), bounds=(0, 2))
+
+def data():
+    return torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+def broken():
+    raise ZeroDivisionError("no model today")
+
+class Interrupted(nn.Module):
+    left, error = 12, KeyboardInterrupt
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        warnings.warn("an old habit")
+        type(self).left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.net(x)
+
+class WornOut(Interrupted):
+    error = ZeroDivisionError("worn out")
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    return go_to(tmp_path, monkeypatch, MODULE)
+
+
+BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--max-tests", "300"]
+
+
+def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here, capsys):
+    assert main([*BASE, "--magnitude", "0.3", "--out", "runs/first"]) == 0
+    said = capsys.readouterr().out
+    assert "19 neurons in 2 layers, 30 of 30 seeds to test" in said
+    assert "round 1: coverage" in said
+    assert "residual risk" in said
+    assert "Stopped because" in said
+    assert said.endswith(
+        "Results in runs/first\nReport: runs/first/report.html\nList the faults: themis faults runs/first\n"
+    )
+    summary = json.loads((here / "runs/first/summary.json").read_text())
+    assert summary["tests"] == 300
+    assert summary["faults"] > 0
+    assert "magnitude: 0.3" in (here / "runs/first/config.yaml").read_text()
+    assert json.loads((here / "runs/first/environment.json").read_text())["threads"] == torch.get_num_threads()
+
+
+def test_results_go_to_a_folder_of_their_own_unless_none_is_wanted(here, capsys, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    assert main([*BASE, "--quiet", "--out", "none"]) == 0
+    assert not (here / "runs/a").exists()
+    for name in ("now", "now-2"):
+        assert main([*BASE, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["out"] == f"runs/{name}"
+        assert (here / "runs" / name / "summary.json").exists()
+
+
+def test_run_can_print_json_alone_or_nothing(here, capsys):
+    assert main([*BASE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 300
+    assert main([*BASE, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_options_come_from_a_file_and_flags_override_it(here, capsys):
+    (here / "campaign.yaml").write_text(
+        "model: mine:net\ndata: mine:data\nperturb: gaussian\nmax_tests: 100\npolicy: random\n"
+    )
+    assert main(["run", "--config", "campaign.yaml", "--max-tests", "200", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["tests"] == 200
+    assert set(summary["kinds"]) == {"uniform"}
+
+
+def test_a_target_and_weights_can_be_given(here):
+    import mine
+
+    torch.save(mine.net().state_dict(), "weights.pt")
+    assert main(["run", "--model", "mine:target", "--weights", "weights.pt", *BASE[3:], "--json"]) == 0
+
+
+def test_a_preset_never_changes_what_is_said(here):
+    arguments = ["run", *BASE[1:-2], "--preset", "paper", "--json", "--out"]
+    assert main([*arguments, "a", "--max-tests", "20000", "--judge", "exact", "--coverage", "0.1"]) == 0
+    config = (here / "a/config.yaml").read_text()
+    assert "max_tests: 20000" in config
+    assert "judge: exact" in config
+    assert "policy: paper" in config
+    assert main([*arguments, "b", "--coverage", "0.1"]) == 0
+    assert "judge: gibbs" in (here / "b/config.yaml").read_text()
+
+
+def test_a_stored_configuration_can_be_run_again(here, capsys, tmp_path_factory, monkeypatch):
+    assert main([*BASE, "--quiet", "--out", "a"]) == 0
+    first = json.loads((here / "a/summary.json").read_text())
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # the configuration says where the modules are
+    assert main(["run", "--config", str(here / "a/config.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == first["faults"]
+
+
+def test_one_layer_or_one_mean_needs_no_brackets(here):
+    assert main([*BASE, "--quiet", "--layers", "1", "--mean", "0.5", "--std", "0.5"]) == 0
+
+
+def test_a_run_that_is_refused_leaves_no_folder(here, capsys):
+    assert main([*BASE, "--quiet", "--out", "runs/a", "--bounds", "0.2,0.3"]) == 3
+    assert "inputs must lie in bounds (0.2, 0.3)" in capsys.readouterr().err
+    assert not (here / "runs/a").exists()
+
+
+def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
+    words = [*BASE[:1], "--model", "mine:Interrupted", *BASE[3:-2], "--tolerance", "1e-7", "--plateau", "5"]
+    assert main([*words, "--out", "runs/a b"]) == 130
+    said = capsys.readouterr()
+    assert "the user stopped it" in said.out
+    assert said.out.endswith("Go on: themis resume 'runs/a b'\n")
+    assert said.err == ""
+    before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
+    assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
+    assert main(["resume", "runs/a b"]) == 0
+    assert "The run had ended already" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    words = [*BASE[:1], "--model", "mine:WornOut", *BASE[3:-2], "--tolerance", "1e-7"]
+    assert main([*words, "--quiet"]) == 3
+    said = capsys.readouterr().err
+    assert said.endswith("kept in runs/now, themis resume runs/now goes on; THEMIS_DEBUG=1 shows where\n")
+    assert said.count("\n") == 1
+    assert main(["resume", "runs/now", "--max-tests", "3000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 3000
+
+
+def test_a_run_goes_on_when_its_model_has_moved(here, capsys, tmp_path_factory, monkeypatch):
+    import mine
+
+    torch.save(mine.net().state_dict(), "weights.pt")
+    assert main([*BASE, "--weights", "weights.pt", "--tolerance", "1e-7", "--quiet", "--out", "a"]) == 0
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    (here / "weights.pt").rename(elsewhere / "moved.pt")
+    (here / "mine.py").rename(elsewhere / "yours.py")
+    words = ["--weights", "moved.pt", "--model", "yours:net", "--data", "yours:data", "--max-tests", "400", "--json"]
+    assert main(["resume", str(here / "a"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 400
+
+
+def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--max-tests", "1280"]) == 0
+    said = capsys.readouterr().out
+    assert "LeNet-5 from" in said
+    assert "The most telling faults: runs/demo/faults.png" in said
+    from matplotlib.image import imread
+
+    picture = imread(tmp_path / "runs/demo/faults.png")
+    assert picture.shape[0] > 300
+    assert picture.shape[1] > 1000
+    assert picture[..., :3].std() > 0.1
+    assert main(["demo", "--max-tests", "640", "--quiet"]) == 0
+    assert (tmp_path / "runs/demo-2/summary.json").exists()
+
+
+def test_themis_alone_lists_the_commands(capsys):
+    assert main([]) == 2
+    alone = capsys.readouterr()
+    assert alone.err == ""
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone.out
+    assert all(f"  {name} " in alone.out for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("themis 0.")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns_and_ends_with_examples(name, monkeypatch, capsys):
+    if name and not find_spec(f"themis.cli.{name}"):
+        pytest.skip("not written yet")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*name.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("examples:") if name else len(lines)
+    assert max(map(len, lines[:at])) < 80
+    assert lines[0].startswith("usage: themis")
+    if name:
+        examples = lines[at + 1 :]
+        assert len(examples) >= 2
+        assert all(f"themis {name}" in each for each in examples)
+
+
+def test_help_imports_nothing_heavy():
+    names = [name for name in COMMANDS if find_spec(f"themis.cli.{name}")]
+    code = (
+        "import sys; from themis.cli import main\n"
+        f"for name in {names}: main([name, '--help'])\n"
+        "main(['--help'])\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'yaml', 'matplotlib', 'shtab'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "--max-tests" in done.stdout
+
+
+def raise_from(monkeypatch, error):
+    def execute(arguments, said):
+        raise error
+
+    monkeypatch.setattr(run_command, "execute", execute)
+
+
+def test_a_bug_is_one_line_and_a_traceback_on_request(monkeypatch, capsys):
+    monkeypatch.delenv("THEMIS_DEBUG", raising=False)
+    raise_from(monkeypatch, KeyError("a\nb"))
+    assert main(BASE) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("themis run: unexpected KeyError: ")
+    assert said.endswith("; set THEMIS_DEBUG=1 for the traceback, and please report it\n")
+    assert said.count("\n") == 1
+    monkeypatch.setenv("THEMIS_DEBUG", "1")
+    assert main(BASE) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_broken_pipe_is_no_error(here):
+    code = "import sys; from themis.cli import main; sys.exit(main())"
+    pipe, end = os.pipe()
+    os.close(pipe)
+    done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], stdout=end, stderr=subprocess.PIPE)
+    os.close(end)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((here / "a/summary.json").read_text())["tests"] == 300
+
+
+def test_interrupted_before_it_began(monkeypatch, capsys):
+    raise_from(monkeypatch, KeyboardInterrupt())
+    assert main(BASE) == 130
+    assert capsys.readouterr().err == "themis run: interrupted\n"
+
+
+def test_a_warning_of_themis_is_one_line(monkeypatch, capsys):
+    def execute(arguments, said):
+        cli.warnings.warn_explicit("something\nodd", RuntimeWarning, "campaign.py", 1, "themis.campaign.loop")
+        cli.warnings.warn_explicit("old habits", DeprecationWarning, "other.py", 1, "other")
+        return 0
+
+    monkeypatch.delenv("THEMIS_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "warnoptions", [])
+    monkeypatch.setattr(run_command, "execute", execute)
+    assert main(BASE) == 0
+    assert capsys.readouterr().err == "themis run: something odd\n"
+
+
+def test_a_run_goes_well_without_rich_or_yaml(here):
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in "rich yaml matplotlib".split():
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+from themis.cli import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nStopped because" in done.stdout
+    assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, "1000 None"), ({"GOMP_SPINCOUNT": "7"}, "7 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],
+)
+def test_threads_that_wait_do_not_take_the_cores_of_others(given, kept):
+    code = "import os, themis.cli; themis.cli.main(['--version']); env = os.environ.get; "
+    code += "print(env('GOMP_SPINCOUNT'), env('OMP_WAIT_POLICY'))"
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=own | given, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == [kept]

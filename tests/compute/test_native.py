@@ -1,0 +1,54 @@
+"""The compiled fold does what torch does."""
+
+import pytest
+import torch
+
+from themis.compute.native import BLOCK, accumulate, fold, library
+from themis.measure import fold as fold_module
+
+pytestmark = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
+
+
+@pytest.mark.parametrize("n", [1, 7, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize("n_tests", [1, 33])
+def test_sums_are_those_of_torch(n, n_tests):
+    rng = torch.Generator().manual_seed(n)
+    activations, clean = torch.randn(n_tests, n, generator=rng), torch.randn(50, n, generator=rng)
+    rows, shift = torch.randint(0, 50, (n_tests,), generator=rng), torch.rand(n, generator=rng)
+    sums, squares = torch.empty(n), torch.empty(n)
+    by_test = fold(library(), activations, clean, rows, shift, sums, squares)
+    sensitivity = (activations - clean[rows]).abs()
+    torch.testing.assert_close(by_test, sensitivity.sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums, (sensitivity - shift).sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_not_finite_stays_so():
+    activations = torch.tensor([[1.0, float("nan"), float("inf")]])
+    sums, squares = torch.empty(3), torch.empty(3)
+    by_test = fold(
+        library(), activations, torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), torch.zeros(3), sums, squares
+    )
+    assert sums.isfinite().tolist() == squares.isfinite().tolist() == [True, False, False]
+    assert by_test.isnan().all()
+
+
+def test_accumulating_is_adding_in_float64():
+    total, part = torch.rand(100_000, dtype=torch.float64), torch.rand(100_000)
+    expected = total + part
+    accumulate(library(), total, part)
+    assert torch.equal(total, expected)
+
+
+def test_a_campaign_without_it_finds_the_same(trained, monkeypatch):
+    import themis
+
+    model, digits = trained
+    results = []
+    for is_compiled in (True, False):
+        if not is_compiled:
+            monkeypatch.setattr(fold_module, "library_for", lambda tensor: None)
+        results.append(themis.run(model, digits, "gaussian", magnitude=0.4, max_tests=1280, max_seeds=200))
+    compiled, plain = results
+    assert compiled.faults.columns["id"].tolist() == plain.faults.columns["id"].tolist()
+    assert compiled.judged.all == pytest.approx(plain.judged.all, abs=2e-3)

@@ -1,0 +1,93 @@
+"""Noise is a function of its noise seed alone, and it is good noise."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from themis.compute import kernels, native
+from themis.compute.rng import Rng, mix, uniform
+
+
+def seeds(n, salt=0):
+    return torch.from_numpy(mix(salt, np.arange(n)))
+
+
+def test_a_row_depends_on_its_own_seed_alone():
+    noise = Rng(seeds(20)).normal(3, 5, 5)
+    assert torch.equal(Rng(seeds(20)[7:9]).normal(3, 5, 5), noise[7:9])
+
+
+def test_draws_follow_each_other_and_never_repeat():
+    rng = Rng(seeds(4))
+    first, second = rng.uniform(100), rng.uniform(100)
+    assert not torch.equal(first, second)
+    assert torch.equal(Rng(seeds(4)).uniform(200), torch.cat([first, second], 1))
+
+
+def test_normal_noise_is_normal():
+    noise = Rng(seeds(2000)).normal(501)
+    assert noise.shape == (2000, 501)
+    sample = noise.flatten().double().numpy()
+    assert stats.kstest(sample[::3], "norm").pvalue > 1e-3
+    n = len(sample)
+    assert abs(sample.mean()) < 4 / n**0.5
+    assert abs(stats.skew(sample)) < 4 * (6 / n) ** 0.5
+    assert abs(stats.kurtosis(sample)) < 4 * (24 / n) ** 0.5
+
+
+def test_uniform_noise_is_uniform_inside_the_open_interval():
+    noise = Rng(seeds(1000)).uniform(300)
+    assert noise.min() > 0
+    assert noise.max() < 1
+    assert stats.kstest(noise.flatten().numpy(), "uniform").pvalue > 1e-3
+
+
+def test_neither_places_nor_tests_are_correlated():
+    noise = Rng(seeds(4000)).normal(200)
+    for rows in (noise.T, noise[:200]):
+        correlation = torch.corrcoef(rows)
+        off = correlation[~torch.eye(len(rows), dtype=bool)]
+        n = rows.shape[1]
+        assert off.abs().max() < 6 / n**0.5
+        assert 0.9 < off.std() * n**0.5 < 1.1
+
+
+def test_noise_seeds_are_distinct_and_fit_a_signed_word():
+    numbers = mix(3, np.arange(1000)[:, None], np.arange(1000))
+    assert numbers.min() >= 0
+    assert len(np.unique(numbers)) == numbers.size
+
+
+def test_every_word_matters_and_so_does_their_order():
+    assert len({int(mix(1, 2)), int(mix(2, 1)), int(mix(1, 2, 0)), int(mix(1, 3)), int(mix(-1, 2))}) == 5
+
+
+def test_uniform_numbers_by_counter_are_uniform():
+    assert stats.kstest(uniform(0, np.arange(20_000)), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.skipif(native.library() is None, reason="the compiled part was not built")
+def test_the_compiled_numbers_are_those_of_torch_to_the_bit():
+    compiled = Rng(seeds(50))
+    plain = Rng(seeds(50))
+    plain._native = None
+    for n in (1, 7, 5000, 3):
+        assert torch.equal(compiled.uniform(n), plain.uniform(n))
+    assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_the_same_numbers_in_one_kernel(monkeypatch):
+    fused, there = Rng(seeds(50).cuda()), Rng(seeds(50))
+    assert kernels.uniform(torch.device("cuda:0")) is not None, "the kernel could be made"
+    for n in (1, 7, 5000, 3):
+        assert torch.equal(fused.uniform(n).cpu(), there.uniform(n))
+    normal = fused.normal(31, 9)
+    torch.testing.assert_close(normal.cpu(), there.normal(31, 9), atol=1e-5, rtol=1e-5)
+    plain = Rng(seeds(50).cuda())
+    monkeypatch.setattr(kernels, "uniform", lambda device: None)
+    monkeypatch.setattr(kernels, "pairs", lambda device: None)
+    assert torch.equal(plain.uniform(5011), Rng(seeds(50)).uniform(5011).cuda())
+    torch.testing.assert_close(plain.normal(31, 9), normal, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,260 @@
+"""Seeds from whatever a user has, each with a lasting index; in memory, or read when they are asked for."""
+
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from nets import Conv
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
+
+import themis
+from themis import DataError, Target
+from themis.data import read_seeds, rows
+from themis.data.rows import Cache, Rows
+from themis.data.seeds import from_arrays
+from themis.measure.inputs import place
+from themis.runs.replay import Replayer
+from themis.runs.store import Reader
+from themis.target.fingerprint import hash_seeds
+
+INPUTS, LABELS = torch.rand(20, 3), torch.arange(20) % 4
+WHOLE = TensorDataset(INPUTS, LABELS)
+
+
+class Items(Dataset):
+    """Counts how often each item is read."""
+
+    def __init__(self, *items):
+        self.items, self.reads = items, [0] * len(items)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, k):
+        self.reads[k] += 1
+        return self.items[k]
+
+
+@pytest.fixture
+def lazy(monkeypatch):
+    """Nothing is held in memory, and the cache is small."""
+    monkeypatch.setattr(rows, "HELD_BYTES", 0)
+    monkeypatch.setattr(rows, "CACHE_BYTES", 4096)
+
+
+def test_a_subset_is_just_its_part():
+    part = Subset(WHOLE, range(5, 9))
+    for data in (part, DataLoader(part, 2, shuffle=True)):
+        assert torch.equal(read_seeds(data).inputs, INPUTS[5:9])
+
+
+def test_a_loader_with_a_sampler_of_its_own_is_refused():
+    with pytest.raises(DataError, match=r"got the sampler SubsetRandomSampler: pass Subset\(dataset, indices\)"):
+        read_seeds(DataLoader(WHOLE, sampler=SubsetRandomSampler(range(5))))
+
+
+def test_labels_may_be_missing_or_a_list():
+    assert read_seeds((INPUTS, None)).labels is None
+    assert read_seeds(TensorDataset(INPUTS)).labels is None
+    assert read_seeds((INPUTS, LABELS.tolist())).labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("labels", [torch.rand(20), torch.rand(20, 3), torch.randint(9, (20, 4, 4))], ids=str)
+def test_labels_may_be_numbers_of_any_shape(labels):
+    for data in ((INPUTS, labels), Items(*zip(INPUTS, labels, strict=True))):
+        assert torch.equal(read_seeds(data).labels, labels)
+
+
+@pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), (), "cat"], ids=str)
+def test_items_that_are_no_input_and_label_are_explained(item):
+    with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):
+        read_seeds(Items(item, item))
+
+
+def test_items_are_alike():
+    with pytest.raises(DataError, match="all labels must have one shape"):
+        read_seeds(Items((INPUTS[0], 1), (INPUTS[1], torch.ones(2)))).labels  # noqa: B018
+    with pytest.raises(DataError, match="seed 1 has none"):
+        read_seeds(Items((INPUTS[0], 1), INPUTS[1])).labels  # noqa: B018
+    with pytest.raises(DataError, match=r"one shape, seed 1 has \[2\], the first \[3\]"):
+        read_seeds(Items(INPUTS[0], INPUTS[1, :2]))
+
+
+def test_a_sample_is_fixed_nested_and_keeps_the_index():
+    small, large = read_seeds((INPUTS, LABELS), 5), read_seeds(WHOLE, 10)
+    assert set(small.seed_id.tolist()) < set(large.seed_id.tolist())
+    assert torch.equal(small.inputs, INPUTS[small.seed_id])
+    assert large.labels.tolist() == LABELS[large.seed_id].tolist()
+
+
+def test_a_sample_reads_no_other_item():
+    items = Items(*zip(INPUTS, LABELS, strict=True))
+    sample = read_seeds(items, 5)
+    assert {k for k, n in enumerate(items.reads) if n} == set(sample.seed_id.tolist())
+
+
+def test_a_tensor_in_memory_is_used_as_it_is():
+    assert read_seeds(INPUTS).inputs.data_ptr() == INPUTS.data_ptr()
+    assert read_seeds(WHOLE).inputs.data_ptr() == INPUTS.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">i4", "<f8", "f2", "?"])
+def test_numbers_of_any_type_become_float32(dtype, lazy):
+    values = (np.random.default_rng(0).random((9, 4)) * 9).astype(dtype)
+    assert isinstance(from_arrays(values).inputs, Rows)
+    np.testing.assert_array_equal(from_arrays(values).inputs[:], values.astype(np.float32))
+
+
+def test_arrays_that_torch_does_not_take_are_copied():
+    values = INPUTS.numpy()
+    frozen = values.copy()
+    frozen.flags.writeable = False
+    for each in (frozen, values[:, ::-1], np.asfortranarray(values), values.astype(">f4")):
+        np.testing.assert_array_equal(read_seeds(each).inputs, each)
+
+
+def test_rows_are_indexed_as_a_tensor_is(lazy):
+    items = Items(*zip(INPUTS, LABELS, strict=True))
+    read = read_seeds(items)
+    assert isinstance(read.inputs, Rows)
+    mask = torch.arange(20) % 3 == 0
+    for at in (3, slice(2, 9), torch.tensor([5, 5, 1]), mask, torch.tensor(7)):
+        assert torch.equal(read.inputs[at], INPUTS[at])
+    assert torch.equal(read[mask].inputs[:], INPUTS[mask])
+    assert torch.equal(read[mask].labels, LABELS[mask])
+    assert torch.equal(read[mask][torch.tensor([2])].inputs[:], INPUTS[[6]])
+    assert read.shape == (20, 3)
+
+
+def test_a_row_that_comes_twice_in_a_chunk_is_read_once(lazy, monkeypatch):
+    monkeypatch.setattr(rows, "CACHE_BYTES", 0)
+    items = Items(*INPUTS)
+    read_seeds(items).take(torch.tensor([9] * 50))
+    assert items.reads[9] == 1
+
+
+def test_the_cache_keeps_the_rows_read_last_within_its_bytes():
+    cache = Cache(100)
+    for k in range(5):
+        cache.put(k, np.zeros(10, np.float32))
+        cache.get(0)
+    assert cache.n_bytes == 80
+    assert [cache.get(k) is not None for k in range(5)] == [True, False, False, False, True]
+    cache.put(9, np.zeros(1000, np.float32))
+    assert cache.n_bytes == 80
+
+
+def test_lazy_data_has_the_hash_of_the_same_data_in_memory(lazy, monkeypatch):
+    monkeypatch.setattr("themis.target.fingerprint.STEP_BYTES", 50)
+    for labels in (LABELS, LABELS.float() / 3):
+        read = read_seeds(Items(*zip(INPUTS, labels, strict=True)))
+        assert isinstance(read.inputs, Rows)
+        assert hash_seeds(read) == hash_seeds(read_seeds((INPUTS, labels)))
+        assert hash_seeds(read_seeds(read, 7)) == hash_seeds(read_seeds((INPUTS, labels), 7))
+    assert hash_seeds(read) != hash_seeds(read_seeds((INPUTS + 1e-6, labels)))
+
+
+def outcome(data, **options):
+    torch.manual_seed(0)
+    run = themis.run(Target(Conv()), data, "gaussian", magnitude=0.5, max_tests=2000, **options)
+    summary = {name: value for name, value in run.summary().items() if "second" not in name and name != "environment"}
+    return summary, [(each.id, each.seed_id, each.theta, each.margin, each.distance) for each in run.faults], run
+
+
+@pytest.mark.parametrize("kept", [2.0, 0.0])
+def test_a_campaign_on_lazy_data_is_the_same_to_the_bit(kept, request, tmp_path):
+    torch.manual_seed(0)
+    net, inputs = Conv().eval(), torch.rand(300, 1, 8, 8)
+    labels = net(inputs).argmax(1)
+    held = outcome((inputs, labels), clean_memory_gib=kept, out=tmp_path / "held")
+    request.getfixturevalue("lazy")
+    items = Items(*zip(inputs, labels, strict=True))
+    read = outcome(items, clean_memory_gib=kept, out=tmp_path / "lazy")
+    assert str(held[:2]) == str(read[:2])
+    assert len(read[1]) > 10
+    assert read[2].faults[0].replay().is_same
+    with closing(Reader(tmp_path / "lazy")) as stored:
+        torch.manual_seed(0)
+        replayed = Replayer(stored, Target(Conv()), items)(read[2].faults[0])
+        assert replayed.is_same
+        assert replayed.changes == []
+
+
+def test_lazy_labels_cost_no_reading_of_their_own(lazy):
+    items = Items(*((torch.rand(1, 8, 8), k % 3) for k in range(40)))
+    once = read_seeds(items)
+    items.reads[:] = [0] * 40
+    once.take(torch.arange(40))
+    assert once.labels.tolist() == [k % 3 for k in range(40)]
+    assert items.reads == [1] * 40
+
+
+BAD = {
+    "not finite": (torch.full((1, 8, 8), torch.nan), "inputs must be finite, seed 33 has a NaN"),
+    "another shape": (torch.rand(1, 9, 8), r"one shape, seed 33 has \[1, 9, 8\], the first \[1, 8, 8\]"),
+    "bytes": (
+        torch.rand(1, 8, 8) * 255,
+        r"must lie in bounds \(0, 1\), got .*, first in seed 33: divide by 255",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_with_a_lazy_row_is_found_in_the_clean_sweep(lazy, name):
+    bad, message = BAD[name]
+    items = Items(*(bad if k == 33 else torch.rand(1, 8, 8) for k in range(40)))
+    with pytest.raises(DataError, match=message):
+        themis.run(Conv(), items, "gaussian", max_tests=100)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_data_that_fits_lies_on_the_gpu_and_other_data_is_brought_there(monkeypatch):
+    device = torch.device("cuda")
+    assert place(INPUTS, device).is_cuda
+    assert torch.equal(place(rows_of(INPUTS), device)[torch.tensor([3, 1], device=device)].cpu(), INPUTS[[3, 1]])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (INPUTS.nbytes, 0))
+    placed = place(INPUTS, device)
+    assert isinstance(placed, Rows)
+    assert placed[:4].is_cuda
+    assert torch.equal(placed[:].cpu(), INPUTS)
+
+
+def rows_of(inputs):
+    return Rows(lambda k: inputs[k], torch.arange(len(inputs)), tuple(inputs.shape[1:]))
+
+
+N_SEEDS, SIDE, ALLOWED_MB = 30_000, 128, 600
+PROGRAM = f"""
+import resource, torch, themis
+from torch import nn
+from torch.utils.data import Dataset
+torch.set_num_threads(1)
+
+class Made(Dataset):
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, k): return torch.full((1, {SIDE}, {SIDE}), k % 97 / 97), k % 3
+
+net = nn.Sequential(nn.AvgPool2d(16), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+themis.run(net, Made(100), "gaussian", max_tests=300, out="small")  # everything is loaded
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + {ALLOWED_MB} * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    torch.empty({N_SEEDS} * {SIDE * SIDE})
+    print("the data fits: this test shows nothing")
+except RuntimeError:
+    result = themis.run(net, Made({N_SEEDS}), "gaussian", max_tests=2000, tolerance=1e-9, plateau=None, out="large")
+    print(result.rounds[-1].tests, result.start.n_seeds)
+"""
+
+
+def test_a_campaign_runs_on_data_that_does_not_fit_in_memory(tmp_path):
+    assert N_SEEDS * SIDE * SIDE * 4 > 3 * ALLOWED_MB * 2**20
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2000", str(N_SEEDS)]

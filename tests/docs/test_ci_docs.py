@@ -1,0 +1,100 @@
+"""The commands in docs/ci.md and the script of the GitHub Actions example, run by a real shell."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "examples" / "github-actions.yml"
+MINE = """
+import torch
+from torch import nn
+
+def make_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2))
+
+def make_data():
+    inputs = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs.mean((1, 2, 3)) > 0.5).long()
+"""
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a script in an empty folder where `themis` is a command."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/themis").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m themis "$@"\n')
+    (tmp_path / "bin/themis").chmod(0o755)
+    (tmp_path / "work").mkdir()
+
+    def shell(script, **names):
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **names}
+        words = [bash, "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+        return subprocess.run(words, capture_output=True, text=True, cwd=tmp_path / "work", env=environment)
+
+    return shell
+
+
+def test_the_documents_commands_run_in_their_order(shell, tmp_path):
+    text = (ROOT / "docs/ci.md").read_text()
+    (tmp_path / "work/mine.py").write_text(re.search(r"```python\n(# mine\.py\n.*?)```", text, re.S)[1])
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    assert len(blocks) == 3
+    said = [shell(block) for block in blocks]
+    assert [done.returncode for done in said] == [0, 0, 0], [done.stderr for done in said]
+    assert "passed  max_fault_rate: " in said[0].stdout
+    assert "The model after is worse" in said[1].stdout
+    assert "FAILED  max_new_faults: " in said[2].stdout
+    work = tmp_path / "work"
+    assert {"gates.xml", "summary.md", "diff.md", "diff.png", "runs"} <= {path.name for path in work.iterdir()}
+    assert (work / "runs/new/report.html").is_file()
+
+
+def test_the_workflow_does_what_its_steps_say(shell, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    steps = {step["name"]: step for step in workflow["jobs"]["themis"]["steps"] if "name" in step}
+    uses = [step["uses"] for step in workflow["jobs"]["themis"]["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w./-]+@v\d+", each) for each in uses)
+    assert steps["Keep the report"]["if"] == steps["Show the gates as tests"]["if"] == "always()"
+    work = tmp_path / "work"
+    (work / "mine.py").write_text(MINE)
+    space = {}
+    exec(MINE, space)
+    net = space["make_net"]()
+    torch.save(net.state_dict(), work / "model.pt")
+    names = {**workflow["env"], "GITHUB_STEP_SUMMARY": str(tmp_path / "page.md"), "GATES": "--max-fault-rate 1"}
+    script = steps["Test the model"]["run"].replace("--max-tests 5000", "--max-tests 300")
+
+    first = shell(script, **names)
+    assert first.returncode == 0, first.stderr
+    assert "max_new_faults" not in first.stdout
+    assert shell(steps["Make it the next baseline"]["run"], **names).returncode == 0
+
+    shutil.rmtree(work / "runs")
+    with torch.no_grad():
+        for each in net.parameters():
+            each.add_(0.05 * torch.randn(each.shape, generator=torch.Generator().manual_seed(1)))
+    torch.save(net.state_dict(), work / "model.pt")
+    second = shell(script, **names)
+    assert second.returncode in (0, 1), second.stderr
+    assert "max_new_faults: " in second.stdout
+    assert "against baseline/run" in second.stdout
+    suite = ElementTree.parse(work / "gates.xml").getroot()[0]
+    assert suite.get("tests") == "3"
+    assert (tmp_path / "page.md").read_text().count("Themis: ") == 2
+    kept = steps["Keep the report"]["with"]["path"].split()
+    assert kept == ["runs/ci", steps["Show the gates as tests"]["with"]["report_paths"]]
+    assert (work / "runs/ci/report.html").is_file()

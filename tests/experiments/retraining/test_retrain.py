@@ -1,0 +1,240 @@
+"""`themis.retrain`: every way in and out of it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta, UsageError
+from themis.experiments.retraining import readings
+from themis.experiments.retraining.folder import Folder
+from themis.experiments.retraining.listener import Listener
+from themis.experiments.retraining.retrain import retrain
+from themis.experiments.retraining.table import markdown, verdict
+from themis.runs.ledger import read_about, read_ledger
+from themis.runs.parts import read_parts, seed_hashes
+from themis.target.loaders.weights import load_weights
+
+QUICK = {"random_seeds": 2, "epochs": 3, "draws": 3, "passes": 300, "batch_size": 32}
+
+
+def blobs(n=300, shift=0.0):
+    """Two kinds of pictures, brighter on the left or on the right."""
+    rng = torch.Generator().manual_seed(7)
+    inputs = 0.4 + 0.2 * torch.rand(n, 1, 6, 6, generator=rng)
+    labels = torch.randint(0, 2, (n,), generator=rng)
+    inputs[labels == 0, :, :, :3] += 0.15
+    inputs[labels == 1, :, :, 3:] += 0.15
+    return inputs + shift, labels
+
+
+def small_net():
+    """It has learnt from few of them."""
+    inputs, labels = blobs(40, 0.01)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(40):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        optimiser.step()
+    return net.eval()
+
+
+def searched(net, data, **options):
+    how = {"magnitude": 0.5, "max_tests": 400, "split": (0.4, 0.3, 0.3), "tolerance": 1e-9, "plateau": None}
+    return themis.run(Target(net), data, "gaussian", **{**how, **options})
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small model, its data, and a split run in memory."""
+    net, data = small_net(), blobs()
+    return net, data, searched(net, data)
+
+
+@pytest.fixture(scope="module")
+def done(small, tmp_path_factory):
+    """The same retrained, in a folder."""
+    _, data, run = small
+    out = tmp_path_factory.mktemp("done") / "out"
+    return retrain(run, data=data, out=out, also=["gaussian:0.3"], **QUICK), out
+
+
+def test_the_folder_has_all_of_it(small, done):
+    _, data, run = small
+    result, out = done
+    assert {each.name for each in out.iterdir()} >= {"weights.safetensors", "retrain.json", "table.md", "figure.png"}
+    kept = json.loads((out / "retrain.json").read_text())
+    assert kept["outcomes"][0]["change"]["disturbed"]["after"] == result.outcomes[0].change.disturbed.after
+    assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.5", "gaussian:0.3"]
+    assert kept["recipe"]["epochs"] == 3
+    assert kept["seeds"] == result.seeds
+    assert sum(result.seeds.values()) == 300
+    loaded = small_net()
+    load_weights(loaded, result.weights)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), result.target.module.parameters(), strict=True))
+    assert read_about(result.weights)["random_seed"] == str(result.stage.model.random_seed)
+    parts = read_parts(run, data)
+    seen = read_ledger(result.weights)
+    assert seen.knows(parts.search).all()
+    assert seen.knows(parts.train).all()
+    assert not seen.knows(parts.judge).any()
+    assert (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_table_says_every_figure(done):
+    result, out = done
+    text = markdown(result)
+    assert text + "\n" == (out / "table.md").read_text()
+    for words in ("clean score", "disturbed score", "old faults now right", "distinct faults found", "failing seeds"):
+        assert text.count(f"| {words}") == 2 or words in text
+    assert "### gaussian:0.3" in text
+    assert "to judge by, which no model has seen" in text
+    assert f"random seed {result.stage.model.random_seed}, epoch" in text
+
+
+def test_the_model_given_back_is_the_best_on_the_seeds_held_out(done):
+    result, _ = done
+    scores = [each.held_out for each in result.stage.models]
+    assert result.stage.model.held_out == max(scores)
+    assert result.target is result.stage.model.target
+
+
+def test_the_same_call_goes_on_to_the_same_end(small, done, tmp_path):
+    _, data, run = small
+    result, _ = done
+
+    class Stop(Listener):
+        left = 3
+
+        def on_step(self, text, n_done, n_steps):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    how = {"data": data, "out": tmp_path / "out", "also": ["gaussian:0.3"], **QUICK}
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            retrain(run, listener=Stop(), **how)
+    steps = []
+
+    class Note(Listener):
+        def on_steps(self, n_done, n_steps):
+            steps.append((n_done, n_steps))
+
+    again = retrain(run, listener=Note(), **how)
+    assert steps[0] == (2, 2)  # the model as it came was examined before
+    for one, other in zip(again.outcomes, result.outcomes, strict=True):
+        for a, b in zip(one.after, other.after, strict=True):
+            assert np.array_equal(a.disturbed, b.disturbed)
+    assert (tmp_path / "out/weights.safetensors").read_bytes() == result.weights.read_bytes()
+
+
+def test_another_retraining_in_the_same_folder_is_refused(small, done, tmp_path):
+    _, data, run = small
+    _, out = done
+    before = (out / "retrain.json").read_bytes()
+    with pytest.raises(UsageError, match=r"another retraining .*epochs 3 then, 4 now.*another folder"):
+        retrain(run, data=data, out=out, also=["gaussian:0.3"], **{**QUICK, "epochs": 4})
+    assert (out / "retrain.json").read_bytes() == before
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other things"):
+        retrain(run, data=data, out=tmp_path, **QUICK)
+
+
+def test_readings_come_back_as_they_were(done, tmp_path):
+    result, _ = done
+    folder = Folder(tmp_path / "kept")
+    reading = result.outcomes[0].after[0]
+    readings.keep(folder, "one.safetensors", reading)
+    back = readings.read(folder, "one.safetensors")
+    assert back.as_dict() == reading.as_dict()
+    assert np.array_equal(back.found.held, reading.found.held)
+    assert torch.equal(back.old.inputs, reading.old.inputs)
+    assert readings.read(folder, "two.safetensors") is None
+    folder.close()
+
+
+def test_a_clean_score_that_falls_is_said_first(done):
+    result, _ = done
+    outcome = result.outcomes[0]
+    worse = replace(outcome, after=tuple(replace(each, clean=0 * each.clean) for each in outcome.after))
+    said, has_failed = verdict((worse,), 0.005)
+    assert has_failed
+    assert said[0].startswith("THE CLEAN SCORE FELL by ")
+    said, has_failed = verdict((replace(outcome, after=(outcome.before,)),), 0.0)
+    assert not has_failed
+    assert "the disturbed score is" in said[0]
+
+
+def test_other_data_may_judge_a_run_that_was_not_split(small):
+    net, data, _ = small
+    run = searched(net, data, split=None)
+    with pytest.raises(UsageError, match="--split"):
+        retrain(run, **QUICK)
+    with pytest.raises(DataError, match="not trained on, 300 of 300 were"):
+        retrain(run, judge=(data[0].flip(0), data[1].flip(0)), **QUICK)
+    with pytest.raises(DataError, match=r"inputs like the run's, \[1, 6, 6\], got \[1, 5, 5\]"):
+        retrain(run, judge=(data[0][:, :, :5, :5], data[1]), **QUICK)
+    others = blobs(120, 0.003)
+    result = retrain(run, judge=others, **QUICK)
+    assert result.seeds == {"search": 300, "train": 300, "judge": 120}
+    assert not np.isin(seed_hashes(themis.data.seeds.read_seeds(others)), result.ledger.hashes).any()
+
+
+def test_what_may_not_be_trained_on_is_refused(small):
+    net, data, run = small
+    with pytest.raises(UsageError, match="data must be given, all of it"):
+        retrain(run, **QUICK)
+    with pytest.raises(UsageError, match="judge must be left out"):
+        retrain(run, data=data, judge=data, **QUICK)
+    judge = read_parts(run, data).judge
+    with pytest.raises(DataError, match="train must share no seed with those to judge by"):
+        retrain(run, data=data, train=(judge.inputs[:5], judge.labels[:5]), **QUICK)
+    box = BlackBox(lambda inputs: net(torch.as_tensor(inputs)).detach().numpy(), oracle="wrong")
+    boxed = themis.run(box, data, "gaussian", magnitude=0.5, max_tests=200, split=(0.4, 0.3, 0.3))
+    with pytest.raises((UsageError, ModelError), match="a BlackBox, which shows no weights"):
+        retrain(boxed, data=data, **QUICK)
+
+
+def test_a_retrained_model_may_not_be_judged_by_what_it_has_seen(small, done):
+    _, data, _ = small
+    result, _ = done
+    with pytest.warns(RuntimeWarning, match="seeds are ones that the weights were retrained on"):
+        again = searched(result.target.module, data, split_seed=5)  # other parts of the same data
+    with pytest.raises(DataError, match=r"judge .*not trained on"):
+        retrain(again, data=data, **QUICK)
+
+
+def test_options_are_checked_before_anything_runs(small):
+    _, data, run = small
+    for options, why in (
+        ({"epoch": 3}, "unknown option 'epoch'"),
+        ({"random_seeds": 0}, "random_seeds must be a whole number of at least 1, got 0"),
+        ({"tolerance": 2}, "tolerance must lie in"),
+        ({"passes": 10}, "passes must leave room for tests after one pass for each of"),
+        ({"also": "gausian"}, "gaussian"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            retrain(run, data=data, **options)
+    with pytest.raises(UsageError, match="run must be a finished Run or the folder of one"):
+        retrain(3)
+
+
+def test_perturbations_of_ones_own_are_examined_too(small):
+    _, data, run = small
+
+    def darken(inputs, theta, rng, context):
+        """Less light."""
+        return inputs * (1 - theta.view(-1, 1, 1, 1))
+
+    own = Perturbation("darken", (Theta("by", 0, 0.5),), darken, is_random=False)
+    result = retrain(run, data=data, also=[own, "gaussian:0.2"], **{**QUICK, "random_seeds": 1, "epochs": 1})
+    assert [each.name for each in result.outcomes] == ["gaussian:0.5", "gaussian:0.2", "darken"]
+    assert result.weights is None
+    assert result.summary()["outcomes"][2]["before"]["perturbation"] == "darken"

@@ -1,0 +1,372 @@
+"""Tuning: a real gain on seeds that were not seen, the same weights each time, stopped or not, and clear refusals."""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis.data.seeds import read_seeds
+from themis.errors import ModelError, StoreError, UsageError
+from themis.experiments.retraining.batches import hold_out, walk
+from themis.experiments.retraining.heldout import HeldOut
+from themis.experiments.retraining.losses import losses
+from themis.experiments.retraining.material import of_faults, of_tests
+from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.tune import SHARES, tune
+from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
+from themis.perturb import choose_perturbation
+from themis.runs.ledger import read_ledger
+from themis.runs.parts import seed_hashes
+from themis.target.loaders import load_weights
+
+NOISE = choose_perturbation("gaussian", 0.8)
+WRONG = Wrong()
+
+
+@pytest.fixture(scope="module")
+def case(trained):
+    """A target, material from a campaign on some digits, and digits that neither it nor training sees."""
+    module, held_out = trained
+    target = themis.Target(copy.deepcopy(module), oracle="wrong")
+    rows = torch.arange(1000)
+    pool, clean, judge = held_out[rows % 5 < 2], held_out[rows % 5 == 2], held_out[rows % 5 > 2]
+    run = themis.run(target, pool, NOISE, max_tests=1500, coverage=None, plateau=None)
+    return target, of_faults(run.faults, pool, NOISE, target, clean=clean, limit=600), judge
+
+
+def weights(target):
+    return {name: tensor.clone() for name, tensor in target.module.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def scores(target, seeds):
+    """Accuracy, clean and at noise of 0.5."""
+    noisy = (seeds.inputs + 0.5 * torch.randn(seeds.inputs.shape, generator=torch.Generator().manual_seed(5))).clamp(
+        0, 1
+    )
+    with target.opened(), torch.no_grad():
+        return [float((target.forward(x).argmax(1) == seeds.labels).float().mean()) for x in (seeds.inputs, noisy)]
+
+
+def test_a_model_gets_better_on_seeds_it_never_saw_and_the_old_one_is_untouched(case):
+    target, material, judge = case
+    before, flags = weights(target), [each.training for each in target.module.modules()]
+    told = []
+    tuned = tune(target, material, NOISE, Recipe(epochs=3, batches=40), oracle=WRONG, on_epoch=told.append)
+    assert same(weights(target), before)
+    assert flags == [each.training for each in target.module.modules()]
+    assert all(each.grad is None for each in target.module.parameters())
+    (clean, noisy), (clean_after, noisy_after) = scores(target, judge), scores(tuned.target, judge)
+    assert noisy_after > noisy + 0.1
+    assert clean_after > clean - 0.03
+    assert tuple(told) == tuned.history
+    assert [each.number for each in told] == list(range(4))
+    assert (
+        tuned.best
+        == max(range(4), key=lambda k: (tuned.history[k].is_kept, tuned.history[k].score, -tuned.history[k].loss))
+        > 0
+    )
+    assert tuned.history[0].training_loss is None
+    assert all(each.training_loss > 0 for each in tuned.history[1:])
+    assert tuned.target.bounds == target.bounds
+    assert tuned.target.oracle == target.oracle
+    assert not any(each.training for each in tuned.target.module.modules()) or flags[0]
+    seen = np.concatenate([seed_hashes(material.pool), seed_hashes(material.clean)])
+    assert np.isin(seen, tuned.ledger.hashes).all()
+    assert not tuned.ledger.knows(judge).any()
+
+
+def test_same_seed_same_weights_and_another_seed_others(case):
+    target, material, _ = case
+    recipe = Recipe(epochs=2, batches=6)
+    torch.manual_seed(1)
+    first = tune(target, material, NOISE, recipe, oracle=WRONG)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    second = tune(target, material, NOISE, recipe, oracle=WRONG)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.best > 0
+    assert same(weights(first.target), weights(second.target))
+    other = tune(target, material, NOISE, Recipe(epochs=2, batches=6, random_seed=1), oracle=WRONG)
+    assert not same(weights(first.target), weights(other.target))
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_killed_after_any_epoch_it_goes_on_to_the_same_weights(case, tmp_path, optimiser):
+    target, material, _ = case
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
+    )
+    torch.manual_seed(0)
+    for each in net:
+        getattr(each, "reset_parameters", lambda: None)()
+    target = themis.Target(net, oracle="wrong")
+    recipe = Recipe(
+        epochs=4, batches=5, optimiser=optimiser, learning_rate=0.01, statistics="update", schedule="one-cycle"
+    )
+    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
+    assert whole.best > 1
+    for at in range(1, 4):
+        folder = tmp_path / str(at)
+
+        def stop(epoch, at=at):
+            if epoch.number == at:
+                raise StoppedError
+
+        with pytest.raises(StoppedError):
+            tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=stop)
+        told = []
+        resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=told.append)
+        assert same(weights(resumed.target), weights(whole.target))
+        assert resumed.best == whole.best
+        assert [(each.number, each.score) for each in told] == [(each.number, each.score) for each in whole.history]
+    again = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
+    assert again.history == resumed.history
+    assert same(weights(again.target), weights(whole.target))
+    with pytest.raises(UsageError, match=r"must be of this training.*give another folder"):
+        tune(target, material, NOISE, Recipe(epochs=5), oracle=WRONG, folder=folder)
+    (folder / "checkpoint.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(StoreError, match="damaged"):
+        tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
+
+
+def test_seeds_held_out_are_in_no_batch(case, monkeypatch):
+    target, material, _ = case
+    recipe = Recipe(hold_out=0.3, fresh=0.0, epochs=1)
+    hashes = (seed_hashes(material.pool), seed_hashes(material.clean))
+    split = hold_out(material, hashes, recipe)
+    n_failing = len(np.unique(material.seed))
+    held_failing = np.intersect1d(split.held_pool, np.unique(material.seed))
+    assert len(held_failing) == round(0.3 * n_failing)
+    assert len(split.held_clean) == pytest.approx(0.3 * len(material.clean), abs=1)
+    assert not np.isin(material.seed[split.disturbed], split.held_pool).any()
+    seen = []
+    forward = themis.Target.forward
+    monkeypatch.setattr(
+        themis.Target,
+        "forward",
+        lambda self, x, *rest: (seen.append((self.module.training, x)), forward(self, x, *rest))[1],
+    )
+    tune(target, material, NOISE, recipe, oracle=WRONG)
+    trained = {each.numpy().tobytes() for training, x in seen if training for each in x}
+    held = [*material.pool.inputs[split.held_pool], *material.clean.inputs[split.held_clean]]
+    held += [
+        each for each, seed in zip(material.disturbed, material.seed, strict=True) if int(seed) in set(held_failing)
+    ]
+    assert len(trained) > 300
+    assert not trained & {each.numpy().tobytes() for each in held}
+
+
+def test_copies_of_a_picture_are_held_out_together(case):
+    target, material, _ = case
+    pool = read_seeds((material.pool.inputs[:20].repeat(2, 1, 1, 1), material.pool.labels[:20].repeat(2)))
+    twice = of_tests(np.arange(40), np.full((40, 1), 0.3, np.float32), np.arange(40), pool, NOISE, target)
+    split = hold_out(twice, (seed_hashes(pool), seed_hashes(twice.clean)), Recipe())
+    assert sorted(split.held_pool % 20) == sorted(np.repeat(np.unique(split.held_pool % 20), 2))
+    assert 0 < len(split.held_pool) < 40
+
+
+def test_a_walk_shows_every_row_once_a_lap():
+    laps = walk(7, 0, 21, 0, 1).reshape(3, 7)
+    assert all(sorted(lap) == list(range(7)) for lap in laps.tolist())
+    assert len({tuple(lap) for lap in laps.tolist()}) == 3
+    assert np.array_equal(walk(7, 5, 10, 0, 1), laps.flatten()[5:15])
+
+
+def test_a_bad_recipe_gives_the_untouched_model_and_stops_early(case):
+    target, material, _ = case
+    recipe = Recipe(epochs=9, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant", patience=2)
+    tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
+    assert tuned.best == 0
+    assert len(tuned.history) == 3
+    assert same(weights(tuned.target), weights(target))
+
+
+def test_a_loss_that_is_not_finite_names_epoch_and_remedy_and_keeps_the_best(case, tmp_path):
+    target, material, _ = case
+    calls = []
+
+    def breaking(outputs, labels):
+        calls.append(len(outputs))
+        loss = nn.functional.cross_entropy(outputs, labels)
+        return loss * torch.nan if calls.count(64) > 8 and torch.is_grad_enabled() else loss
+
+    with pytest.raises(ModelError, match=r"not in epoch 3: lower learning_rate.*best weights, of epoch \d, are in"):
+        tune(target, material, NOISE, Recipe(batches=4), oracle=WRONG, folder=tmp_path, loss=breaking)
+    again = copy.deepcopy(target.module)
+    load_weights(again, tmp_path / "best.safetensors")
+    assert all(bool(each.isfinite().all()) for each in again.parameters())
+    assert not same(weights(themis.Target(again)), weights(target))
+    assert len(read_ledger(tmp_path / "best.safetensors")) >= len(material.pool)
+
+
+def test_only_named_layers_are_trained(case):
+    target, material, _ = case
+    tuned = tune(
+        target, material, NOISE, Recipe(epochs=1, batches=8, layers=["conv2.*"], keep_clean=None), oracle=WRONG
+    )
+    before, after = weights(target), weights(tuned.target)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"conv2.weight", "conv2.bias"}
+    assert all(each.requires_grad for each in tuned.target.module.parameters())
+    with pytest.raises(UsageError, match=r"'cnv\*' matches none: known: conv1"):
+        tune(target, material, NOISE, Recipe(layers=["cnv*"]), oracle=WRONG)
+
+
+def test_what_cannot_be_trained_is_refused(case):
+    target, material, _ = case
+    inputs = material.pool.inputs[:2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = themis.Target(torch.jit.trace(target.module, inputs))
+    exported = themis.Target(torch.export.export(target.module, (inputs,)).module())
+    box = themis.BlackBox(lambda x: target.forward(x))
+    for refused in (script, exported, box, themis.Target(nn.Flatten())):
+        with pytest.raises(UsageError, match="retraining needs a PyTorch model, got"):
+            tune(refused, material, NOISE, Recipe(), oracle=WRONG)
+
+
+def test_half_precision_is_trained_in_full_and_given_back_in_half(case):
+    target, material, judge = case
+    half = themis.Target(copy.deepcopy(target.module).to(torch.bfloat16), oracle="wrong")
+    tuned = tune(half, material, NOISE, Recipe(epochs=2, batches=20), oracle=WRONG)
+    assert {each.dtype for each in tuned.target.module.parameters()} == {torch.bfloat16}
+    assert tuned.best > 0
+    assert scores(tuned.target, judge)[1] > scores(half, judge)[1] + 0.05
+
+
+def test_statistics_of_normalisation_are_kept_unless_asked(case):
+    _, material, _ = case
+    torch.manual_seed(0)
+    target = themis.Target(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10)), oracle="wrong")
+    for statistics, is_same in (("keep", True), ("update", False)):
+        recipe = Recipe(epochs=1, batches=5, statistics=statistics, learning_rate=0.01)
+        tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
+        assert tuned.best == 1
+        before, after = target.module[1], tuned.target.module[1]
+        assert torch.equal(before.running_var, after.running_var) == is_same
+        assert not torch.equal(before.weight, after.weight)
+
+
+def test_an_attack_is_made_anew_on_the_model_as_it_is(case):
+    target, material, _ = case
+    fgsm = choose_perturbation("fgsm", 0.2)
+    theta = np.full((400, 1), 0.2, np.float32)
+    some = of_tests(np.arange(400), theta, np.arange(400), material.pool, fgsm, target, material.clean)
+    recipe = Recipe(epochs=1, batches=40, fresh=1.0, mix=0.5, keep_clean=None, share=1.0)
+    tuned = tune(target, some, fgsm, recipe, oracle=WRONG)
+    assert tuned.history[tuned.best].disturbed > tuned.history[0].disturbed + 0.02
+
+
+def test_weights_go_back_until_the_clean_score_holds(case):
+    target, material, _ = case
+    recipe = Recipe(epochs=2, batches=12, share=0.8)
+    told = tune(target, material, NOISE, recipe, oracle=WRONG).history
+    for each in told[1:]:
+        assert not each.is_kept or each.clean >= told[0].clean - recipe.keep_clean - 1e-9
+        assert each.share in [0.8 * share for share in SHARES]
+        assert each.is_kept or each.share == 0.8 * SHARES[-1]
+    free = tune(target, material, NOISE, replace(recipe, keep_clean=None), oracle=WRONG).history
+    assert all(each.is_kept for each in free)
+    assert [each.share for each in free] == [1, 0.8, 0.8]
+    nowhere = tune(target, material, NOISE, replace(recipe, epochs=1, share=1e-6), oracle=WRONG)
+    for old, new in zip(target.module.parameters(), nowhere.target.module.parameters(), strict=True):
+        assert torch.allclose(old, new, atol=1e-5)
+
+
+def test_the_clean_score_must_hold_on_searched_seeds_by_themselves(case):
+    """Clean seeds that the model knows by heart may be many: they must not hide what others lose."""
+    target, material, _ = case
+    marks = []
+
+    class Watching(HeldOut):
+        def clean(self):
+            marks.append(super().clean())
+            return marks[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("themis.experiments.retraining.tune.HeldOut", Watching)
+        told = tune(target, material, NOISE, Recipe(epochs=2, batches=30, learning_rate=3e-3), oracle=WRONG).history
+    first = marks[0].of_parts
+    assert len(first) == 2
+    tried = iter(marks[1:])
+    for epoch in told[1:]:
+        n_tried = 1 + [0.35 * share for share in SHARES].index(epoch.share)
+        held = [
+            all(now >= then - 0.0025 for now, then in zip(next(tried).of_parts, first, strict=True))
+            for _ in range(n_tried)
+        ]
+        assert held == [False] * (n_tried - 1) + [epoch.is_kept]
+    assert next(tried, None) is None
+
+
+@pytest.mark.parametrize("task", ["regression", "threshold", "multilabel", "segmentation", "probabilities"])
+def test_every_task_learns(task):
+    torch.manual_seed(3)
+    inputs, way = torch.rand(200, 1, 6, 6), torch.randn(36, 5) / 2
+    made = (inputs - 0.5).flatten(1) @ way
+    flat = nn.Flatten()
+    module, oracle, labels = {
+        "regression": (nn.Sequential(flat, nn.Linear(36, 1)), Regression(0.3), made[:, 0]),
+        "threshold": (nn.Sequential(flat, nn.Linear(36, 1)), Threshold(), (made[:, 0] > 0).long()),
+        "multilabel": (nn.Sequential(flat, nn.Linear(36, 5)), Multilabel(), (made > 0).long()),
+        "segmentation": (nn.Conv2d(1, 3, 1), Segmentation(), (inputs[:, 0] * 3).long().clamp(max=2)),
+        "probabilities": (
+            nn.Sequential(flat, nn.Linear(36, 5), nn.Softmax(1)),
+            Wrong(is_probability=True),
+            made.argmax(1),
+        ),
+    }[task]
+    target, seeds = themis.Target(module, oracle=oracle), read_seeds((inputs, labels))
+    noise = choose_perturbation("gaussian", 0.1)
+    theta = np.full((100, 1), 0.1, np.float32)
+    pool, clean = seeds[torch.arange(100)], seeds[torch.arange(100, 200)]
+    material = of_tests(np.arange(100), theta, np.arange(100), pool, noise, target, clean, oracle)
+    recipe = Recipe(epochs=4, batches=40, learning_rate=0.02, share=1.0)
+    tuned = tune(target, material, noise, recipe, oracle=oracle)
+    first, best = tuned.history[0], tuned.history[tuned.best]
+    assert tuned.best > 0
+    assert best.loss < 0.8 * first.loss
+    assert best.score > first.score + 0.1
+
+
+def test_losses_are_those_of_the_textbook():
+    torch.manual_seed(0)
+    scores, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    expected = nn.functional.cross_entropy(scores, labels, reduction="none")
+    assert torch.allclose(losses(Wrong(), scores, labels), expected)
+    assert torch.allclose(losses(themis.oracle.Changed(), scores, labels), expected)
+    assert torch.allclose(losses(Wrong(is_probability=True), scores.softmax(1), labels), expected)
+    bits = (torch.rand(6, 4) > 0.5).long()
+    each = nn.functional.binary_cross_entropy_with_logits(scores, bits.float(), reduction="none")
+    assert torch.allclose(losses(Multilabel(0.0), scores, bits), each.mean(1))
+    assert torch.allclose(losses(Threshold(0.0), scores[:, :1], bits[:, 0]), each[:, 0])
+    gaps = torch.tensor([[0.05], [-0.3]])
+    assert torch.allclose(losses(Regression(0.1), gaps, torch.zeros(2)), torch.tensor([0.125, 2.5]))
+    maps, classes = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
+    by_pixel = nn.functional.cross_entropy(maps, classes, reduction="none")
+    assert torch.allclose(losses(Segmentation(), maps, classes), by_pixel.flatten(1).mean(1))
+    classes[0] = 255
+    assert torch.allclose(losses(Segmentation(), maps, classes)[0], torch.zeros(()))
+
+
+def test_a_task_of_the_users_own_needs_a_loss(case):
+    target, material, _ = case
+    own = themis.oracle.Compare(lambda clean, outputs, labels: outputs.argmax(1) != labels)
+    with pytest.raises(UsageError, match="pass loss=function"):
+        tune(target, material, NOISE, Recipe(), oracle=own)
+    recipe = Recipe(epochs=1, batches=20)
+    tuned = tune(target, material, NOISE, recipe, oracle=own, loss=nn.functional.cross_entropy)
+    assert tuned.best == 1

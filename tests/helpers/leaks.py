@@ -1,0 +1,45 @@
+"""A campaign on split digits, its model retrained, and the judge that must refuse what either has seen."""
+
+import themis
+from themis import Target
+from themis.experiments.retraining.examine import examine
+from themis.experiments.retraining.material import of_faults
+from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.tune import tune
+from themis.oracle import choose_oracle
+from themis.perturb import choose_perturbation
+from themis.runs.ledger import searching_seen
+from themis.runs.parts import PARTS, read_parts, seed_hashes
+
+SHARES = (0.4, 0.3, 0.3)
+NOISE = choose_perturbation("gaussian", 0.3)
+REFUSED = r"judge seeds must be seeds that the weights were not trained on, [\d,]+ of [\d,]+ were \(seed"
+
+
+def searched(trained, out):
+    """A campaign on split digits, in the folder `out`; its data, its parts and its model."""
+    model, digits = trained
+    data = digits[:400]
+    result = themis.run(Target(model), data, NOISE, out=out, split=SHARES, max_tests=1280)
+    return result, out, data, read_parts(out, data), Target(model, oracle="wrong")
+
+
+def retrained(case, target=None, parts=None):
+    """One epoch on the case's faults; or of another target, on those that a campaign on other parts finds."""
+    result, _, _, own, first = case
+    target, oracle = target or first, choose_oracle("wrong")
+    with searching_seen():
+        found = result if parts is None else themis.run(target, parts.search, NOISE, max_tests=640)
+    parts = parts or own
+    material = of_faults(found.faults, parts.search, NOISE, target, clean=parts.train, oracle=oracle)
+    return tune(target, material, NOISE, Recipe(epochs=1), oracle=oracle)
+
+
+def judge(target, seeds, ledger):
+    return examine(target, seeds, NOISE, ledger=ledger, draws=1, passes=0)
+
+
+def assert_disjoint(parts):
+    """No two parts share a picture."""
+    of_each = [set(seed_hashes(getattr(parts, name)).tolist()) for name in PARTS]
+    assert sum(map(len, of_each)) == len(set.union(*of_each)) > 0

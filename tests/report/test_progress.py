@@ -1,0 +1,57 @@
+"""What a person sees while a campaign runs and when it has ended."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+import themis
+from themis.report.progress import ShowProgress
+from themis.runs.run import percent
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0.0%"), (1e-9, "<0.1%"), (0.5, "50.0%"), (0.9989, "99.9%"), (0.99999, ">99.9%"), (1, "100.0%")],
+)
+def test_a_percentage_is_100_or_0_only_when_it_is(share, text):
+    assert percent(share) == text
+
+
+def shown(is_terminal, **options):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
+    options = {"magnitude": 0.5, "max_tests": 640, "tolerance": 1e-6, **options}
+    result = themis.run(net, torch.rand(30, 4), "gaussian", callbacks=[ShowProgress(console)], **options)
+    return result, file.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    result, text = shown(False)
+    assert "\x1b" not in text
+    assert "11 neurons in 2 layers, 30 of 30 seeds to test" in text
+    assert "round 1: coverage 0.0%" in text
+    assert f"{result.rounds[-1].distinct_faults} distinct faults" in text
+    assert "more tests to the coverage goal" in text
+    assert text.rstrip().endswith("Stopped because the budget of 640 tests is spent.")
+
+
+def test_a_live_line_in_a_terminal():
+    _, text = shown(True)
+    assert "\x1b[" in text  # the line is redrawn in place
+    assert "coverage" in text
+    assert "Stopped because" in text
+
+
+def test_what_is_not_known_is_said_so():
+    _, text = shown(False, uniform_share=0.0)
+    assert "unknown: no uniform stream" in text
+
+
+def test_a_goal_that_nobody_can_reach_is_called_so():
+    _, text = shown(False, tolerance=1e-12)
+    assert "the coverage goal is out of reach" in text
+    assert "to go" not in text

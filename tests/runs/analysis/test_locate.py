@@ -1,0 +1,134 @@
+"""Locate: the layer that was broken on purpose is named first, from a run in memory and from its folder."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from planted import MARKED, NETS, Cause, cause_of, digits, layer_name, planted
+
+import themis
+from themis import UsageError, cli
+from themis.runs.replay import Replayer
+from themis.runs.analysis.group import group
+from themis.runs.analysis.locate import learn_usual, locate
+from themis.runs.store.reader import Reader
+
+CASES = [(net, layer) for net in ("mlp", "conv", "strided", "skip", "deep") for layer in range(len(NETS[net]().stages))]
+
+
+def campaign(net, causes, random_seed=0, **options):
+    inputs, labels = digits()
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(random_seed))[:200]
+    target = themis.Target(planted(net, causes))
+    limits = {"max_tests": 1500, "tolerance": 1e-9, "plateau": None, "policy": "random"}
+    return themis.run(target, (inputs[rows], labels[rows]), MARKED, random_seed=random_seed, **limits, **options)
+
+
+def broken(run, causes):
+    return [run.faults[k] for k in np.flatnonzero(cause_of(causes, run.faults.columns["theta"]) == 0).tolist()]
+
+
+def plant(case, layer):
+    """A layer that is pushed to a class, one that amplifies, and one in which four neurons or channels do."""
+    low = 0.7 if case % 2 else 0.15
+    how = ({"answer": case % 10}, {"gain": 3.0}, {"gain": 8.0, "neurons": 4})[case % 3]
+    return (Cause(case % 2, low, low + 0.15, layer, **how),)
+
+
+def test_the_broken_layer_is_named_first():
+    of_groups, of_faults = [], []
+    for case, (net, layer) in enumerate(CASES):
+        causes = plant(case, layer)
+        run = campaign(net, causes, case)
+        faults, usual, name = broken(run, causes), learn_usual(run), layer_name(net, layer)
+        of_groups.append(locate(faults, usual).first == name)
+        of_faults += [locate(fault, usual).first == name for fault in faults[:5]]
+    print(
+        f"first: {sum(of_groups)} of {len(of_groups)} sets of faults, {sum(of_faults)} of {len(of_faults)} single ones"
+    )
+    assert len(of_groups) >= 20
+    assert np.mean(of_groups) >= 0.9
+    assert np.mean(of_faults) >= 0.75
+
+
+def test_neurons_that_were_broken_lead_their_layer_and_the_other_layers_descend():
+    causes = (Cause(0, 0.7, 0.85, 1, None, 8.0, 3),)
+    run = campaign("strided", causes)
+    found = locate(broken(run, causes), learn_usual(run))
+    assert found.first == "relu.1"
+    assert {each.place[0] for each in found.layers[0].neurons} <= {0, 1, 2}  # channels
+    assert all(len(each.place) == 3 for each in found.layers[0].neurons)
+    assert found.layers[0].times > 1.5
+    scores = [each.score for each in found.layers[1:]]
+    assert scores == sorted(scores, reverse=True)
+    assert {each.layer for each in found.layers} == set(run.faults.layers)
+    assert json.loads(json.dumps(found.as_dict()))["layers"][0]["layer"] == "relu.1"
+
+
+def test_a_group_of_the_run_is_located_and_so_it_is_from_the_folder(tmp_path):
+    causes = (Cause(0, 0.7, 0.85, 2, 3),)
+    run = campaign("mlp", causes, out=tmp_path / "run")
+    each = next(each for each in group(run.faults) if "answered as 3" in each.text)
+    here = locate(each, learn_usual(run), run.faults)
+    assert here.first == "relu.2"
+    assert here.n_faults == 24
+    assert locate(each, learn_usual(run)).n_faults == len(each.representatives)
+    inputs, labels = digits()
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:200]
+    target, folder = themis.Target(planted("mlp", causes)), Reader(tmp_path / "run")
+    there = locate(each, learn_usual(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED)), folder.faults())
+    assert there.first == "relu.2"
+    assert there.layers[0].times == pytest.approx(here.layers[0].times, rel=0.2)
+
+
+def test_what_cannot_be_located_is_refused(tmp_path):
+    run = campaign("mlp", (Cause(0, 0.7, 0.85, 2, 3),))
+    usual = learn_usual(run)
+    with pytest.raises(UsageError, match="there must be a fault to locate, got none"):
+        locate([], usual)
+    seeds = digits()[0][:100]
+    other = learn_usual(themis.run(planted("mlp", ()), seeds, MARKED, max_tests=100))
+    missing = next(fault for fault in run.faults if fault.seed_id >= 100)
+    with pytest.raises(themis.DataError, match=f"the data must hold the fault's seed {missing.seed_id}"):
+        locate(missing, other)
+    with pytest.raises(themis.DataError, match="ordinary tests must not break, 0 of 10 did not"):
+        learn_usual(themis.run(planted("mlp", (Cause(2, 0.001, 1, 3, 3),)), seeds[:10], MARKED, max_tests=50), n=10)
+
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.relu, self.last = nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 3)
+
+    def forward(self, x):
+        bright = x.mean((1, 2, 3))[:, None] > 0.6
+        h = self.first(x.flatten(1) - 0.5)
+        return self.last(self.relu(torch.where(bright, 10 * h + 5, h)))
+"""
+
+
+def test_the_command_makes_the_model_again_to_locate(tmp_path, monkeypatch, capsys):
+    (tmp_path / "located_net.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(cli.COMMANDS, "groups", "faults as a few stories")
+    inputs = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.4 + 0.3
+    np.savez("data.npz", inputs=inputs)
+    source = ["--model", "located_net:Net", "--data", "npz:data.npz", "--perturb", "brightness"]
+    assert cli.main(["run", *source, "--max-tests", "640", "--tolerance", "1e-9", "--quiet", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert cli.main(["groups", "run", "--locate"]) == 0
+    assert "enters in relu: " in capsys.readouterr().out
+    assert cli.main(["groups", "run", "--locate", "--json", "--device", "cpu"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert "relu" in [each["located"]["layers"][0]["layer"] for each in listed]
+    assert os.getcwd() == str(tmp_path)
+    sys.modules.pop("located_net")

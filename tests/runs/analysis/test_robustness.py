@@ -1,0 +1,186 @@
+"""The robustness curve: against Kaplan and Meier by hand and by a slow loop, and on a model with known strengths."""
+
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import Perturbation, Target, Theta, UsageError
+from themis.perturb.perturbation import column
+from themis.runs.replay import Replayer
+from themis.runs.analysis.robustness import CAVEAT, Robustness, draw_robustness, robustness
+from themis.runs.store.reader import Reader
+
+RANGE = 0.2
+
+
+def slow(failed, censored):
+    """Kaplan and Meier's curve with the log-log interval, straight from its definition."""
+    rows, share, total = [], 1.0, 0.0
+    for at in sorted({*failed, *censored}):
+        left = sum(each >= at for each in (*failed, *censored))
+        died = sum(each == at for each in failed)
+        share *= 1 - died / left
+        if share > 0:
+            total += died / (left * (left - died))
+        interval = (math.nan, math.nan)
+        if 0 < share < 1:
+            spread = 1.959963984540054 * math.sqrt(total) / abs(math.log(share))
+            interval = share ** math.exp(spread), share ** math.exp(-spread)
+        rows.append((at, share, *interval))
+    return np.array(rows).T
+
+
+def test_the_curve_by_hand():
+    curve = Robustness.of([0.1, 0.2, 0.2, 0.5], [0.3, 1, 1])
+    assert curve.strengths.tolist() == [0.1, 0.2, 0.3, 0.5, 1]
+    assert curve.share == pytest.approx([6 / 7, 4 / 7, 4 / 7, 8 / 21, 8 / 21])
+    assert (curve.n_seeds, curve.n_failed) == (7, 4)
+    assert curve.at(0.05).value == 1
+    assert curve.at(0.1).value == pytest.approx(6 / 7)
+    assert curve.at(0.4999).value == pytest.approx(4 / 7)
+    assert curve.at(1).value == pytest.approx(8 / 21)
+    assert curve.median == 0.5
+    assert curve.median_interval == (0.1, None)
+
+
+def test_the_curve_is_that_of_a_slow_loop():
+    rng = np.random.default_rng(0)
+    for n in (2, 5, 40, 200):
+        failed = rng.integers(1, 12, n) / 10
+        censored = rng.integers(1, 12, n // 2) / 10
+        curve, (at, share, low, high) = Robustness.of(failed, censored), slow(failed.tolist(), censored.tolist())
+        assert curve.strengths == pytest.approx(at)
+        assert curve.share == pytest.approx(share, abs=1e-12)
+        is_known = ~np.isnan(low)
+        assert curve.low[is_known] == pytest.approx(low[is_known])
+        assert curve.high[is_known] == pytest.approx(high[is_known])
+        assert np.isfinite(curve.low).all()
+        assert (curve.low <= curve.share).all()
+        assert (curve.share <= curve.high).all()
+
+
+def test_intervals_hold_the_truth():
+    rng, inside, n_curves = np.random.default_rng(1), 0, 400
+    for _ in range(n_curves):
+        draw = rng.exponential(0.8, 60)
+        curve = Robustness.of(draw[draw < 1], np.ones((draw >= 1).sum()))
+        estimate = curve.at(0.5)
+        inside += estimate.low <= math.exp(-0.5 / 0.8) <= estimate.high
+    assert 0.92 <= inside / n_curves <= 0.99
+
+
+def test_nobody_failed_and_everybody_did():
+    none = Robustness.of([], np.ones(50))
+    assert none.at(1).value == 1
+    assert none.at(1).low == pytest.approx(0.025 ** (1 / 50))
+    assert none.median is None
+    assert none.sentences()[1] == "More than half of the seeds stand at every strength that was tested."
+    every = Robustness.of([0.2] * 50, [])
+    assert every.at(0.2).value == 0
+    assert every.at(0.2).high == pytest.approx(1 - 0.025 ** (1 / 50))
+    assert every.median == 0.2
+    for curve in (none, every):
+        picture = io.BytesIO()
+        draw_robustness(curve, picture)
+        assert picture.getvalue().startswith(b"\x89PNG")
+
+
+class Mean(nn.Module):
+    """Says 1 where an input's mean is over a half."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        over = self.relu(x).flatten(1).mean(1) - 0.5
+        return torch.stack([-over, over], 1)
+
+
+def shifted(inputs, theta, rng, context):
+    """All values moved."""
+    return inputs + column(theta, 0, inputs)
+
+
+SHIFT = Perturbation("shifted", (Theta("shift", -RANGE, RANGE),), shifted, is_random=False)
+
+
+def seeds(n=200):
+    """Half of them break at shifts over 0.05 to 0.2, the others would at more."""
+    inputs = torch.linspace(0.1, 0.45, n).view(-1, 1, 1, 1).repeat(1, 1, 4, 4)
+    return inputs, torch.zeros(n, dtype=torch.long)
+
+
+def test_a_model_with_known_strengths_has_their_curve(tmp_path):
+    data = seeds()
+    true = (0.5 - data[0][:, 0, 0, 0].double()) / RANGE
+    options = {"max_tests": 400, "coverage": None, "tolerance": 1e-9, "policy": "random", "out": tmp_path / "run"}
+    run = themis.run(Target(Mean()), data, SHIFT, **options)
+    missed = len(set((true < 1).nonzero()[:, 0].tolist()) - {fault.seed_id for fault in run.faults})
+    assert missed > 10  # the campaign alone would count them as robust
+    curve = robustness(run)
+    assert (curve.n_seeds, curve.n_failed) == (200, int((true < 1).sum()))
+    for strength in np.linspace(0.0, 1.0, 21):
+        assert curve.at(strength).value == pytest.approx(float((true > strength).double().mean()), abs=0.0051)
+    assert curve.whole == "shift -0.2 or 0.2"
+    assert [each.seed_id for each in curve.shrunk] == sorted((true < 1).nonzero()[:, 0].tolist())
+    assert sum(each.id == -1 for each in curve.shrunk) == missed
+    assert curve.sentences()[1].startswith(f"{missed} of them did not fail in the run: ")
+    assert curve.as_dict()["failed_here_only"] == missed
+    for each in curve.shrunk:
+        found = [abs(fault.theta["shift"]) / RANGE for fault in run.faults if fault.seed_id == each.seed_id]
+        assert each.strength_before == pytest.approx(min(found, default=1.0))
+    assert curve.passes >= sum(each.passes for each in curve.shrunk)
+    reader = Reader(tmp_path / "run")
+    again = robustness(Replayer(reader, Target(Mean()), data, SHIFT))
+    reader.close()
+    assert again.shrunk == curve.shrunk
+    assert again.passes == curve.passes + 200 + 5
+
+
+def test_it_says_what_it_is_and_what_it_is_not():
+    curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), whole="sigma 0.1")
+    said = curve.sentences()
+    assert said[0] == (
+        "70 of 100 seeds broke; still right by strength (1 is sigma 0.1): 100.0% at 0.05, 70.0% at 0.1, 70.0% at 0.25, "
+        "30.0% at 0.5, 30.0% at 1."
+    )
+    assert said[1] == "Half of the seeds have broken at strength 0.4 (95% interval 0.4 to 0.4)."
+    assert said[2] == CAVEAT
+    assert "upper bound" in CAVEAT
+    assert curve.as_dict()["median"] == 0.4
+
+
+def test_a_perturbation_of_several_dimensions_has_one_scale():
+    run = themis.run(Target(Mean()), seeds(40), "brightness + contrast", max_tests=200, coverage=None, tolerance=1e-9)
+    curve = robustness(run)
+    assert curve.whole == ""
+    assert curve.n_failed > 10
+    for each in curve.shrunk:
+        shares = [abs(each.after["shift"]) / 0.25, abs(each.after["change"]) / 0.6]
+        assert each.strength == pytest.approx(max(shares), rel=1e-5)
+        assert 0 < each.strength <= each.strength_before <= 1
+
+
+def test_faults_that_were_shrunk_already_count():
+    run = themis.run(Target(Mean()), seeds(40), SHIFT, max_tests=200, coverage=None, tolerance=1e-9)
+    curve = robustness(run)
+    weaker, stronger = curve.shrunk[:2]
+    known = (replace(weaker, weakest=0.001), replace(stronger, weakest=1.0))
+    again = robustness(run, known)
+    assert (again.n_seeds, again.n_failed) == (curve.n_seeds, curve.n_failed)
+    assert again.at(0.001).value == pytest.approx(39 / 40)
+    assert again.shrunk == (known[0], *curve.shrunk[1:])
+
+
+def test_wrong_uses_are_refused():
+    with pytest.raises(UsageError, match="needs at least one seed"):
+        Robustness.of([], [])
+    with pytest.raises(UsageError, match=r"strength must lie in 0..1, the range that was tested, got 1.5"):
+        Robustness.of([0.5], [1]).at(1.5)

@@ -1,0 +1,77 @@
+"""Two techniques on one model, and what a difference looks like as text."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import themis
+from themis.runs.diff import diff
+from themis.runs.diff.markup import code, escape, table
+from themis.errors import DataError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+from averaging_nets import Mean, seeds
+
+
+def campaign(policy, out=None, data=None, **options):
+    options = {"max_tests": 300, "tolerance": 1e-9, **options}
+    return themis.run(Mean(), data or seeds(200), "brightness", policy=policy, out=out, **options)
+
+
+def test_what_each_found_and_what_both_did(tmp_path):
+    random, corners = campaign("random"), campaign("corners")
+    found = diff(random, corners)
+    assert (found.kind, found.verdict) == ("techniques", "more")
+    first, second = ({fault.seed_id for fault in run.faults} for run in (random, corners))
+    overlap = found.overlap
+    assert (overlap.seeds_both, overlap.seeds_first, overlap.seeds_second) == (
+        len(first & second),
+        len(first - second),
+        len(second - first),
+    )
+    assert overlap.faults_both + overlap.faults_first == found.before["distinct_faults"]
+    assert overlap.faults_both + overlap.faults_second == found.after["distinct_faults"]
+    assert overlap.p_value < 0.05
+    assert "the second broke more (McNemar p = " in found.sentence
+    assert diff(corners, random).verdict == "fewer"
+    assert diff(random, random).verdict == "even"
+    page = found.markdown()
+    assert page.startswith("## Two techniques on one model")
+    assert "themis compare repeats them" in page
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert (plain["paired"], plain["overlap"]["seeds_both"]) == (None, overlap.seeds_both)
+
+
+def test_folders_need_no_model_and_unequal_budgets_are_said(tmp_path):
+    campaign("random", tmp_path / "a")
+    campaign("random", tmp_path / "b", max_tests=600)
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert found.kind == "techniques"
+    assert "the budgets differ: who spends more passes finds more" in found.notes
+
+
+def test_other_data_is_refused():
+    with pytest.raises(DataError, match="must have had the same data"):
+        diff(campaign("random"), campaign("random", data=seeds(100)))
+
+
+def test_a_figure_has_both_curves(tmp_path):
+    from themis.runs.diff.figure import draw_diff
+    from themis.errors import UsageError
+
+    first, second = campaign("random"), campaign("corners")
+    found = diff(first, second, curves=True)
+    draw_diff(found, tmp_path / "d.png")
+    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
+    assert any(row[0] == "half broken at strength" for row in found.rows())
+    with pytest.raises(UsageError, match="pass curves=True"):
+        draw_diff(diff(first, second), tmp_path / "none.png")
+
+
+def test_markup_in_names_is_shown_as_text():
+    assert escape("<script>|`x`|</script>\n# **b**") == r"\<script\>\|\`x\`\|\</script\> \# \*\*b\*\*"
+    assert code("a`b") == "``a`b``"
+    assert code("`a`") == "`` `a` ``"
+    assert table(("a", "b"), [("x|y", "z")]) == ["| a | b |", "|---|---|", r"| x\|y | z |"]

@@ -1,0 +1,252 @@
+"""The run folder: what is kept, who can read it, and what happens when the disk fails."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_campaign import campaign
+from torch import nn
+
+import themis
+from themis import StoreError, UsageError
+from themis.runs.faults import telling
+from themis.runs.store import Reader
+from themis.runs.store.schema import SCHEMA
+from themis.runs.store.tensors import choose_kept, read_tensors
+
+faults_found = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5)), max_size=40
+)  # seed, answer, score
+
+
+@given(faults_found, st.integers(0, 12), st.data())
+def test_what_is_kept_does_not_depend_on_when_it_was_chosen(found, n, data):
+    seed, answer, score = (np.array([each[k] for each in found], dtype=np.int64) for k in range(3))
+    id = np.arange(len(found))
+    at_once = set(id[choose_kept(seed, answer, score.astype(float), id, n)].tolist())
+    held = np.zeros(0, dtype=np.int64)
+    first = 0
+    while first < len(found):
+        stop = first + data.draw(st.integers(1, 10))
+        held = np.concatenate([held, id[first:stop]])
+        held = held[choose_kept(seed[held], answer[held], score[held].astype(float), held, n)]
+        first = stop
+    assert set(held.tolist()) == at_once
+    assert len(at_once) == min(n, len(found))
+
+
+@given(faults_found, st.integers(1, 12))
+def test_every_seed_and_outcome_is_kept_once_before_any_is_kept_twice(found, n):
+    seed, answer, score = (np.array([each[k] for each in found], dtype=np.int64) for k in range(3))
+    id = np.arange(len(found))
+    kept = choose_kept(seed, answer, score.astype(float), id, n)
+    counts = {}
+    for k in id[kept]:
+        counts.setdefault((seed[k], answer[k]), []).append(score[k])
+    distinct = {(s, a) for s, a, _ in found}
+    if any(len(each) > 1 for each in counts.values()):
+        assert set(counts) == distinct
+    for (s, a), scores in counts.items():
+        everything = sorted(z for x, y, z in found if (x, y) == (s, a))
+        assert sorted(scores) == everything[: len(scores)], "the most telling first"
+
+
+@pytest.fixture(scope="module")
+def stored(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("stored") / "run"
+    return path, campaign(trained, out=path, max_stored=40)
+
+
+def test_all_rows_and_the_most_telling_tensors_are_kept(stored):
+    path, result = stored
+    columns = result.faults.columns
+    expected = choose_kept(
+        columns["seed_id"], columns["answer"], telling(columns["distance"], columns["confidence"]), columns["id"], 40
+    )
+    with closing(Reader(path)) as run:
+        assert run.count() == len(result.faults) > 40
+        kept = [id for (id,) in run.select("id", "tensors IS NOT NULL")]
+        assert kept == columns["id"][expected].tolist()
+        tensors = run.tensors(kept)
+    by_id = {fault.id: fault for fault in result.faults}
+    for id, each in tensors.items():
+        again = by_id[id].replay()
+        assert torch.equal(each.inputs[0], again.inputs)
+        assert torch.equal(each.clean_inputs[0], again.clean_inputs)
+        assert torch.equal(each.outputs[0], again.outputs)
+    on_disk = sum(len(read_tensors(file)) for file in (path / "tensors").iterdir())
+    assert on_disk <= 2 * 40
+
+
+def test_nothing_is_kept_of_the_inputs_when_nothing_may_be(trained, tmp_path):
+    campaign(trained, out=tmp_path / "run", max_stored=0, max_tests=1280)
+    with closing(Reader(tmp_path / "run")) as run:
+        assert run.count() > 0
+        assert run.count("tensors IS NOT NULL") == 0
+    assert list((tmp_path / "run/tensors").iterdir()) == []
+
+
+def test_many_small_files_are_put_together(trained, tmp_path, monkeypatch):
+    from themis.runs.store import writer
+
+    monkeypatch.setattr(writer, "SHARE", float("inf"))  # a file for every chunk with faults
+    result = campaign(trained, out=tmp_path / "run", max_tests=12_800, magnitude=0.9, max_stored=9999)
+    with closing(Reader(tmp_path / "run")) as run:
+        assert len(run.tensors([fault.id for fault in result.faults])) == len(result.faults)
+    assert len(result.faults) > 1000
+    assert len(list((tmp_path / "run/tensors").iterdir())) < 40
+
+
+def test_pandas_reads_the_folder_without_themis(stored):
+    path, result = stored
+    with closing(sqlite3.connect(path / "run.sqlite")) as database:
+        faults = pd.read_sql("SELECT * FROM faults", database)
+        rounds = pd.read_sql("SELECT * FROM rounds", database)
+        distinct = pd.read_sql("SELECT * FROM distinct_faults", database)
+        schema = "\n".join(row[0] for row in database.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL"))
+    assert len(faults) == len(result.faults)
+    assert faults["theta_sigma"].max() == pytest.approx(0.3)
+    assert rounds["faults"].iloc[-1] == len(result.faults)
+    assert len(distinct) == result.rounds[-1].distinct_faults
+    assert "-- the wrong outcome; -1 where the output was not finite" in schema
+    assert '"theta_sigma" REAL NOT NULL,  -- 0 to 0.3 share of the input range' in schema
+    layers = json.loads(faults["signature"][0])
+    assert sum(layers) == pytest.approx(10_000, abs=3)
+
+
+@pytest.mark.parametrize(("version", "whose"), [(SCHEMA + 1, "a newer"), (SCHEMA - 1, "an older")])
+def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, whose):
+    import shutil
+
+    shutil.copytree(stored[0], tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run/run.sqlite")) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    before = (tmp_path / "run/run.sqlite").read_bytes()
+    for attempt in (Reader, themis.resume):
+        with pytest.raises(StoreError, match=f"must have schema {SCHEMA}, it has {version}: {whose} Themis wrote it"):
+            attempt(tmp_path / "run")
+    assert (tmp_path / "run/run.sqlite").read_bytes() == before
+
+
+def test_damage_is_named(stored, trained, tmp_path):
+    import shutil
+
+    model, digits = trained
+    for name, file, message in (
+        ("database", "run.sqlite", "run.sqlite cannot be read"),
+        ("state", "state/*.safetensors", "must be a safetensors file, it is damaged"),
+    ):
+        shutil.copytree(stored[0], tmp_path / name)
+        (damaged,) = (tmp_path / name).glob(file)
+        damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+        with pytest.raises(StoreError, match=message):
+            themis.resume(tmp_path / name, model, digits, max_tests=10_000)
+    shutil.copytree(stored[0], tmp_path / "tensors")
+    for file in (tmp_path / "tensors/tensors").iterdir():
+        file.unlink()
+    with closing(Reader(tmp_path / "tensors")) as run:
+        assert run.tensors([id for (id,) in run.select("id", "tensors IS NOT NULL")]) == {}
+        assert len(run.faults()) == len(stored[1].faults)
+
+
+def test_another_database_is_refused(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
+        database.execute("CREATE TABLE songs (name)")
+    with pytest.raises(StoreError, match="must be a run of Themis, it is another database"):
+        Reader(tmp_path)
+    with pytest.raises(UsageError, match="holds a run already"):
+        themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
+
+
+def test_two_readers_and_a_writer(trained, tmp_path, monkeypatch):
+    from themis.runs.store import writer
+
+    monkeypatch.setattr(writer, "SHARE", float("inf"))  # every chunk is written at once
+    path = tmp_path / "run"
+    started, ended, seen, errors = threading.Event(), threading.Event(), {0: [], 1: []}, []
+
+    class Start(themis.Callback):
+        def on_round(self, round):
+            started.set()
+
+    def read(who):
+        started.wait(60)
+        try:
+            while not ended.is_set():
+                with closing(Reader(path)) as run:
+                    ids = [id for (id,) in run.select("id")]
+                    kept = [id for (id,) in run.select("id", "tensors IS NOT NULL", order="id DESC", limit=5)]
+                    run.tensors(kept)
+                    run.rounds()
+                    seen[who].append(ids)
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read, args=(who,)) for who in seen]
+    for each in readers:
+        each.start()
+    result = campaign(trained, out=path, max_tests=12_800, magnitude=0.9, max_stored=50, callbacks=[Start()])
+    ended.set()
+    for each in readers:
+        each.join()
+    assert errors == []
+    everything = [fault.id for fault in result.faults]
+    for ids in (*seen[0], *seen[1]):
+        assert ids == everything[: len(ids)], "a reader sees the faults so far, in order, none missing"
+    assert len({len(ids) for ids in seen[0]}) > 3, "it grew while it was read"
+
+
+FULL = """
+import resource, sys, torch, themis
+torch.set_num_threads(1)
+path, limit = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+data = torch.rand(40, 8, generator=torch.Generator().manual_seed(0))
+options = dict(magnitude=0.9, max_tests=6000, tolerance=1e-12, plateau=None)
+def go():
+    import os
+    if os.path.exists(path + "/run.sqlite"):
+        return themis.resume(path, net, data)
+    return themis.run(net, data, "gaussian", out=path, **options)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+heard = []
+try:
+    go()
+except themis.StoreError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+first = go()
+whole = themis.run(net, data, "gaussian", **options)
+print([f.id for f in first.faults] == [f.id for f in whole.faults], first.coverage == whole.coverage, len(first.faults))
+"""
+
+
+@pytest.mark.parametrize("limit", [4_000, 20_000, 60_000, 100_000])
+def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
+    arguments = [sys.executable, "-c", FULL, str(tmp_path / "run"), str(limit)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said, outcome = done.stdout.splitlines()
+    assert "run cannot be written: " in said
+    assert "free some space, or lower max_stored; what was found is kept" in said or "disk" in said
+    assert outcome.startswith("True True")
+
+
+def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"out must be a folder, .*file is a file"):
+        themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot be written: Not a directory"):
+        themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file/run")
+    with pytest.raises(StoreError, match=r"/proc/run cannot be written"):
+        themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out="/proc/run")

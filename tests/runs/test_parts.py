@@ -1,0 +1,271 @@
+"""Seeds are split before the campaign, by content; the campaign searches one part, and the run records all three."""
+
+import json
+import shutil
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from leaks import assert_disjoint
+
+import themis
+from themis import Callback, DataError, StoreError, Target, UsageError
+from themis.cli import main
+from themis.data.seeds import from_arrays, from_reader, read_seeds
+from themis.target.fingerprint import hash_seeds
+from themis.runs.replay import Replayer
+from themis.experiments.retraining import parts as parts_module
+from themis.runs.parts import PARTS, Parts, read_parts, read_split, seed_hashes, split
+from themis.runs.analysis.robustness import robustness
+from themis.runs.analysis.shrink import shrink
+from themis.settings import Settings
+from themis.runs.store import Reader
+
+SHARES = (0.5, 0.2, 0.3)
+OPTIONS = {"magnitude": 0.3, "max_tests": 1280, "max_seeds": 400, "split": SHARES}
+
+
+def ids(parts: Parts) -> dict[str, set[int]]:
+    return {name: set(getattr(parts, name).seed_id.tolist()) for name in PARTS}
+
+
+@pytest.fixture(scope="module")
+def digits(trained):
+    """200 of them."""
+    return read_seeds(trained[1], 200)
+
+
+@pytest.fixture(scope="module")
+def run_of(trained, tmp_path_factory):
+    """A campaign on split seeds: the result, its folder, the target and all of the data."""
+    model, digits = trained
+    out = tmp_path_factory.mktemp("split") / "run"
+    return themis.run(Target(model), digits, "gaussian", out=out, **OPTIONS), out, Target(model), digits
+
+
+# The split
+
+
+def test_the_parts_are_all_of_the_seeds_in_about_the_shares(trained):
+    digits = trained[1]
+    parts = split(digits, SHARES)
+    of_each = ids(parts)
+    assert set.union(*of_each.values()) == set(digits.seed_id.tolist())
+    assert sum(map(len, of_each.values())) == len(digits)
+    for name, share in zip(PARTS, SHARES, strict=True):
+        spread = (len(digits) * share * (1 - share)) ** 0.5
+        assert abs(len(of_each[name]) - share * len(digits)) < 4 * spread
+        part = getattr(parts, name)
+        rows = torch.searchsorted(digits.seed_id, part.seed_id)
+        assert torch.equal(part.inputs, digits.inputs[rows])
+        assert torch.equal(part.labels, digits.labels[rows])
+    assert_disjoint(parts)
+
+
+def test_two_copies_of_a_picture_are_in_one_part(digits):
+    twice = from_arrays(torch.cat([digits.inputs, digits.inputs.flip(0)]))
+    of_each = ids(split(twice, SHARES))
+    n = len(digits)
+    for some in of_each.values():
+        assert {2 * n - 1 - k for k in some} == some
+    assert_disjoint(split(twice, SHARES))
+
+
+@given(st.lists(st.integers(0, 199), min_size=60, max_size=200), st.integers(0, 2**63 - 1))
+def test_a_seed_is_in_one_part_in_any_order_and_any_selection(rows, random_seed):
+    inputs = np.random.default_rng(0).random((200, 5), np.float32)
+    whole = parts_module.Split.of(from_arrays(inputs), (1 / 3, 1 / 3, 1 / 3), random_seed).part
+    hashes = seed_hashes(from_arrays(inputs[rows]))
+    assert parts_module.choose_part(hashes, (1 / 3, 1 / 3, 1 / 3), random_seed).tolist() == whole[rows].tolist()
+
+
+def test_the_split_has_a_random_seed_of_its_own(digits):
+    first, again, other = (ids(split(digits, SHARES, k)) for k in (0, 0, 1))
+    assert first == again != other
+    shared = len(first["judge"] & other["judge"]) / len(other["judge"])
+    assert 0.1 < shared < 0.5  # as many as chance puts there
+    moved = ids(split(digits, (0.3, 0.4, 0.3)))
+    assert moved["judge"] == first["judge"]
+    assert moved["search"] < first["search"]
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [(0.5, 0.5), (0.5, 0.2, 0.4), (0.5, -0.2, 0.7), (1, 0, 0), (0.7, 0.3, 0.0), "abc", (0.5, None, 0.5), (True, 0, 0)],
+)
+def test_shares_that_are_none_are_refused(digits, shares):
+    with pytest.raises(UsageError, match="split must be three shares"):
+        split(digits, shares)
+    with pytest.raises(UsageError, match="split must be three shares"):
+        Settings(split=shares)
+    with pytest.raises(UsageError, match="split must be three shares"):
+        split(digits, (float("nan"), 0.5, 0.5))
+
+
+def test_an_empty_part_is_refused(digits):
+    with pytest.raises(DataError, match=r"train got none of 4 seeds with a split of 0\.49, 0\.02, 0\.49"):
+        split(digits[:4], (0.49, 0.02, 0.49))
+    with pytest.raises(DataError, match="every part must hold a seed"):
+        split(from_arrays(torch.zeros(50, 3)), SHARES)  # one picture fifty times
+
+
+# The hash
+
+
+def test_content_has_one_hash_in_every_shape_type_and_unit(digits):
+    pixels = (digits.inputs * 255).round().to(torch.uint8).numpy()
+    whole = seed_hashes(digits)
+    assert len(set(whole.tolist())) == len(digits)
+    for same in (
+        from_arrays(pixels, divisor=255),
+        from_arrays(pixels / 255),  # float64
+        from_arrays(pixels),  # 0..255
+        from_arrays(pixels * np.float32(1 / 255)),  # other last bits
+        from_arrays(np.asfortranarray(digits.inputs.numpy())),
+        from_arrays(digits.inputs.flatten(1)),
+        from_arrays(digits.inputs, torch.randn(len(digits))),
+        read_seeds(torch.utils.data.TensorDataset(digits.inputs)),
+    ):
+        np.testing.assert_array_equal(seed_hashes(same), whole)
+
+
+def test_any_change_is_another_hash():
+    values = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+    changed = values.clone()
+    changed[:, 3] = torch.nextafter(changed[:, 3], torch.tensor(9.0))
+    assert not np.isin(seed_hashes(from_arrays(changed)), seed_hashes(from_arrays(values))).any()
+    zeros = torch.tensor([[0.5123, 0.0], [0.5123, -0.0]])
+    assert len(set(seed_hashes(from_arrays(zeros)).tolist())) == 1
+    bits = torch.eye(4)
+    assert len(set(seed_hashes(from_arrays(bits)).tolist())) == 4
+
+
+def test_data_that_is_not_held_is_hashed_a_part_at_a_time(digits, monkeypatch):
+    most = 0
+
+    class Counting(type(from_reader(lambda k: digits.inputs[k], (1, 28, 28), 200).inputs)):
+        def __getitem__(self, rows):
+            nonlocal most
+            most = max(most, len(rows))
+            return super().__getitem__(rows)
+
+    monkeypatch.setattr(parts_module, "STEP_BYTES", 28 * 28 * 4 * 16)
+    rows = Counting(lambda k: digits.inputs[k], torch.arange(200), (1, 28, 28))
+    np.testing.assert_array_equal(parts_module.input_hashes(rows), seed_hashes(digits))
+    assert most == 16
+
+
+# The campaign
+
+
+def test_the_campaign_searches_its_part_alone(run_of):
+    result, out, target, digits = run_of
+    parts = read_parts(out, digits)
+    searched = ids(parts)["search"]
+    assert len(result.faults) > 20
+    assert set(result.faults.columns["seed_id"].tolist()) <= searched
+    assert result.start.n_seeds == len(searched)
+    alone = themis.run(target, parts.search, "gaussian", **{**OPTIONS, "split": None})
+    assert {**alone.summary(), "seconds": 0} == {**result.summary(), "seconds": 0}
+
+
+def test_the_run_records_the_parts(run_of):
+    result, out, _, digits = run_of
+    with closing(Reader(out)) as run:
+        recorded = run.record
+        written = read_split(run)
+        parts = read_parts(run, digits)
+    assert recorded["settings"]["split"] == list(SHARES)
+    assert {name: recorded["parts"][name] for name in PARTS} == {name: len(some) for name, some in ids(parts).items()}
+    assert recorded["environment"]["data_sha256"] == hash_seeds(parts.search)
+    sample = read_seeds(digits, 400)
+    assert written.seed_id.tolist() == sample.seed_id.tolist()
+    np.testing.assert_array_equal(written.hashes, seed_hashes(sample))
+    assert ids(parts) == ids(split(sample, SHARES)) == ids(read_parts(result, digits)) == ids(read_parts(out, sample))
+    assert "split:" in (out / "config.yaml").read_text()
+
+
+def test_replay_shrink_and_the_curve_find_their_seeds(run_of):
+    result, out, target, digits = run_of
+    with closing(Reader(out)) as run:
+        replayer = Replayer(run, target, digits)
+        assert replayer.seeds.seed_id.tolist() == read_parts(run, digits).search.seed_id.tolist()
+        for fault in run.faults(limit=5):
+            again = replayer(fault)
+            assert again.is_same
+            assert again.input_gap in (None, 0)
+            assert again.changes == []
+        shrunk = shrink(replayer, run.faults(limit=3))
+        assert len(shrunk) == 3
+        assert robustness(replayer).n_seeds == result.start.n_usable
+
+
+def test_a_stopped_campaign_goes_on_to_the_same_end(run_of, tmp_path):
+    whole, _, target, digits = run_of
+
+    class Stop(Callback):
+        def on_round(self, round):
+            raise KeyboardInterrupt
+
+    themis.run(target, digits, "gaussian", out=tmp_path / "run", callbacks=[Stop()], **OPTIONS)
+    resumed = themis.resume(tmp_path / "run", target, digits)
+    assert {**resumed.summary(), "seconds": 0} == {**whole.summary(), "seconds": 0}
+    for name, column in whole.faults.columns.items():
+        np.testing.assert_array_equal(column, resumed.faults.columns[name])
+    with pytest.raises(UsageError, match="resume cannot change 'split'"):
+        themis.resume(tmp_path / "run", target, digits, split=(0.4, 0.3, 0.3))
+
+
+def test_data_larger_than_memory_gives_the_same_campaign(run_of, monkeypatch):
+    whole, _, target, digits = run_of
+    monkeypatch.setattr("themis.data.rows.HELD_BYTES", 1000)
+    lazy = from_reader(lambda k: digits.inputs[k], (1, 28, 28), len(digits), digits.labels)
+    lazy.seed_id = digits.seed_id
+    result = themis.run(target, lazy, "gaussian", **OPTIONS)
+    assert {**result.summary(), "seconds": 0} == {**whole.summary(), "seconds": 0}
+
+
+def test_a_run_that_failed_before_its_first_test_leaves_nothing(trained, tmp_path):
+    model, digits = trained
+    with pytest.raises(UsageError, match="max_passes must leave room"):
+        themis.run(Target(model), digits, "gaussian", out=tmp_path / "run", **{**OPTIONS, "max_passes": 1})
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "parts.safetensors").write_bytes(b"of a run that was killed")
+    themis.run(Target(model), digits, "gaussian", out=tmp_path / "run", **{**OPTIONS, "split": None, "max_tests": 640})
+    assert not (tmp_path / "run" / "parts.safetensors").exists()
+
+
+def test_the_command_line_splits_resumes_replays_and_groups(trained, tmp_path, monkeypatch, capsys):
+    model, digits = trained
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    np.savez(tmp_path / "data.npz", inputs=digits.inputs[:300].numpy(), labels=digits.labels[:300].numpy())
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "themis.zoo:lenet5", "--weights", "weights.pt", "--data", "npz:data.npz", "--perturb"]
+    how = ["gaussian", "--magnitude", "0.3", "--max-tests", "640", "--json", "--split", "0.5,0.2,0.3"]
+    assert main(["run", *words, *how, "--out", "a"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert main(["resume", "a", "--max-tests", "1280", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 1280
+    with closing(Reader("a")) as run:
+        fault = run.faults(limit=1)[0]
+        assert summary["seeds_given"] == run.record["parts"]["search"] < 200
+    assert main(["replay", "a", str(fault.id)]) == 0
+    assert main(["shrink", "a", str(fault.id), "--json"]) == 0
+    assert main(["groups", "a", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["run", "--config", "a/config.yaml", "--max-tests", "640", "--json", "--out", "b"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == summary["faults"]
+    assert main(["run", *words, *how[:-1], "0.5,0.5,0.5", "--out", "c"]) == 2
+    assert "split must be three shares above 0 that sum to 1" in capsys.readouterr().err
+
+
+def test_a_record_that_is_gone_is_said_to_be(run_of, tmp_path):
+    _, out, _, digits = run_of
+    copy = shutil.copytree(out, tmp_path / "run")
+    (copy / "parts.safetensors").unlink()
+    with pytest.raises(StoreError, match="must hold the run's split, it cannot be read"):
+        read_parts(copy, digits)

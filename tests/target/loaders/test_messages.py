@@ -1,0 +1,100 @@
+"""A model that cannot take its inputs is told apart by what would mend it."""
+
+import model_files as files
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import BlackBox, ModelError, Target
+from themis.target.loaders.onnx import OnnxModel
+
+PICTURES = torch.rand(10, 6, 6, 1)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.project(x)).mean(1))
+
+
+def onnx_box(tmp_path):
+    files.onnx(tmp_path / "net.onnx")
+    return BlackBox(OnnxModel(tmp_path / "net.onnx"))
+
+
+ORDERS = {
+    "channels last": (
+        lambda _: files.make_net(),
+        PICTURES,
+        "its layer 'conv' takes 1 channels first: permute the data to [1, 6, 6] an input, as inputs.permute(0, 3, 1, 2",
+    ),
+    "features first": (
+        lambda _: Tokens(),
+        torch.rand(10, 5, 7),
+        "its layer 'project' takes 5 features last: permute the data to [7, 5] an input, as inputs.permute(0, 2, 1)",
+    ),
+    "channels last for ONNX": (
+        onnx_box,
+        PICTURES,
+        "net.onnx takes inputs of shape [1, 6, 6], got [6, 6, 1]: permute the data to [1, 6, 6] an input",
+    ),
+    "a shape that no order mends": (
+        lambda _: files.make_net(),
+        torch.rand(10, 3, 9, 9),
+        "check that it takes this shape, and the preprocess given to Target",
+    ),
+    "another shape for ONNX": (onnx_box, torch.rand(10, 1, 9, 9), "got [1, 9, 9]: give inputs of this shape"),
+    "another rank for ONNX": (onnx_box, torch.rand(10, 36), "got [36]: give inputs of this shape"),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_another_order_of_axes_is_suggested_where_it_would_fit(kind, tmp_path):
+    make, inputs, message = ORDERS[kind]
+    with pytest.raises(ModelError) as caught:
+        themis.run(make(tmp_path), inputs, "gaussian")
+    assert message in str(caught.value)
+
+
+def test_a_model_without_weights_is_refused():
+    with torch.device("meta"):
+        net = files.Net()
+    with pytest.raises(ModelError, match="some are on the device 'meta' and have no values"):
+        themis.run(net, files.inputs(), "gaussian")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_two_devices_is_named():
+    net = files.make_net()
+    net.fc.to("cuda")
+    with pytest.raises(ModelError, match="its weights lie on cpu and cuda:0: move them to one device"):
+        themis.run(net, files.inputs(), "gaussian")
+
+
+def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_given_back():
+    net = files.make_net()
+    with Target(net).opened(), torch.no_grad():
+        assert torch.equal(Target(net).forward(files.inputs()), files.expected()["output"])
+    assert net.training
+
+
+@pytest.mark.slow
+def test_a_mindspore_cell_is_tested_by_its_activation_cells():
+    mindspore = pytest.importorskip("mindspore")
+    from themis.target.loaders.mindspore import black_box
+
+    cell = mindspore.nn.SequentialCell(
+        mindspore.nn.Flatten(), mindspore.nn.Dense(16, 8), mindspore.nn.ReLU(), mindspore.nn.Dense(8, 3)
+    )
+    inputs = torch.rand(30, 1, 4, 4)
+    box = black_box(cell, bounds=(0, 1))
+    result = themis.run(box, inputs, "gaussian", magnitude=0.9, max_tests=300)
+    assert [each.shape for each in result.start.layers] == [(8,), (3,)]
+    wanted = cell(mindspore.Tensor(inputs.numpy())).asnumpy()
+    assert np.allclose(box.forward(inputs).numpy(), wanted, atol=1e-5)

@@ -1,0 +1,131 @@
+"""Planted mistakes: inputs and labels that are not as the model expects are found and named."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from user_module import go_to
+
+import themis
+from themis import Target
+from themis.campaign.preflight import check
+from themis.cli import main
+from themis.target.diagnose import is_near_chance, suspect
+
+
+class Expects(nn.Module):
+    """A model that was trained on inputs prepared in another way."""
+
+    def __init__(self, net, undo):
+        super().__init__()
+        self.net, self.undo = net, undo
+
+    def forward(self, x):
+        return self.net(self.undo(x))
+
+
+MISTAKES = {
+    "bytes": (lambda x: x / 255, "the model expects inputs in 0..255"),
+    "transposed": (lambda x: x.transpose(2, 3), "rows and columns are swapped"),
+    "negatives": (lambda x: 1 - x, "the pictures are negatives"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, words) in MISTAKES.items() if words])
+def test_what_was_done_wrongly_to_the_inputs_is_found(trained, name):
+    model, digits = trained
+    undo, words = MISTAKES[name]
+    target = Target(Expects(model, undo))
+    with target.opened():
+        found = suspect(target, digits.inputs[:300], digits.labels[:300])
+    assert found[0].what == words
+    assert found[0].accuracy > 0.9
+
+
+def test_a_model_that_is_right_raises_no_suspicion(trained):
+    model, digits = trained
+    target = Target(model)
+    with target.opened():
+        assert suspect(target, digits.inputs[:300], digits.labels[:300]) == []
+
+
+def test_labels_in_another_order_are_found(trained):
+    model, digits = trained
+    order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
+    seen = check(Target(model), (digits.inputs, order[digits.labels]))
+    assert seen.suspicions[0].what.startswith("the labels are in another order: the model says ")
+    assert seen.suspicions[0].accuracy > 0.9
+
+
+class Colours(nn.Module):
+    """Says which channel is brightest."""
+
+    def forward(self, x):
+        return torch.relu(x).mean((2, 3))
+
+
+def test_channels_in_another_order_are_found():
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (200,), generator=rng)
+    inputs = torch.rand(200, 3, 4, 4, generator=rng) * 0.3
+    inputs[torch.arange(200), labels] += 0.5
+    target = Target(Colours())
+    with target.opened():
+        found = suspect(target, inputs.flip(1), labels)
+    assert "the channels are in the other order (BGR for RGB)" in [each.what for each in found]
+
+
+def test_normalisation_that_was_forgotten_is_found():
+    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+    class Signed(nn.Module):
+        """Class 1 where the normalised picture is brighter than usual: raw pictures always are."""
+
+        def forward(self, x):
+            score = torch.tanh(x).mean((1, 2, 3))
+            return torch.stack([-score, score], 1)
+
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (200,), generator=rng)
+    noise = 0.02 * torch.randn(200, 3, 6, 6, generator=rng)
+    inputs = (mean + std * (labels * 2.0 - 1).view(-1, 1, 1, 1) + noise).clamp(0, 1)
+    target = Target(Signed())
+    with target.opened():
+        found = suspect(target, inputs, labels)
+    assert any("normalised as for ImageNet" in each.what for each in found)
+    assert any("--mean 0.485,0.456,0.406 and --std 0.229,0.224,0.225" in each.remedy for each in found)
+
+
+@pytest.mark.parametrize(("right", "is_chance"), [(25, True), (60, False), (0, True)])
+def test_chance_is_told_from_skill(right, is_chance):
+    assert is_near_chance(right, 256, 10) == is_chance
+
+
+def test_a_campaign_on_a_model_at_chance_warns(trained):
+    model, digits = trained
+    with pytest.warns(RuntimeWarning, match="no more often than by chance.*themis check"):
+        themis.run(Target(Expects(model, lambda x: x / 255)), digits, "gaussian", max_tests=300, max_seeds=300)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    from test_cli import MODULE
+
+    return go_to(tmp_path, monkeypatch, MODULE)
+
+
+def test_check_says_what_it_sees_and_how_to_start(here, capsys):
+    assert main(["check", "--model", "mine:net", "--data", "mine:data", "--magnitude", "0.3"]) == 0
+    said = capsys.readouterr().out
+    assert "19 in 2 layers" in said
+    assert "30 of 1x8x8" in said
+    assert "tests a second" in said
+    assert "start it: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
+
+
+def test_check_prints_json(here, capsys):
+    assert main(["check", "--model", "mine:net", "--data", "mine:data", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["start"]["n_neurons"] == 19
+    assert seen["suspicions"] == []
