@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from themis import ModelError, Target, UsageError
-from themis.target.activations import Watch, flatten
+from themis.target.activations import ActivationTracer, flatten
 from themis.zoo import lenet5, resnet56
 
 
@@ -171,11 +171,11 @@ def test_the_model_leaves_as_it_came_also_after_an_exception(fails):
             assert not any(each.training for each in net.modules())
             layers = {layer.name: layer for layer in target.find_layers(torch.rand(1, 8, 8))}
 
-            def visit(name, activation):
+            def on_activation(name, activation):
                 if fails:
                     raise ZeroDivisionError
 
-            target.forward(torch.rand(5, 1, 8, 8), visit, layers)
+            target.forward(torch.rand(5, 1, 8, 8), on_activation, layers)
     except ModelError:
         assert fails
     assert_same_state(state, state_of(net))
@@ -197,6 +197,6 @@ def test_half_precision_models_are_probed_in_float32():
 
 
 def test_only_the_wanted_layers_are_shown():
-    watch, shown = Watch(lenet5()), []
-    watch.forward(torch.rand(2, 1, 28, 28), lambda name, a: shown.append(name), {"relu()#2"})
+    tracer, shown = ActivationTracer(lenet5()), []
+    tracer.forward(torch.rand(2, 1, 28, 28), lambda name, a: shown.append(name), {"relu()#2"})
     assert shown == ["relu()#2"]

@@ -33,7 +33,7 @@ from themis.runs.store import Reader, Writer
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget, as_target
 
 CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored", "clean_memory_gib")
 """Options that may differ from the first time: when to stop, and what never changes a result."""
@@ -91,17 +91,6 @@ def run(
         if given is not None:
             check_classes(campaign)
         return campaign.run()
-
-
-def as_target(target: Any) -> AnyTarget:
-    """A target as it is, or around a module."""
-    if isinstance(target, nn.Module):
-        return Target(target)
-    if not isinstance(target, AnyTarget):
-        raise UsageError(
-            f"target must be a themis.Target, a themis.BlackBox or an nn.Module, got {type(target).__name__}"
-        )
-    return target
 
 
 def resume(

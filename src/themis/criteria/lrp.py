@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from themis.errors import MissingExtraError
-from themis.target.activations import ACTIVATION_NAMES, Watch
+from themis.target.activations import ACTIVATION_NAMES, ActivationTracer
 from themis.target.target import Target
 
 ELEMENTWISE = {name.replace("_", "") for name in ACTIVATION_NAMES} - {"glu"}
@@ -43,7 +43,7 @@ class Lrp:
             import captum.attr  # noqa: F401
         except ImportError:
             raise MissingExtraError("relevance by LRP needs captum: pip install 'themis-dl[lrp]'") from None
-        if not isinstance(target._watch, Watch):
+        if not isinstance(target._tracer, ActivationTracer):
             raise UncoveredError("a compiled model has no modules to put rules on")
         try:
             module = deepcopy(target.module).eval()
@@ -89,7 +89,7 @@ class _Tapped(nn.Module):
     def forward(self, prepared: Tensor) -> Tensor:
         self._outside.is_after = False
         with self._outside:
-            scores = self._target._scores(self._target._watch.forward(prepared, self._visit, self._wanted))
+            scores = self._target._scores(self._target._tracer.forward(prepared, self._visit, self._wanted))
         self.scores = scores.detach()
         return scores
 

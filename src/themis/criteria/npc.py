@@ -177,7 +177,7 @@ def contributions(
     wanted = {layer.name: layer for layer in layers if layer.name != OUTPUT}
     found = {name: inputs.new_zeros(len(inputs), *layer.shape) for name, layer in wanted.items()}
 
-    def visit(name: str, activation: Tensor) -> None:
+    def on_activation(name: str, activation: Tensor) -> None:
         value = activation.detach().clone()  # the model may write over it
 
         def keep(gradient: Tensor) -> None:
@@ -188,7 +188,7 @@ def contributions(
 
     with target.opened(), torch.enable_grad():
         leaf = inputs.detach().clone().requires_grad_()
-        scores = target.forward(leaf, visit, wanted)
+        scores = target.forward(leaf, on_activation, wanted)
         if scores.ndim != 2:
             raise UsageError(f"contributions need one score a class, got outputs {list(scores.shape)}")
         winning = scores.max(1)

@@ -194,7 +194,7 @@ def _by_gradient(target: AnyTarget, layer: Layer) -> Attribute:
     def attribute(inputs: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
         seen: list[tuple[Tensor, GradientEdge]] = []
 
-        def visit(name: str, activation: Tensor) -> None:
+        def on_activation(name: str, activation: Tensor) -> None:
             if not activation.requires_grad:
                 raise UsageError(f"relevance needs a layer with a gradient, {name!r} has none: name another layer")
             # At once: a later in-place operation makes the tensor another one.
@@ -203,9 +203,9 @@ def _by_gradient(target: AnyTarget, layer: Layer) -> Attribute:
         with torch.enable_grad():
             if inputs.is_floating_point():
                 inputs = inputs.detach().requires_grad_(True) * 1.0  # not a leaf: models may write into it
-            scores = target.forward(inputs, visit, {layer.name: layer})
+            scores = target.forward(inputs, on_activation, {layer.name: layer})
             if layer.name == OUTPUT:
-                visit(OUTPUT, scores)
+                on_activation(OUTPUT, scores)
             winning = scores.gather(1, winners[:, None]).squeeze(1)
             activation, edge = seen[0]
             (gradient,) = torch.autograd.grad(winning.sum(), edge, allow_unused=True)

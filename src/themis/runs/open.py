@@ -62,7 +62,7 @@ def open_run(
     target, data, perturbation: needed to replay faults where the run cannot make them again, as a model that lives in
     memory. Figures that are worked out when a campaign ends are None before.
     """
-    from themis.campaign.api import as_target
+    from themis.target.target import as_target
     from themis.runs.estimates import phase_seconds, read_checkpoint, uniform_estimates
     from themis.report.view import state_of, stop_of
 

@@ -24,7 +24,7 @@ OUTPUT = "output"
 """Name of the layer that holds the model's output."""
 
 Granularity = Literal["element", "channel"]
-Visit = Callable[[str, Tensor], None]
+OnActivation = Callable[[str, Tensor], None]
 
 _NAMES = """
     relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh
@@ -58,7 +58,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Sight:
+class TracedActivation:
     """What one traced call showed: the activation's shape, and whether an activation function made it."""
 
     name: str
@@ -67,24 +67,24 @@ class Sight:
     is_activation: bool
 
 
-class Watcher(Protocol):
-    """Runs a module and shows its activations: `Watch`, and in `programs.py` those of compiled models."""
+class Tracer(Protocol):
+    """Runs a module and shows its activations: `ActivationTracer`, and in `programs.py` those of compiled models."""
 
     module: nn.Module
     made_by_activation: set[str]
     """Names of those activations, seen in the last pass, that an activation function made."""
 
-    def trace(self, inputs: Tensor, visit: Visit) -> Any:
-        """`module(inputs)`, with everything that can be a layer shown to `visit`."""
+    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
+        """`module(inputs)`, with everything that can be a layer shown to `on_activation`."""
 
-    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
-        """`module(inputs)`, with each wanted activation shown to `visit`."""
+    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
+        """`module(inputs)`, with each wanted activation shown to `on_activation`."""
 
     def run(self, inputs: Tensor) -> Any:
         """`module(inputs)`, the same to the bit."""
 
 
-class Watch(TorchFunctionMode):
+class ActivationTracer(TorchFunctionMode):
     """Sees the activations of one module; made once, used for any number of forward passes."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -99,23 +99,23 @@ class Watch(TorchFunctionMode):
         self.callers = set(self.paths)  # modules that call activation functions; all, until a pass has shown which
         self._begin(_ignore, None)
 
-    def _begin(self, visit: Visit, wanted: Container[str] | None) -> None:
-        self.visit, self.wanted = visit, wanted
+    def _begin(self, on_activation: OnActivation, wanted: Container[str] | None) -> None:
+        self.on_activation, self.wanted = on_activation, wanted
         self.stack: list[int] = []
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
         self.made_by_activation: set[str] = set()
         self.called: set[int] = set()
 
-    def trace(self, inputs: Tensor, visit: Visit) -> Any:
-        """`module(inputs)`, with every activation and every module's result shown to `visit`."""
+    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
+        """`module(inputs)`, with every activation and every module's result shown to `on_activation`."""
         self.callers = set(self.paths)
-        result = self._run(inputs, visit, None, list(self.module.modules()))
+        result = self._run(inputs, on_activation, None, list(self.module.modules()))
         self.callers = self.called
         return result
 
-    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
-        """`module(inputs)`, with each wanted activation shown to `visit` as it is computed.
+    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
+        """`module(inputs)`, with each wanted activation shown to `on_activation` as it is computed.
 
         A visited tensor may be overwritten later by an in-place operation of the model: use it at once, or copy it.
         """
@@ -124,13 +124,15 @@ class Watch(TorchFunctionMode):
             for path, module in self.module.named_modules()
             if not path or id(module) in self.callers or path in wanted
         ]
-        return self._run(inputs, visit, wanted, hooked)
+        return self._run(inputs, on_activation, wanted, hooked)
 
     def run(self, inputs: Tensor) -> Any:
         return self.module(inputs)
 
-    def _run(self, inputs: Tensor, visit: Visit, wanted: Container[str] | None, hooked: list[nn.Module]) -> Any:
-        self._begin(visit, wanted)
+    def _run(
+        self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str] | None, hooked: list[nn.Module]
+    ) -> Any:
+        self._begin(on_activation, wanted)
         handles = []
         try:
             for module in hooked:
@@ -141,7 +143,7 @@ class Watch(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
-            self.visit = _ignore  # a visit may hold gigabytes of activations
+            self.on_activation = _ignore  # a on_activation may hold gigabytes of activations
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -182,23 +184,26 @@ class Watch(TorchFunctionMode):
         if self.wanted is None or name in self.wanted:
             if is_activation:
                 self.made_by_activation.add(name)
-            self.visit(name, result)
+            self.on_activation(name, result)
 
 
-def sights(watch: Watcher, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[Sight]:
+def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[TracedActivation]:
     """Everything that can be a layer, in the order of the forward pass; the output last."""
     found: list[tuple[str, Tensor, int]] = []
     with torch.no_grad():
-        result = watch.trace(inputs, lambda name, activation: found.append((name, activation, activation._version)))
+        result = tracer.trace(inputs, lambda name, activation: found.append((name, activation, activation._version)))
     scores = output(result)
     found.append((OUTPUT, scores, scores._version))
     # `found` keeps every tensor alive, so equal addresses are one tensor; another version is another value.
-    made = watch.made_by_activation
-    return [Sight(name, tuple(t.shape), (t.data_ptr(), t.numel(), version), name in made) for name, t, version in found]
+    made = tracer.made_by_activation
+    return [
+        TracedActivation(name, tuple(t.shape), (t.data_ptr(), t.numel(), version), name in made)
+        for name, t, version in found
+    ]
 
 
 def find_layers(
-    watch: Watcher,
+    tracer: Tracer,
     example: Callable[[int], Tensor],
     *,
     layers: str | tuple[str, ...] = "auto",
@@ -209,16 +214,16 @@ def find_layers(
 
     `example(n)` gives a model-ready batch of n inputs; two sizes tell the batch dimension from the others.
     """
-    two, three = sights(watch, example(2), output), sights(watch, example(3), output)
+    two, three = trace_activations(tracer, example(2), output), trace_activations(tracer, example(3), output)
     has_conv1d = any(
-        isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in watch.module.modules()
+        isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in tracer.module.modules()
     )
     return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d)
 
 
 def choose_layers(
-    two: list[Sight],
-    three: list[Sight],
+    two: list[TracedActivation],
+    three: list[TracedActivation],
     layers: str | tuple[str, ...],
     neurons: Granularity,
     *,
@@ -242,7 +247,7 @@ def choose_layers(
     return _number(chosen, neurons, has_conv1d)
 
 
-def _match(found: list[Sight], patterns: tuple[str, ...], splits: dict[str, bool]) -> list[Sight]:
+def _match(found: list[TracedActivation], patterns: tuple[str, ...], splits: dict[str, bool]) -> list[TracedActivation]:
     names = [s.name for s in found]
     for pattern in patterns:
         matched = [name for name in names if fnmatchcase(name, pattern)]
@@ -255,21 +260,21 @@ def _match(found: list[Sight], patterns: tuple[str, ...], splits: dict[str, bool
                 raise UsageError(
                     f"layers: the first dimension of a layer must be the batch, {name!r} has another: leave it out"
                 )
-    chosen: dict[tuple[int, int, int], Sight] = {}
-    for sight in found:
-        if any(fnmatchcase(sight.name, pattern) for pattern in patterns):
-            chosen.setdefault(sight.storage, sight)  # one tensor seen under two names is one layer
+    chosen: dict[tuple[int, int, int], TracedActivation] = {}
+    for traced in found:
+        if any(fnmatchcase(traced.name, pattern) for pattern in patterns):
+            chosen.setdefault(traced.storage, traced)  # one tensor seen under two names is one layer
     return list(chosen.values())
 
 
-def _number(chosen: list[Sight], neurons: Granularity, has_conv1d: bool) -> tuple[Layer, ...]:
+def _number(chosen: list[TracedActivation], neurons: Granularity, has_conv1d: bool) -> tuple[Layer, ...]:
     result, start = [], 0
-    for sight in chosen:
-        per_input = sight.shape[0] // 3  # more than one where a model folds windows into the batch
-        shape = (per_input, *sight.shape[1:]) if per_input > 1 or len(sight.shape) == 1 else sight.shape[1:]
+    for traced in chosen:
+        per_input = traced.shape[0] // 3  # more than one where a model folds windows into the batch
+        shape = (per_input, *traced.shape[1:]) if per_input > 1 or len(traced.shape) == 1 else traced.shape[1:]
         axis = None if neurons == "element" else _channel_axis(len(shape), has_conv1d)
         n_neurons = math.prod(shape) if axis is None else shape[axis]
-        result.append(Layer(sight.name, shape, start, n_neurons, axis))
+        result.append(Layer(traced.name, shape, start, n_neurons, axis))
         start += n_neurons
     return tuple(result)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from themis.errors import ModelError, UsageError
 from themis.oracle import Oracle
-from themis.target.activations import OUTPUT, Granularity, Layer, Sight, Visit, choose_layers
+from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.fingerprint import hash_text
 from themis.target.target import check_options, explained
 
@@ -69,17 +69,19 @@ class BlackBox:
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """The layers whose neurons are tested; `example` is one raw input `[...]`."""
-        two, three = (self._sights(example[None].expand(n, *example.shape)) for n in (2, 3))
+        two, three = (self._trace(example[None].expand(n, *example.shape)) for n in (2, 3))
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         return choose_layers(two, three, layers, self.neurons)
 
-    def forward(self, inputs: Tensor, visit: Visit | None = None, wanted: dict[str, Layer] | None = None) -> Tensor:
-        """The scores on raw `inputs`; with `visit`, each wanted layer's activation is shown to it."""
-        outputs, activations = self._call(inputs, has_activations=visit is not None)
-        if visit is not None:
+    def forward(
+        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+    ) -> Tensor:
+        """The scores on raw `inputs`; with `on_activation`, each wanted layer's activation is shown to it."""
+        outputs, activations = self._call(inputs, has_activations=on_activation is not None)
+        if on_activation is not None:
             for name in activations:
                 if name in (wanted or ()):
-                    visit(name, as_tensor(activations[name], f"layer {name!r}"))
+                    on_activation(name, as_tensor(activations[name], f"layer {name!r}"))
         return outputs
 
     @contextmanager
@@ -87,13 +89,16 @@ class BlackBox:
         """Nothing is to be done: a function has no mode."""
         yield
 
-    def _sights(self, inputs: Tensor) -> list[Sight]:
+    def _trace(self, inputs: Tensor) -> list[TracedActivation]:
         outputs, activations = self._call(inputs.contiguous(), has_activations=True)
         shapes = {name: tuple(np.shape(each)) for name, each in activations.items()}
         if OUTPUT in shapes:
             raise UsageError(f"a layer must not be named {OUTPUT!r}, that is the output itself: give it another name")
         shapes[OUTPUT] = tuple(outputs.shape)
-        return [Sight(name, shape, (k, 0, 0), is_activation=True) for k, (name, shape) in enumerate(shapes.items())]
+        return [
+            TracedActivation(name, shape, (k, 0, 0), is_activation=True)
+            for k, (name, shape) in enumerate(shapes.items())
+        ]
 
     def _call(self, inputs: Tensor, has_activations: bool) -> tuple[Tensor, Activations]:
         with explained(inputs, self.bounds, self.device), torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from themis.errors import ModelError
-from themis.target.activations import ACTIVATION_NAMES, Visit
+from themis.target.activations import ACTIVATION_NAMES, OnActivation
 
 KINDS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
 """Operators whose results are neurons, with the name of each that does not work in place."""
@@ -34,18 +34,18 @@ class Script:
         self._further: list[Any] = []
         self._has_said = False
 
-    def trace(self, inputs: Tensor, visit: Visit) -> Any:
+    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
         self._expose()  # anew: the weights may have changed
-        return self.forward(inputs, visit, self._names)
+        return self.forward(inputs, on_activation, self._names)
 
-    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
+    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
         if self._function is None:
             return self.run(inputs)
         with _plainly():
             result, *seen = self._function(inputs, *self._further)
         for name, activation in zip(self._names, seen, strict=True):
             if name in wanted:
-                visit(name, activation)
+                on_activation(name, activation)
         return result
 
     def run(self, inputs: Tensor) -> Any:
@@ -93,26 +93,28 @@ class Exported:
         self._names = dict(zip(found, numbered([_path(each) for each in found]), strict=True))
         self.made_by_activation = set(self._names.values())
 
-    def trace(self, inputs: Tensor, visit: Visit) -> Any:
-        return self.forward(inputs, visit, self.made_by_activation)
+    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
+        return self.forward(inputs, on_activation, self.made_by_activation)
 
-    def forward(self, inputs: Tensor, visit: Visit, wanted: Container[str]) -> Any:
-        return _Shown(self.module, self._names, visit, wanted).run(inputs)
+    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
+        return _Shown(self.module, self._names, on_activation, wanted).run(inputs)
 
     def run(self, inputs: Tensor) -> Any:
         return self.module(inputs)
 
 
 class _Shown(fx.Interpreter):
-    def __init__(self, module: Any, names: dict[fx.Node, str], visit: Visit, wanted: Container[str]) -> None:
+    def __init__(
+        self, module: Any, names: dict[fx.Node, str], on_activation: OnActivation, wanted: Container[str]
+    ) -> None:
         super().__init__(module)
-        self.names, self.visit, self.wanted = names, visit, wanted
+        self.names, self.on_activation, self.wanted = names, on_activation, wanted
         self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n in self.names and self.names[n] in self.wanted:
-            self.visit(self.names[n], result)
+            self.on_activation(self.names[n], result)
         return result
 
 

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from themis.errors import DataError, ModelError, ThemisError, UsageError
 from themis.oracle import Oracle, choose_oracle
-from themis.target.activations import Granularity, Layer, Visit, Watch, Watcher, find_layers, first_tensor
+from themis.target.activations import (
+    ActivationTracer,
+    Granularity,
+    Layer,
+    OnActivation,
+    Tracer,
+    find_layers,
+    first_tensor,
+)
 from themis.target.compiled import Exported, Script, is_exported
 from themis.target.fingerprint import hash_model
 
@@ -44,8 +52,10 @@ class AnyTarget(Protocol):
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """The layers whose neurons are tested, found with a batch of two and one of three; `example` is one input."""
 
-    def forward(self, inputs: Tensor, visit: Visit | None = None, wanted: dict[str, Layer] | None = None) -> Tensor:
-        """The scores on raw `inputs`, one row each; each wanted layer but the output is shown to `visit` once."""
+    def forward(
+        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+    ) -> Tensor:
+        """Return the scores on raw `inputs`, one row per input; `on_activation` gets each wanted layer but the output."""
 
     def opened(self) -> AbstractContextManager[None]:
         """A block in which it is used; afterwards it is as it was."""
@@ -126,10 +136,10 @@ class Target:
         return True
 
     @cached_property
-    def _watch(self) -> Watcher:
+    def _tracer(self) -> Tracer:
         if isinstance(self.module, torch.jit.ScriptModule):
             return Script(self.module)
-        return Exported(self.module) if is_exported(self.module) else Watch(self.module)
+        return Exported(self.module) if is_exported(self.module) else ActivationTracer(self.module)
 
     def fingerprint(self) -> str:
         """SHA-256 of all parameters and buffers, and of `version`."""
@@ -144,13 +154,19 @@ class Target:
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         _check_devices(self.module)
         with self._explained(example[None]):
-            return find_layers(self._watch, batch, layers=layers, neurons=self.neurons, output=self._scores)
+            return find_layers(self._tracer, batch, layers=layers, neurons=self.neurons, output=self._scores)
 
-    def forward(self, inputs: Tensor, visit: Visit | None = None, wanted: dict[str, Layer] | None = None) -> Tensor:
-        """The model's scores on raw `inputs`; with `visit`, each wanted layer's activation is shown to it."""
+    def forward(
+        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+    ) -> Tensor:
+        """The model's scores on raw `inputs`; with `on_activation`, each wanted layer's activation is shown to it."""
         with self._explained(inputs):
             prepared = self._prepare(inputs)
-            result = self._watch.run(prepared) if visit is None else self._watch.forward(prepared, visit, wanted or ())
+            result = (
+                self._tracer.run(prepared)
+                if on_activation is None
+                else self._tracer.forward(prepared, on_activation, wanted or ())
+            )
             scores = self._scores(result)
             if scores.ndim == 0 or len(scores) != len(inputs):
                 raise ModelError(
@@ -196,6 +212,17 @@ class Target:
 
     def _explained(self, inputs: Tensor) -> AbstractContextManager[None]:
         return explained(inputs, self.bounds, self.device, self.module)
+
+
+def as_target(target: Any) -> AnyTarget:
+    """Return `target` itself, or a `Target` with default options if it is a bare module."""
+    if isinstance(target, nn.Module):
+        return Target(target)
+    if not isinstance(target, AnyTarget):
+        raise UsageError(
+            f"target must be a themis.Target, a themis.BlackBox or an nn.Module, got {type(target).__name__}"
+        )
+    return target
 
 
 def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:

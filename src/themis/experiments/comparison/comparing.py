@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from themis.campaign.api import as_target
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import UsageError
 from themis.experiments.comparison.cells import Bench
@@ -29,7 +28,7 @@ from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
 from themis.target.fingerprint import hash_seeds
-from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget, as_target
 
 FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
 """Added to the random seed, so that error rates share no noise with campaigns."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from themis.campaign.api import as_target
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.experiments.retraining.copies import check_trainable
@@ -24,7 +23,7 @@ from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget, Target, as_target
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ def noted(named: str) -> dict[str, Any] | None:
 def replay(named: str, target: Any, data: Any, perturbation: Any) -> None:
     """Run a fault again; the test fails if it is still one, and is skipped if it is not."""
     __tracebackhide__ = True
-    from themis.campaign.api import as_target
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
+    from themis.target.target import as_target
 
     folder, id = _split(named)
     given = perturbation if isinstance(perturbation, Perturbation) else None
