@@ -35,7 +35,7 @@ from themis.experiments.retraining.contest import Case, Contest, Terms
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.standing import show
 from themis.perturb import choose_perturbation
-from themis.runs.ledger import Ledger
+from themis.target.ledger import Ledger
 
 EVERY = 10
 """Cells after which a row's intervals are made anew before it is whole."""

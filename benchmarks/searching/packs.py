@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from searching.rows import TARGET, _pack, _seeds
+from themis.data.hashes import seed_hashes
 from themis.data.seeds import Seeds, read_seeds
 from themis.experiments.retraining.grading import settled
-from themis.runs.parts import Parts, choose_part, seed_hashes
+from themis.runs.parts import Parts, choose_part
 from themis.runs.source import Origin
 from themis.target.target import Target
 

@@ -2,14 +2,15 @@
 
 import themis
 from themis import Target
+from themis.data.hashes import seed_hashes
 from themis.experiments.retraining.examine import examine
 from themis.experiments.retraining.material import of_faults
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import tune
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
-from themis.runs.ledger import searching_seen
-from themis.runs.parts import PARTS, read_parts, seed_hashes
+from themis.runs.parts import PARTS, read_parts
+from themis.target.ledger import allow_trained_seeds
 
 SHARES = (0.4, 0.3, 0.3)
 NOISE = choose_perturbation("gaussian", 0.3)
@@ -28,7 +29,7 @@ def retrained(case, target=None, parts=None):
     """One epoch on the case's faults; or of another target, on those that a campaign on other parts finds."""
     result, _, _, own, first = case
     target, oracle = target or first, choose_oracle("wrong")
-    with searching_seen():
+    with allow_trained_seeds():
         found = result if parts is None else themis.run(target, parts.search, NOISE, max_tests=640)
     parts = parts or own
     material = of_faults(found.faults, parts.search, NOISE, target, clean=parts.train, oracle=oracle)

@@ -14,15 +14,15 @@ from leaks import assert_disjoint
 import themis
 from themis import Callback, DataError, StoreError, Target, UsageError
 from themis.cli import main
+from themis.data.hashes import seed_hashes
 from themis.data.seeds import from_arrays, from_reader, read_seeds
-from themis.target.fingerprint import hash_seeds
-from themis.runs.replay import Replayer
-from themis.experiments.retraining import parts as parts_module
-from themis.runs.parts import PARTS, Parts, read_parts, read_split, seed_hashes, split
 from themis.runs.analysis.robustness import robustness
 from themis.runs.analysis.shrink import shrink
-from themis.settings import Settings
+from themis.runs.parts import PARTS, Parts, SeedSplit, choose_part, read_parts, read_split, split
+from themis.runs.replay import Replayer
 from themis.runs.store import Reader
+from themis.settings import Settings
+from themis.target.fingerprint import hash_seeds
 
 SHARES = (0.5, 0.2, 0.3)
 OPTIONS = {"magnitude": 0.3, "max_tests": 1280, "max_seeds": 400, "split": SHARES}
@@ -77,9 +77,9 @@ def test_two_copies_of_a_picture_are_in_one_part(digits):
 @given(st.lists(st.integers(0, 199), min_size=60, max_size=200), st.integers(0, 2**63 - 1))
 def test_a_seed_is_in_one_part_in_any_order_and_any_selection(rows, random_seed):
     inputs = np.random.default_rng(0).random((200, 5), np.float32)
-    whole = parts_module.Split.of(from_arrays(inputs), (1 / 3, 1 / 3, 1 / 3), random_seed).part
+    whole = SeedSplit.of(from_arrays(inputs), (1 / 3, 1 / 3, 1 / 3), random_seed).part
     hashes = seed_hashes(from_arrays(inputs[rows]))
-    assert parts_module.choose_part(hashes, (1 / 3, 1 / 3, 1 / 3), random_seed).tolist() == whole[rows].tolist()
+    assert choose_part(hashes, (1 / 3, 1 / 3, 1 / 3), random_seed).tolist() == whole[rows].tolist()
 
 
 def test_the_split_has_a_random_seed_of_its_own(digits):
@@ -110,52 +110,6 @@ def test_an_empty_part_is_refused(digits):
         split(digits[:4], (0.49, 0.02, 0.49))
     with pytest.raises(DataError, match="every part must hold a seed"):
         split(from_arrays(torch.zeros(50, 3)), SHARES)  # one picture fifty times
-
-
-# The hash
-
-
-def test_content_has_one_hash_in_every_shape_type_and_unit(digits):
-    pixels = (digits.inputs * 255).round().to(torch.uint8).numpy()
-    whole = seed_hashes(digits)
-    assert len(set(whole.tolist())) == len(digits)
-    for same in (
-        from_arrays(pixels, divisor=255),
-        from_arrays(pixels / 255),  # float64
-        from_arrays(pixels),  # 0..255
-        from_arrays(pixels * np.float32(1 / 255)),  # other last bits
-        from_arrays(np.asfortranarray(digits.inputs.numpy())),
-        from_arrays(digits.inputs.flatten(1)),
-        from_arrays(digits.inputs, torch.randn(len(digits))),
-        read_seeds(torch.utils.data.TensorDataset(digits.inputs)),
-    ):
-        np.testing.assert_array_equal(seed_hashes(same), whole)
-
-
-def test_any_change_is_another_hash():
-    values = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
-    changed = values.clone()
-    changed[:, 3] = torch.nextafter(changed[:, 3], torch.tensor(9.0))
-    assert not np.isin(seed_hashes(from_arrays(changed)), seed_hashes(from_arrays(values))).any()
-    zeros = torch.tensor([[0.5123, 0.0], [0.5123, -0.0]])
-    assert len(set(seed_hashes(from_arrays(zeros)).tolist())) == 1
-    bits = torch.eye(4)
-    assert len(set(seed_hashes(from_arrays(bits)).tolist())) == 4
-
-
-def test_data_that_is_not_held_is_hashed_a_part_at_a_time(digits, monkeypatch):
-    most = 0
-
-    class Counting(type(from_reader(lambda k: digits.inputs[k], (1, 28, 28), 200).inputs)):
-        def __getitem__(self, rows):
-            nonlocal most
-            most = max(most, len(rows))
-            return super().__getitem__(rows)
-
-    monkeypatch.setattr(parts_module, "STEP_BYTES", 28 * 28 * 4 * 16)
-    rows = Counting(lambda k: digits.inputs[k], torch.arange(200), (1, 28, 28))
-    np.testing.assert_array_equal(parts_module.input_hashes(rows), seed_hashes(digits))
-    assert most == 16
 
 
 # The campaign

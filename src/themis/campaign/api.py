@@ -24,8 +24,7 @@ from themis.measure.similarity import check_similarity
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.environment import describe_environment, describe_run, describe_tested, list_changes, named, threads
-from themis.runs.ledger import ledger_of
-from themis.runs.parts import Split, read_parts
+from themis.runs.parts import SeedSplit, read_parts
 from themis.runs.replay import Replayer
 from themis.runs.run import Run
 from themis.runs.source import Origin
@@ -33,6 +32,7 @@ from themis.runs.store import Reader, Writer
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
+from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
 
 CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored", "clean_memory_gib")
@@ -74,9 +74,9 @@ def run(
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
     check_similarity(settings.min_ssim, seeds.shape[1:])
-    split = None if settings.split is None else Split.of(seeds, settings.split, settings.split_seed)
+    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
     seeds = seeds if split is None else split.search(seeds)
-    _warn_of_trained(target, seeds, origin)
+    ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
         environment = describe_environment(target.device)
         guide = make_guide(settings, policy, target, seeds, train)
@@ -194,18 +194,6 @@ def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
         for each in (target, *getattr(policy, "rivals", ())):
             stack.enter_context(each.opened())
         yield
-
-
-def _warn_of_trained(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> None:
-    """Warn of seeds that the weights were trained on: what a campaign on them says of the model flatters it."""
-    n = int(ledger_of(target, None if origin is None else origin.weights_path()).knows(seeds).sum())
-    if n:
-        warnings.warn(
-            f"{n:,} of {len(seeds):,} seeds are ones that the weights were retrained on, so that rates found on them "
-            "flatter the model: take the judge part of the split, or other data",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:

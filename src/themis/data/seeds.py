@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
@@ -18,6 +19,9 @@ from themis.compute.rng import mix
 from themis.data.features import Described, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError, UsageError
+
+N_LISTED = 5
+"""Seeds that a message lists at most."""
 
 Labels = Tensor | Callable[[Tensor], Tensor]
 """Labels `[seeds, ...]`, or what reads those of some indices of the data."""
@@ -155,6 +159,12 @@ def from_reader(read: Read, shape: tuple[int, ...], n: int, labels: Any = None) 
     """Seeds from a function that reads the input of an index, `[...]` of the shape given."""
     index = torch.arange(n)
     return _checked(Rows(read, index, shape), labels, index)
+
+
+def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
+    """The ids of some of the seeds for a message, the first few of them."""
+    ids = seeds.seed_id.numpy()[is_listed]
+    return f"seed{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:N_LISTED]))}{', ...' * (len(ids) > N_LISTED)}"
 
 
 def _tensor(values: Any, what: str) -> Tensor:

@@ -16,10 +16,11 @@ from themis import BlackBox, Callback, DataError, StoreError, UsageError
 from themis.data.seeds import Seeds, from_arrays
 from themis.experiments.retraining.material import of_faults
 from themis.oracle import choose_oracle
-from themis.runs.ledger import Ledger, write_weights
 from themis.runs.parts import read_parts
 from themis.runs.replay import Replayer
 from themis.runs.store import Reader
+from themis.runs.weights import write_weights
+from themis.target.ledger import Ledger
 
 SPLIT = "the data must be the one that was split before the campaign"
 

@@ -17,7 +17,7 @@ from themis.experiments.retraining.grading import errors, grade, settled
 from themis.judge.estimate import Estimate
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
-from themis.runs.ledger import Ledger, remember
+from themis.target.ledger import Ledger, remember
 
 NOISE = choose_perturbation("gaussian", 0.8)
 

@@ -15,8 +15,9 @@ from themis.experiments.retraining.material import of_faults
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import tune
 from themis.oracle import choose_oracle
-from themis.runs.ledger import Ledger, ledger_of, read_ledger, write_weights
 from themis.runs.parts import split
+from themis.runs.weights import write_weights
+from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
 from themis.zoo import lenet5
 

@@ -10,13 +10,14 @@ from torch import nn
 
 import themis
 from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta, UsageError
+from themis.data.hashes import seed_hashes
 from themis.experiments.retraining import readings
 from themis.experiments.retraining.folder import Folder
 from themis.experiments.retraining.listener import Listener
 from themis.experiments.retraining.retrain import retrain
 from themis.experiments.retraining.table import markdown, verdict
-from themis.runs.ledger import read_about, read_ledger
-from themis.runs.parts import read_parts, seed_hashes
+from themis.runs.parts import read_parts
+from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
 
 QUICK = {"random_seeds": 2, "epochs": 3, "draws": 3, "passes": 300, "batch_size": 32}
@@ -78,7 +79,7 @@ def test_the_folder_has_all_of_it(small, done):
     loaded = small_net()
     load_weights(loaded, result.weights)
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), result.target.module.parameters(), strict=True))
-    assert read_about(result.weights)["random_seed"] == str(result.stage.model.random_seed)
+    assert read_metadata(result.weights)["random_seed"] == str(result.stage.model.random_seed)
     parts = read_parts(run, data)
     seen = read_ledger(result.weights)
     assert seen.knows(parts.search).all()

@@ -22,9 +22,9 @@ from themis.experiments.retraining.standing import ranked, show
 from themis.experiments.retraining.techniques import Gathered, Recorder, choose, fit, gather, named, refreshed
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
-from themis.runs.ledger import Ledger, remember
 from themis.runs.parts import Parts
 from themis.search import choose_policy
+from themis.target.ledger import Ledger, remember
 
 TERMS = Terms(techniques="random,themis,nc", passes=700, random_seeds=2, draws=3, judge_passes=400)
 RECIPE = Recipe(fresh=0.0, epochs=2, batches=15, mix=0.5, share=1.0)

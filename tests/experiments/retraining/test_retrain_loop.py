@@ -14,9 +14,9 @@ from themis.experiments.retraining.changes import normal_interval
 from themis.experiments.retraining.retrain import retrain
 from themis.experiments.retraining.table import markdown
 from themis.judge.estimate import Estimate
-from themis.runs.ledger import read_ledger
 from themis.runs.parts import read_parts
 from themis.runs.store.reader import Reader
+from themis.target.ledger import read_ledger
 
 QUICK = {"random_seeds": 1, "epochs": 4, "draws": 6, "passes": 400, "batch_size": 32, "learning_rate": 5e-3}
 

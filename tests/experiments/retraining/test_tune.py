@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import themis
+from themis.data.hashes import seed_hashes
 from themis.data.seeds import read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining.batches import hold_out, walk
@@ -20,8 +21,7 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import SHARES, tune
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
-from themis.runs.ledger import read_ledger
-from themis.runs.parts import seed_hashes
+from themis.target.ledger import read_ledger
 from themis.target.loaders import load_weights
 
 NOISE = choose_perturbation("gaussian", 0.8)

@@ -17,9 +17,9 @@ from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
-from themis.runs.ledger import Ledger
 from themis.runs.store.files import explained, write_file
 from themis.target.fingerprint import hash_tensors, hash_text
+from themis.target.ledger import Ledger
 from themis.target.target import Target
 
 FILE = "checkpoint.pt"

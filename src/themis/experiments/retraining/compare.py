@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from themis.data.hashes import seed_hashes
 from themis.errors import StoreError, UsageError
 from themis.experiments.comparison.plan import Technique
 from themis.experiments.retraining.changes import Shift, normal_interval, paired, t_interval
@@ -23,7 +24,6 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.techniques import THEMIS
 from themis.judge.estimate import Estimate
 from themis.runs.environment import describe_environment, threads
-from themis.runs.parts import seed_hashes
 from themis.runs.store.files import explained, write_file
 from themis.target.fingerprint import hash_text
 

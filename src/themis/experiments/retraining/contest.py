@@ -21,8 +21,8 @@ from themis.experiments.retraining.techniques import THEMIS, Gathered, choose, f
 from themis.experiments.retraining.tune import tune
 from themis.options import check_count, check_known, option
 from themis.perturb import Perturbation
-from themis.runs.ledger import Ledger
 from themis.runs.parts import Parts
+from themis.target.ledger import Ledger
 from themis.target.target import Target
 
 

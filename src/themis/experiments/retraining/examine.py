@@ -17,9 +17,9 @@ from themis.experiments.retraining.material import rows_of
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
 from themis.perturb import Perturbation
-from themis.runs.ledger import Ledger, ledger_of
 from themis.runs.run import Run
 from themis.search.policy import Space
+from themis.target.ledger import Ledger, ledger_of
 from themis.target.target import Target
 
 Column = NDArray[np.float64]

@@ -17,8 +17,8 @@ from themis.experiments.retraining.retrained import Model
 from themis.experiments.retraining.source import Source
 from themis.perturb import choose_perturbation
 from themis.runs.faults import Faults
-from themis.runs.ledger import searching_seen
 from themis.runs.store.schema import DATABASE
+from themis.target.ledger import allow_trained_seeds
 
 
 def campaign(source: Source, model: Model, number: int, out: Path | None) -> Faults:
@@ -31,7 +31,7 @@ def campaign(source: Source, model: Model, number: int, out: Path | None) -> Fau
         how["train"] = origin.read_train()
     if origin is not None and origin.rivals:
         how["rivals"] = origin.read_rivals()
-    with searching_seen():
+    with allow_trained_seeds():
         words = _in_words(source)
         if out is not None and (out / DATABASE).is_file():
             given = source.perturbation if words is None else None

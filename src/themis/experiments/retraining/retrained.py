@@ -12,7 +12,7 @@ from themis.experiments.retraining.examine import Reading
 from themis.experiments.retraining.plan import Plan
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import Epoch
-from themis.runs.ledger import Ledger
+from themis.target.ledger import Ledger
 from themis.target.target import Target
 
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from themis.data.seeds import Seeds, read_seeds
+from themis.data.seeds import Seeds, list_seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.experiments.retraining.copies import check_trainable
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.analysis.bench import _campaign
 from themis.runs.faults import Faults
-from themis.runs.ledger import Ledger, ledger_of
-from themis.runs.parts import Parts, name_seeds, read_parts
+from themis.runs.parts import Parts, read_parts
 from themis.runs.replay import Replayer, recorded_oracle
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
+from themis.target.ledger import Ledger, ledger_of
 from themis.target.target import AnyTarget, Target, as_target
 
 
@@ -92,7 +92,7 @@ def _learning(source: Source, train: Any) -> Source:
     if is_judge.any():
         raise DataError(
             f"train must share no seed with those to judge by, {int(is_judge.sum()):,} are among them "
-            f"({name_seeds(seeds, is_judge)}): leave them out"
+            f"({list_seeds(seeds, is_judge)}): leave them out"
         )
     return replace(source, parts=replace(source.parts, train=seeds))
 

@@ -22,7 +22,8 @@ from themis.experiments.retraining.source import Source
 from themis.experiments.retraining.tune import Epoch, tune
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.runs.ledger import Ledger, remember, write_weights
+from themis.runs.weights import write_weights
+from themis.target.ledger import Ledger, remember
 from themis.target.target import Target
 from themis.version import __version__
 

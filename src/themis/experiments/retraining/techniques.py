@@ -22,9 +22,9 @@ from themis.experiments.comparison.plan import Technique, choose_technique
 from themis.experiments.retraining.material import rank, spread_out
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb import Perturbation
-from themis.runs.ledger import searching_seen
 from themis.search import Policy, Space, choose_policy
 from themis.search.policy import State
+from themis.target.ledger import allow_trained_seeds
 from themis.target.target import Target
 
 THEMIS = "themis"
@@ -105,7 +105,7 @@ def gather(
     recorder = Recorder(choose_policy("fuzz" if criterion is not None else policy))
     options = {"max_tests": None, "plateau": None, "coverage": None, **options}
     how: dict[str, Any] = {"policy": recorder, "criterion": criterion, "max_passes": passes, "random_seed": random_seed}
-    with searching_seen():
+    with allow_trained_seeds():
         result = run(target, seeds, perturbation, **how, **options)
     if result.stop_reason == "user":
         raise KeyboardInterrupt

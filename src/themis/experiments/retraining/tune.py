@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from themis.compute import rng
+from themis.data.hashes import seed_hashes
 from themis.errors import ModelError
 from themis.experiments.retraining.batches import Batches, hold_out
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
@@ -25,8 +26,8 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits
-from themis.runs.ledger import Ledger, ledger_of, remember, write_weights
-from themis.runs.parts import seed_hashes
+from themis.runs.weights import write_weights
+from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
 
 BEST = "best.safetensors"

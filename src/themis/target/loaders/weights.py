@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from themis.errors import DataError, ModelError
+from themis.target.ledger import read_ledger, remember
 from themis.target.loaders.factory import first_line
 from themis.target.loaders.trust import Trust
 
@@ -35,13 +36,6 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
             f"the weights in {path} must fit the model, missing {missing[:3] or 'none'}, "
             f"unexpected {list(unexpected)[:3] or 'none'}: check that they are of this architecture"
         )
-    _remember(module, path)
-
-
-def _remember(module: nn.Module, path: Path) -> None:
-    """Let the module know which seeds its weights were retrained on, where the file says so."""
-    from themis.runs.ledger import read_ledger, remember
-
     ledger = read_ledger(path)
     if len(ledger):
         remember(module, ledger)

@@ -1,6 +1,5 @@
-"""Weights carry a ledger of what they were trained on: in their file, in memory, and into what is made of them."""
+"""Weights are written together with the ledger of what they were trained on, and both are read back."""
 
-import copy
 import json
 import os
 import signal
@@ -13,13 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import themis
 from themis import BlackBox, DataError, ModelError, StoreError, Target, UsageError
 from themis.data.seeds import from_arrays
-from themis.target.loaders import load_weights
 from themis.runs.source import Origin
-from themis.runs.ledger import Ledger, ledger_of, read_about, read_ledger, remember, write_weights
-from themis.runs.parts import seed_hashes, split
+from themis.runs.weights import write_weights
+from themis.target.ledger import Ledger, read_ledger, read_metadata
+from themis.target.loaders import load_weights
 from themis.zoo import lenet5
 
 ABOUT = {"made_by": "a test", "what": "LeNet-5, öfter trainiert"}
@@ -33,38 +31,12 @@ def numbers(*values: int) -> Ledger:
     return Ledger(np.array(values, np.uint64))
 
 
-def test_a_ledger_is_a_set():
-    both = numbers(5, 1, 2**64 - 1).merge(numbers(5, 7))
-    assert both.hashes.tolist() == [1, 5, 7, 2**64 - 1]
-    assert both.hashes.dtype == np.uint64
-    assert len(numbers(3, 3, 3)) == 1
-    assert len(Ledger().merge(Ledger())) == len(Ledger.of()) == 0
-    seeds = seeds_of(6)
-    some = Ledger.of(seeds[:2], seeds.inputs[4:])
-    assert some.knows(seeds).tolist() == [True, True, False, False, True, True]
-    assert Ledger.of(seeds).hashes.tolist() == sorted(seed_hashes(seeds).tolist())
-
-
-def test_it_refuses_what_it_knows_and_says_which():
-    seeds = seeds_of(20)
-    ledger = Ledger.of(seeds[3:11])
-    ledger.refuse(seeds[:3], "the judge seeds")
-    rest = ledger.knows(seeds[11:])
-    assert not rest.any()
-    with pytest.raises(
-        DataError, match=r"the judge seeds must be seeds .* 8 of 20 were \(seeds 3, 4, 5, 6, 7, \.\.\.\)"
-    ):
-        ledger.refuse(seeds, "the judge seeds")
-    with pytest.raises(DataError, match=r"1 of 1 were \(seed 10\): take the judge part"):
-        ledger.refuse(seeds[10:11], "the judge seeds")
-
-
 def test_weights_come_back_with_their_ledger_and_load_as_any_others(tmp_path):
     path = tmp_path / "new.safetensors"
     net, ledger = lenet5(), Ledger.of(seeds_of(1000))
     write_weights(path, net, ledger, ABOUT)
     assert read_ledger(path).hashes.tolist() == ledger.hashes.tolist()
-    about = read_about(path)
+    about = read_metadata(path)
     assert {name: about[name] for name in ABOUT} == ABOUT
     assert about["themis_seeds"] == "1000"
     with warnings.catch_warnings():
@@ -164,7 +136,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         write_weights(tmp_path / "new.pt", net, Ledger(), {})
     with pytest.raises(UsageError, match=r"must be those of an nn\.Module, got BlackBox"):
         write_weights(tmp_path / "new.safetensors", BlackBox(lambda x: x), Ledger(), {})
-    with pytest.raises(UsageError, match="about must leave the names of the ledger free"):
+    with pytest.raises(UsageError, match="about must not use the names of the ledger"):
         write_weights(tmp_path / "new.safetensors", net, Ledger(), {"themis_ledger": ""})
     with pytest.raises(ModelError, match="weights must be tensors, _extra_state is a dict"):
         write_weights(tmp_path / "new.safetensors", Extra(2, 2), Ledger(), {})
@@ -180,7 +152,7 @@ def test_a_writer_that_is_killed_leaves_the_old_weights(tmp_path):
     before = path.read_bytes()
     text = (
         "import os, sys; from pathlib import Path; import numpy as np; from torch import nn\n"
-        "from themis.runs.ledger import Ledger, write_weights\n"
+        "from themis.runs.weights import write_weights; from themis.target.ledger import Ledger\n"
         "os.replace = lambda *names: os.kill(os.getpid(), 9)\n"
         "write_weights(Path(sys.argv[1]), nn.Linear(2, 2), Ledger(), {})"
     )
@@ -188,41 +160,3 @@ def test_a_writer_that_is_killed_leaves_the_old_weights(tmp_path):
     assert ended.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
     assert read_ledger(path).hashes.tolist() == [1]
-
-
-def test_a_module_in_memory_remembers_and_so_do_its_copies(tmp_path):
-    net = lenet5()
-    remember(net, numbers(4))
-    remember(net, numbers(2))
-    wrapped = nn.Sequential(nn.Identity(), copy.deepcopy(net))
-    for each in (net, Target(net), wrapped, Target(wrapped), nn.DataParallel(net)):
-        assert ledger_of(each).hashes.tolist() == [2, 4]
-    assert Target(net).fingerprint() == Target(copy.deepcopy(net)).fingerprint()
-    assert "_themis_ledger" not in net.state_dict()
-    write_weights(tmp_path / "new.safetensors", net, numbers(9), {})
-    assert read_ledger(tmp_path / "new.safetensors").hashes.tolist() == [2, 4, 9]
-    assert ledger_of(lenet5(), tmp_path / "new.safetensors").hashes.tolist() == [2, 4, 9]
-    assert len(ledger_of(BlackBox(lambda x: x))) == len(ledger_of(lenet5())) == 0
-
-
-def test_a_campaign_on_seeds_that_were_trained_on_says_so(trained, tmp_path):
-    model, digits = trained
-    few = {"magnitude": 0.3, "max_tests": 640}
-    some = digits[:200]
-    parts = split(some, (0.5, 0.2, 0.3))
-    write_weights(tmp_path / "new.safetensors", model, Ledger.of(parts.search, parts.train), {})
-    origin = Origin(model="themis.zoo:lenet5", weights=str(tmp_path / "new.safetensors"), data="digits")
-    n = len(parts.search) + len(parts.train)
-    with pytest.warns(RuntimeWarning, match=f"{n} of 200 seeds are ones that the weights were retrained on"):
-        themis.run(origin.target(), some, "gaussian", origin=origin, **few)
-    retrained = copy.deepcopy(model)
-    remember(retrained, Ledger.of(parts.search))
-    with pytest.warns(RuntimeWarning, match=f"{len(parts.search)} of {len(parts.search)} seeds"):
-        themis.run(retrained, parts.search, "gaussian", **few)
-    with pytest.warns(RuntimeWarning, match=f"{len(parts.search)} of {len(parts.search)} seeds"):
-        known = themis.run(retrained, some, "gaussian", split=(0.5, 0.2, 0.3), **few)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        quiet = themis.run(origin.target(), parts.judge, "gaussian", origin=origin, **few)
-    assert quiet.start.n_seeds == len(parts.judge)
-    assert known.start.n_seeds == len(parts.search)

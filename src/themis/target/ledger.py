@@ -1,0 +1,139 @@
+"""The ledger: which inputs weights have been trained on. It travels with the weights, in their file and in memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from themis.data.hashes import Hashes, input_hashes, seed_hashes
+from themis.data.seeds import Seeds, list_seeds
+from themis.errors import DataError
+
+HASHES_KEY, COUNT_KEY = "themis_ledger", "themis_seeds"
+"""Keys in the metadata of a weights file: the hashes, and how many there are."""
+ATTRIBUTE = "_themis_ledger"
+"""The attribute of a module in memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Hashes of the inputs that weights were trained on, or that were used to choose them, as in early stopping."""
+
+    hashes: Hashes = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Ascending and distinct."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hashes", np.unique(np.asarray(self.hashes, np.uint64)))
+
+    @staticmethod
+    def of(*inputs: Seeds | Tensor) -> Ledger:
+        """A ledger of seeds, and of inputs that were made from them."""
+        parts = [seed_hashes(part) if isinstance(part, Seeds) else input_hashes(part) for part in inputs]
+        return Ledger(np.concatenate(parts)) if parts else Ledger()
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def merge(self, other: Ledger) -> Ledger:
+        """The inputs in either ledger."""
+        return Ledger(np.union1d(self.hashes, other.hashes))
+
+    def knows(self, seeds: Seeds) -> NDArray[np.bool_]:
+        """Whether each seed's content was trained on `[seeds]`."""
+        return np.isin(seed_hashes(seeds), self.hashes) if len(self) else np.zeros(len(seeds), np.bool_)
+
+    def refuse(self, seeds: Seeds, what: str) -> None:
+        """Raise an error if any of the seeds was trained on; `what` names the seeds in the message."""
+        is_known = self.knows(seeds)
+        if is_known.any():
+            raise DataError(
+                f"{what} must be seeds that the weights were not trained on, {int(is_known.sum()):,} of {len(seeds):,} "
+                f"were ({list_seeds(seeds, is_known)}): take the judge part of the split, or other data"
+            )
+
+    def warn(self, seeds: Seeds) -> None:
+        """Warn if any of the seeds was trained on: the rates that a campaign finds on them flatter the model."""
+        n = int(self.knows(seeds).sum())
+        if n:
+            warnings.warn(
+                f"the weights were retrained on {n:,} of {len(seeds):,} seeds, so rates found on them flatter the "
+                "model: take the judge part of the split, or other data",
+                RuntimeWarning,
+                stacklevel=3,  # the caller of `themis.run`
+            )
+
+
+@contextmanager
+def allow_trained_seeds() -> Iterator[None]:
+    """Silence `Ledger.warn` for a campaign that looks for what is left to learn from seeds that were trained on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"the weights were retrained on [\d,]+ of [\d,]+ seeds")
+        yield
+
+
+def remember(module: nn.Module, ledger: Ledger) -> None:
+    """Add to the ledger of a module in memory; copies of the module share it."""
+    setattr(module, ATTRIBUTE, ledger_of(module).merge(ledger))
+
+
+def ledger_of(target: Any, weights: Path | None = None) -> Ledger:
+    """The ledger of a target or a module, from its modules and from its weights file.
+
+    The weights of a black box are not visible, so its ledger is empty.
+    """
+    ledger = Ledger() if weights is None else read_ledger(weights)
+    root = target if isinstance(target, nn.Module) else getattr(target, "module", None)
+    for module in () if root is None else root.modules():  # a retrained module may be part of a larger one
+        ledger = ledger.merge(getattr(module, ATTRIBUTE, Ledger()))
+    return ledger
+
+
+def ledger_metadata(ledger: Ledger) -> dict[str, str]:
+    """The metadata of a weights file from which `read_ledger` restores the ledger."""
+    encoded = base64.b64encode(ledger.hashes.astype("<u8").tobytes()).decode()
+    return {COUNT_KEY: str(len(ledger)), HASHES_KEY: encoded}
+
+
+def read_ledger(weights: Path) -> Ledger:
+    """The ledger in a weights file; empty if Themis did not write the file."""
+    metadata = read_metadata(weights)
+    if HASHES_KEY not in metadata and COUNT_KEY not in metadata:
+        return Ledger()
+    try:
+        hashes = np.frombuffer(base64.b64decode(metadata[HASHES_KEY], validate=True), "<u8").astype(np.uint64)
+        is_intact = len(hashes) == int(metadata[COUNT_KEY]) and bool((hashes[1:] > hashes[:-1]).all())
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        is_intact = False
+    if not is_intact:
+        raise DataError(
+            f"{weights} must list the seeds that it was trained on, its ledger is damaged: restore it from a copy"
+        )
+    return Ledger(hashes)
+
+
+def read_metadata(weights: Path) -> dict[str, str]:
+    """The metadata of a weights file; empty if it is not a safetensors file."""
+    path = Path(weights)
+    if not path.is_file():
+        raise DataError(f"the weights file must exist, {path} does not: check the path")
+    if path.suffix != ".safetensors":
+        return {}
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size < path.stat().st_size else None
+        metadata: dict[str, str] = header.get("__metadata__", {})  # type: ignore[union-attr]
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} must be a safetensors file, its header cannot be read: restore it") from error
+    return metadata
