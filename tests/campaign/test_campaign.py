@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from digit_campaign import campaign
 from nets import WRAPPINGS, Wrapped
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,12 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import themis
 from themis import Callback, Target
 from themis.campaign.budget import PORTION
-
-
-def campaign(trained, *, perturbation="gaussian", **options):
-    model, digits = trained
-    options = {"magnitude": 0.3, "max_tests": 2560, "max_seeds": 300, **options}
-    return themis.run(Target(model), digits, perturbation, **options)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
+from digit_campaign import campaign
+from module_state import assert_same_state, hooks_of, state_of
 from nets import Conv
-from test_campaign import campaign
-from test_probe import assert_same_state, hooks_of, state_of
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -10,27 +10,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from digit_campaign import campaign
+from interruptions import StopAt, assert_same_end
 from nets import Conv
-from test_campaign import campaign
 from torch import nn
 
 import themis
-from themis import Callback, DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
+from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.budget import PORTION
 from themis.campaign.interrupt import held_back
 from themis.runs.store import Reader, Writer
 from themis.search.random import Random
-
-
-class StopAt(Callback):
-    """Ctrl-C after some rounds."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def on_round(self, round):
-        if round.number == self.number:
-            raise KeyboardInterrupt
 
 
 class StopsInside(nn.Module):
@@ -45,17 +35,6 @@ class StopsInside(nn.Module):
         if self.left == 0:
             raise KeyboardInterrupt
         return self.net(x)
-
-
-def assert_same_end(whole, resumed):
-    """Everything but the times is equal."""
-    first, second = ({**run.summary(), "seconds": 0} for run in (whole, resumed))
-    assert first == second
-    assert [(r.number, r.tests, r.passes, r.coverage) for r in whole.rounds] == [
-        (r.number, r.tests, r.passes, r.coverage) for r in resumed.rounds
-    ]
-    for name, column in whole.faults.columns.items():
-        np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
 
 
 KINDS = {

@@ -8,53 +8,16 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from user_module import go_to
+from user_module import TROUBLED, go_to
 
 from themis import cli
 from themis.cli import COMMANDS, main
 from themis.cli import run as run_command
 
-MODULE = """
-import warnings
-import torch
-from torch import nn
-from themis import Target
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
-
-def target():
-    return Target(net(), bounds=(0, 2))
-
-def data():
-    return torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
-def broken():
-    raise ZeroDivisionError("no model today")
-
-class Interrupted(nn.Module):
-    left, error = 12, KeyboardInterrupt
-
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x):
-        warnings.warn("an old habit")
-        type(self).left -= 1
-        if self.left == 0:
-            raise self.error
-        return self.net(x)
-
-class WornOut(Interrupted):
-    error = ZeroDivisionError("worn out")
-"""
-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    return go_to(tmp_path, monkeypatch, MODULE)
+    return go_to(tmp_path, monkeypatch, TROUBLED)
 
 
 BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--max-tests", "300"]

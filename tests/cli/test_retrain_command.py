@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from themis.cli import COMMANDS, completion, main
 from themis.experiments.retraining.recipe import OPTIMISERS, SCHEDULES
 
+pytestmark = pytest.mark.xdist_group("retrain_command")
+
 MODULE = """
 import torch
 from torch import nn

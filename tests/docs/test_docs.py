@@ -1,19 +1,10 @@
 """Every Python block in the documents runs; one that begins with `# NAME.py` is a file for the document's commands."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FILE = re.compile(r"# (\w+\.py)\n")
-
-
-def blocks(path, language):
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.S)
-
+from documents import DOCUMENTS, FILE, ROOT, blocks
 
 BLOCKS = [
     pytest.param(block, id=f"{path.name}-{k}")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_docs import DOCUMENTS, FILE, blocks
+from documents import DOCUMENTS, FILE, blocks
 
 ELSEWHERE = ("ci.md",)
 """Documents whose commands have tests of their own."""

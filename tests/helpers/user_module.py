@@ -16,6 +16,35 @@ def data():
 """
 """A small net and its data."""
 
+TROUBLED = f"""{SMALL}
+import warnings
+from themis import Target
+
+def target():
+    return Target(net(), bounds=(0, 2))
+
+def broken():
+    raise ZeroDivisionError("no model today")
+
+class Interrupted(nn.Module):
+    left, error = 12, KeyboardInterrupt
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        warnings.warn("an old habit")
+        type(self).left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.net(x)
+
+class WornOut(Interrupted):
+    error = ZeroDivisionError("worn out")
+"""
+"""The same with factories that fail, warn or are interrupted."""
+
 
 def go_to(folder, monkeypatch, text, name="mine"):
     """Work in a folder with the module in it, as if by a process that was started there."""

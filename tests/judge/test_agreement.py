@@ -12,6 +12,8 @@ from themis.judge.coverage import UNSEEN_TESTS, Rule
 from themis.judge.posterior import Posterior
 from themis.measure.moments import Moments
 
+pytestmark = pytest.mark.xdist_group("agreement")
+
 NEURONS = {"gibbs": 6000, "pymc": 160}
 PYMC = pytest.param(
     "pymc",

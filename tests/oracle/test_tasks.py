@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_resume import StopAt, assert_same_end
+from interruptions import StopAt, assert_same_end
 from torch import nn
 
 import themis

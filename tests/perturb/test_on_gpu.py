@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from test_conformance import ATTACKS, NAMES, PERTURBATIONS, TABLES, context_for, inner, inputs_for, margin_of
+from perturbation_cases import ATTACKS, NAMES, TABLES, context_for, inner, inputs_for, margin_of
 
-from themis.perturb import perturb
+from themis.perturb import PERTURBATIONS, perturb
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -10,6 +10,8 @@ from user_module import SMALL, go_to
 import themis
 from themis.cli import main
 
+pytestmark = pytest.mark.xdist_group("report_command")
+
 MODULE = (
     SMALL
     + """

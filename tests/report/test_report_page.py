@@ -20,6 +20,8 @@ from themis.report.view import read_view
 from themis.runs.display.png import LARGEST, data_uri, png, to_pixels
 from themis.runs.source import Origin
 
+pytestmark = pytest.mark.xdist_group("report_page")
+
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

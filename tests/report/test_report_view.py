@@ -14,6 +14,8 @@ from themis.report.view import read_view
 from themis.runs.analysis.robustness import Robustness
 from themis.runs.store import writer
 
+pytestmark = pytest.mark.xdist_group("report_view")
+
 ENDLESS = {"tolerance": 1e-12, "plateau": None, "round_size": 200}
 
 

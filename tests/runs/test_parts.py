@@ -24,6 +24,8 @@ from themis.runs.store import Reader
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
 
+pytestmark = pytest.mark.xdist_group("parts")
+
 SHARES = (0.5, 0.2, 0.3)
 OPTIONS = {"magnitude": 0.3, "max_tests": 1280, "max_seeds": 400, "split": SHARES}
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from module_state import assert_same_state, hooks_of, state_of
 from nets import WRAPPINGS, Branching, Conv, Functional, Hand, InPlace, Reused, Wrapped
 from torch import nn
-from torch.nn.modules import module as nn_module
 
 from themis import ModelError, Target, UsageError
 from themis.target.activations import ActivationTracer, flatten
@@ -134,28 +134,6 @@ def test_a_layer_without_the_batch_in_front_is_left_out():
     assert names(Target(net), torch.rand(6, 4)) == ["output"]
     with pytest.raises(UsageError, match="first dimension of a layer must be the batch"):
         names(Target(net, layers="relu()"), torch.rand(6, 4))
-
-
-def state_of(net):
-    return (
-        {name: tensor.clone() for name, tensor in net.state_dict().items()},
-        [each.training for each in net.modules()],
-        [each.requires_grad for each in net.parameters()],
-        [each.grad for each in net.parameters()],
-    )
-
-
-def hooks_of(net):
-    found = [
-        len(each._forward_hooks) + len(each._forward_pre_hooks) + len(each._backward_hooks) for each in net.modules()
-    ]
-    return [*found, len(nn_module._global_forward_hooks), len(nn_module._global_forward_pre_hooks)]
-
-
-def assert_same_state(before, after):
-    assert before[1:] == after[1:]
-    for name, tensor in before[0].items():
-        assert torch.equal(tensor, after[0][name]), name
 
 
 @pytest.mark.parametrize("fails", [False, True])

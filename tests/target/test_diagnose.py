@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from user_module import go_to
+from user_module import TROUBLED, go_to
 
 import themis
 from themis import Target
@@ -110,9 +110,7 @@ def test_a_campaign_on_a_model_at_chance_warns(trained):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    from test_cli import MODULE
-
-    return go_to(tmp_path, monkeypatch, MODULE)
+    return go_to(tmp_path, monkeypatch, TROUBLED)
 
 
 def test_check_says_what_it_sees_and_how_to_start(here, capsys):

@@ -22,6 +22,8 @@ from themis.runs.store import Reader
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger
 
+pytestmark = pytest.mark.xdist_group("as_recorded")
+
 SPLIT = "the data must be the one that was split before the campaign"
 
 

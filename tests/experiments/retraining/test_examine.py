@@ -19,6 +19,8 @@ from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, 
 from themis.perturb import choose_perturbation
 from themis.target.ledger import Ledger, remember
 
+pytestmark = pytest.mark.xdist_group("examine")
+
 NOISE = choose_perturbation("gaussian", 0.8)
 
 

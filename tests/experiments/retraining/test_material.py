@@ -13,6 +13,8 @@ from themis.experiments.retraining.material import of_faults, of_tests, spread_o
 from themis.perturb import choose_perturbation, disturb
 from themis.runs.store import Reader
 
+pytestmark = pytest.mark.xdist_group("material")
+
 QUICK = {"coverage": None, "plateau": None}
 
 

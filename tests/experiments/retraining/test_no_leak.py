@@ -21,6 +21,8 @@ from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
 from themis.zoo import lenet5
 
+pytestmark = pytest.mark.xdist_group("no_leak")
+
 
 @pytest.fixture(scope="module")
 def case(trained, tmp_path_factory):

@@ -20,6 +20,8 @@ from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
 
+pytestmark = pytest.mark.xdist_group("retrain")
+
 QUICK = {"random_seeds": 2, "epochs": 3, "draws": 3, "passes": 300, "batch_size": 32}
 
 

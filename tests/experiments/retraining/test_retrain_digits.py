@@ -10,6 +10,8 @@ from themis.cli.demo import split
 from themis.data.readers import read_digits
 from themis.runs.parts import read_parts
 
+pytestmark = pytest.mark.xdist_group("retrain_digits")
+
 SPLIT_SEEDS = (7, 8, 9)
 """The defaults were chosen on others."""
 

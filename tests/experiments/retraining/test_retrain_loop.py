@@ -18,6 +18,8 @@ from themis.runs.parts import read_parts
 from themis.runs.store.reader import Reader
 from themis.target.ledger import read_ledger
 
+pytestmark = pytest.mark.xdist_group("retrain_loop")
+
 QUICK = {"random_seeds": 1, "epochs": 4, "draws": 6, "passes": 400, "batch_size": 32, "learning_rate": 5e-3}
 
 

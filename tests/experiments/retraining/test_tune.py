@@ -24,6 +24,8 @@ from themis.perturb import choose_perturbation
 from themis.target.ledger import read_ledger
 from themis.target.loaders import load_weights
 
+pytestmark = pytest.mark.xdist_group("tune")
+
 NOISE = choose_perturbation("gaussian", 0.8)
 WRONG = Wrong()
 

@@ -14,6 +14,8 @@ from themis.errors import StoreError, UsageError
 from themis.report.gates.gates import METRICS, Gates, Verdict, Verdicts, check_gates, write_junit, write_markdown
 from themis.report.gates.junit import legal
 
+pytestmark = pytest.mark.xdist_group("gates")
+
 
 def net(limit=0.5):
     """Says whether an input's mean is over a limit."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in, run_folder
 
+pytestmark = pytest.mark.xdist_group("gates")
+
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[3]
 

@@ -10,6 +10,7 @@ import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.xdist_group("gates")
 ROOT = Path(__file__).parents[3]
 
 

@@ -12,6 +12,8 @@ import themis
 from themis import Callback, Target
 from themis.runs.store import Reader
 
+pytestmark = pytest.mark.xdist_group("failing_callbacks")
+
 EVENTS = ("on_start", "on_round", "on_fault", "on_end")
 
 

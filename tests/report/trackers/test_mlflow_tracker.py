@@ -7,6 +7,8 @@ import themis
 from themis import Callback, Target
 from themis.report.trackers import MLflow
 
+pytestmark = pytest.mark.xdist_group("mlflow_tracker")
+
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
 

@@ -10,6 +10,8 @@ import themis
 from themis import UsageError
 from themis.report.trackers import TRACKERS, TensorBoard, Wandb, choose_trackers, finish
 
+pytestmark = pytest.mark.xdist_group("trackers")
+
 OPTIONS = {"magnitude": 0.5, "max_tests": 1280, "policy": "random", "random_seed": 3}
 
 

@@ -14,6 +14,8 @@ import themis
 from themis.report.view import read_view
 from themis.report.watch import serve
 
+pytestmark = pytest.mark.xdist_group("watch")
+
 OTHERS = [
     ({"Host": None}, 403),
     ({"Host": "evil.example"}, 403),

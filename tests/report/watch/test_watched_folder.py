@@ -16,6 +16,7 @@ from asking import ALWAYS, ask, served
 from themis.report.view import read_view
 from themis.report.watch import folder
 
+pytestmark = pytest.mark.xdist_group("watch")
 DEADLINE = 120
 HOLD = (
     "import sys, time; from pathlib import Path; from themis.runs.store.files import Lock; lock = Lock(Path(sys.argv[1]))"

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from averaging_nets import Mean, seeds
 
 import themis
 from themis.runs.diff import diff
 from themis.runs.diff.markup import code, escape, table
 from themis.errors import DataError
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-from averaging_nets import Mean, seeds
 
 
 def campaign(policy, out=None, data=None, **options):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from averaging_nets import Mean, seeds
 import torch
 from torch import nn
 
@@ -14,8 +15,8 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-from averaging_nets import Mean, seeds
+
+pytestmark = pytest.mark.xdist_group("diff_versions")
 
 
 def campaign(over=0.5, perturb="brightness", data=None, **options):

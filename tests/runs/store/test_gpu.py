@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
-from test_resume import StopAt
+from interruptions import StopAt
 
 import themis
 from themis import Target

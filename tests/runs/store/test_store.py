@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_campaign import campaign
+from digit_campaign import campaign
 from torch import nn
 
 import themis
