@@ -24,7 +24,7 @@ NAMES = [
     "regression:1.5sd",
     "off:3sd",
     "segmentation:0.3",
-    "test_choose_oracle:far",
+    f"{__name__}:far",
 ]
 
 
@@ -50,8 +50,8 @@ WRONG = {
     "off:0sd": "a number over 0",
     "segmentation:1": "a number between 0 and 1, got 'segmentation:1': write segmentation:0.1",
     "nowhere:function": "No module named 'nowhere'",
-    "test_choose_oracle:fra": "did you mean 'far'?",
-    "test_choose_oracle:NAMES": "Compare needs a function .*, got list",
+    f"{__name__}:fra": "did you mean 'far'?",
+    f"{__name__}:NAMES": "Compare needs a function .*, got list",
     "": "must be a known name or module:function, got ''",
 }
 
@@ -102,7 +102,7 @@ def test_auto_refuses_what_it_cannot_tell(shape):
 def test_a_function_says_what_a_fault_is():
     clean, outputs = torch.zeros(4, 2), torch.tensor([[0, 1.0], [0, 1.5], [2, 0], [float("nan"), 0]])
     oracle = Compare(far)
-    assert oracle.spec() == "test_choose_oracle:far"
+    assert oracle.spec() == f"{__name__}:far"
     verdict = oracle.compare(clean, outputs, None)
     assert verdict.is_fault.tolist() == [False, True, True, True]
     assert verdict.outcome.tolist() == [KEPT, 0, 0, NOT_FINITE]

@@ -63,7 +63,7 @@ TASKS = {
     "off": (net(1), "off:0.08", lambda outputs: outputs[:, 0] + 0.02, "off:0.08"),
     "segmentation": (painter(), "auto", None, "segmentation:0.1"),
     "segmentation, labels": (painter(), "segmentation:0.05", lambda outputs: outputs.argmax(1), "segmentation:0.05"),
-    "compare": (net(3), FAR, None, "test_tasks:far"),
+    "compare": (net(3), FAR, None, f"{__name__}:far"),
 }
 HAS_ANSWER = ("wrong", "changed", "top", "threshold")
 HAS_VALUE = ("threshold", "regression", "off", "segmentation")

@@ -1,17 +1,14 @@
 """Two techniques on one model, and what a difference looks like as text."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from averaging_nets import Mean, seeds
 
 import themis
+from themis.errors import DataError
 from themis.runs.diff import diff
 from themis.runs.diff.markup import code, escape, table
-from themis.errors import DataError
-
 
 
 def campaign(policy, out=None, data=None, **options):
@@ -57,8 +54,8 @@ def test_other_data_is_refused():
 
 
 def test_a_figure_has_both_curves(tmp_path):
-    from themis.runs.diff.figure import draw_diff
     from themis.errors import UsageError
+    from themis.runs.diff.figure import draw_diff
 
     first, second = campaign("random"), campaign("corners")
     found = diff(first, second, curves=True)

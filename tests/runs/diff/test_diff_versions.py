@@ -1,20 +1,17 @@
 """Two versions of a model: the same tests on both."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
-from averaging_nets import Mean, seeds
 import torch
+from averaging_nets import Mean, seeds
 from torch import nn
 
 import themis
-from themis.runs.diff import diff
 from themis.errors import DataError, ModelError, UsageError
+from themis.runs.diff import diff
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
-
 
 pytestmark = pytest.mark.xdist_group("diff_versions")
 

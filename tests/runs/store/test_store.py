@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from digit_campaign import campaign
 from hypothesis import given
 from hypothesis import strategies as st
-from digit_campaign import campaign
 from torch import nn
 
 import themis

@@ -1,0 +1,1 @@
+"""How a run and its faults are shown: text, figures and notebook output."""
