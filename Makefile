@@ -3,46 +3,69 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 RIVALS := $(VENV)/.rivals
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check slow bench clean
+.PHONY: help setup demo quick test check slow coverage docs dist bench clean
 
 help:  ## print this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
-setup: $(READY)  ## create .venv and install Themis from the pinned files
+setup: $(READY)  ## create .venv and install Themis with the pinned dependencies
 
-# torch comes first and alone: pinned, so that nothing pulls a build with gigabytes of CUDA.
+# torch comes first and alone: pinned, so that no other package pulls in a build with gigabytes of CUDA.
 $(READY): pyproject.toml setup.py constraints.txt src/themis/compute/native.c
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Themis needs Python 3.11 to 3.13: make PYTHON=python3.12")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[test,check]'
 	touch $(READY)
 
-# What is compared with: attacks and picture operations of other libraries; and trackers with many dependencies.
+# The documentation, distributions and commit hooks.
+$(TOOLS): $(READY)
+	$(INSTALL) -e '.[dev]'
+	touch $(TOOLS)
+
+# Libraries that Themis is compared with, and trackers with many dependencies.
 $(RIVALS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[attacks,bench,mlflow,wandb]'
+	$(INSTALL) -e '.[attacks,bench,mlflow,wandb]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)
 	$(BIN)/themis demo
 
-test: $(READY)  ## run the tests (minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+quick: $(READY)  ## run the tests that matter most (under a minute)
+	$(PYTEST) $(PARALLEL) -m quick
 
-check: $(READY)  ## lint and type-check
+test: $(READY)  ## run all tests but the slow ones (minutes)
+	$(PYTEST) $(PARALLEL)
+
+check: $(READY)  ## lint, check types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 slow: $(RIVALS)  ## run the slow tests; those on real data need THEMIS_DATA
-	$(BIN)/python -m pytest -m slow
-	$(BIN)/python -m pytest -m 'not slow' tests/trackers
+	$(PYTEST) -m slow
+	$(PYTEST) tests/report/trackers
+
+coverage: $(READY)  ## run the tests and print which lines they execute
+	$(PYTEST) $(PARALLEL) --cov --cov-report=term
+
+docs: $(TOOLS)  ## build the documentation into site/ and check its links
+	$(BIN)/mkdocs build --strict --quiet
+
+dist: $(TOOLS)  ## build the source distribution and a wheel into dist/
+	$(BIN)/python -m build
 
 bench: $(RIVALS)  ## run the benchmarks and print their tables
-	for each in benchmarks/*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info src/themis/compute/_native*.so
+clean:  ## remove the virtual environment, caches and everything that was built
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf build dist site htmlcov src/*.egg-info src/themis/compute/_native*.so

@@ -83,6 +83,9 @@ sys.exit(main(["doctor"]))
     assert "one replayed" in done.stdout
 
 
+DEVELOPMENT = ("test", "check", "docs", "dev")
+
+
 def test_it_knows_every_package_of_the_project():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -92,11 +95,11 @@ def test_it_knows_every_package_of_the_project():
     known = {*doctor.REQUIRED, *doctor.OPTIONAL}
     assert names(project["dependencies"]) <= known
     for extra, requirements in project["optional-dependencies"].items():
-        if extra not in ("test", "check"):
+        if extra not in DEVELOPMENT:
             assert {doctor.OPTIONAL[name][1] for name in names(requirements)} == {f"themis-dl[{extra}]"}
     assert known == names(project["dependencies"]) | {
         name
         for extra, requirements in project["optional-dependencies"].items()
-        if extra not in ("test", "check")
+        if extra not in DEVELOPMENT
         for name in names(requirements)
     }
