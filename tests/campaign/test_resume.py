@@ -121,7 +121,7 @@ def test_a_perturbation_of_the_users_own_is_not_taken_for_one_of_the_same_name(t
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     own = Perturbation("gaussian", (Theta("sigma", 0.0, 0.1),), other)
     themis.run(net, data, own, max_tests=100, tolerance=1e-9, out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r"'gaussian' has no name that is known here: pass perturbation=.*another one"):
+    with pytest.raises(UsageError, match=r"'gaussian' is not known by name here: pass perturbation=.*another"):
         themis.resume(tmp_path / "run", net, data, max_tests=200)
     assert themis.resume(tmp_path / "run", net, data, perturbation=own, max_tests=200).rounds[-1].tests == 200
 
@@ -137,7 +137,7 @@ def test_objects_of_the_users_own_can_be_resumed(tmp_path):
     themis.run(net, data, own, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
     with pytest.raises(UsageError, match=r"policy 'Random' has no name that is known here: pass policy="):
         themis.resume(tmp_path / "run", net, data, perturbation=own)
-    with pytest.raises(UsageError, match=r"perturbation 'shift' has no name that is known here: pass perturbation="):
+    with pytest.raises(UsageError, match=r"perturbation 'shift' is not known by name here: pass perturbation="):
         themis.resume(tmp_path / "run", net, data, policy=Random())
     with pytest.raises(UsageError, match="perturbation must be the run's 'shift'"):
         themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own.at(0.5))
@@ -155,8 +155,8 @@ def test_only_what_was_tested_is_gone_on_with(tmp_path):
         ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', only when to stop"),
         ((net, data), {"max_test": 1}, UsageError, "did you mean 'max_tests'"),
         ((net, data), {"max_tests": 0}, UsageError, "max_tests must be positive"),
-        ((), {}, UsageError, "does not know how to make its target, it was started from Python"),
-        ((net,), {}, UsageError, "does not know how to make its data"),
+        ((), {}, UsageError, "does not record how to create its target, it was started from Python"),
+        ((net,), {}, UsageError, "does not record how to create its data"),
     ]
     for arguments, options, error, message in cases:
         with pytest.raises(error, match=message):

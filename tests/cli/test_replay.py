@@ -247,7 +247,7 @@ def test_a_run_from_python_says_what_it_needs(home, tmp_path, capsys, monkeypatc
     source = ["--model", "wobbling:Net", "--weights", "net.pt", "--data", "npz:data.npz"]
     assert replayed(capsys, out, *ids, *source)[0] == 0
     reader = Reader(out)
-    faults = reader.faults(replay=Replayer(reader, target, (inputs, labels)))
+    faults = reader.faults(handle=Replayer(reader, target, (inputs, labels)))
     assert len(faults) == len(run.faults)
     for again, first in zip(faults[:5], run.faults[:5], strict=True):
         replay = again.replay()

@@ -178,7 +178,7 @@ def test_a_campaign_on_lazy_data_is_the_same_to_the_bit(kept, request, tmp_path)
     assert read[2].faults[0].replay().is_same
     with closing(Reader(tmp_path / "lazy")) as stored:
         torch.manual_seed(0)
-        replayed = Replayer(stored, Target(Conv()), items)(read[2].faults[0])
+        replayed = Replayer(stored, Target(Conv()), items).replay(read[2].faults[0])
         assert replayed.is_same
         assert replayed.changes == []
 

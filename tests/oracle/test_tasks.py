@@ -91,7 +91,7 @@ def test_a_campaign_finds_keeps_and_repeats_its_faults(name, perturbation, tmp_p
     assert stopped.stop_reason == "user"
     assert_same_end(whole, themis.resume(out, target, data))
     reader = Reader(out)
-    stored = reader.faults(replay=Replayer(reader, target, data))
+    stored = reader.faults(handle=Replayer(reader, target, data))
     for column, values in whole.faults.columns.items():
         np.testing.assert_array_equal(values, stored.columns[column], err_msg=column)
     kept = [id for (id,) in reader.select("id", "tensors IS NOT NULL")]
@@ -229,16 +229,16 @@ def test_another_oracle_may_judge_a_replay(tmp_path):
     run = themis.run(model, data, "gaussian", magnitude=0.5, max_tests=200, out=tmp_path / "run")
     fault, reader = run.faults[0], Reader(tmp_path / "run")
     lenient = themis.Target(model, oracle="regression:99")
-    assert not Replayer(reader, lenient, data)(fault).is_fault
-    assert Replayer(reader, themis.Target(model, oracle="regression:1e-6"), data)(fault).is_fault
+    assert not Replayer(reader, lenient, data).replay(fault).is_fault
+    assert Replayer(reader, themis.Target(model, oracle="regression:1e-6"), data).replay(fault).is_fault
     with pytest.raises(themis.ModelError, match="give an absolute tolerance"):
-        Replayer(reader, themis.Target(model, oracle="regression:3sd"), data)(fault)
+        Replayer(reader, themis.Target(model, oracle="regression:3sd"), data).replay(fault)
 
 
 def test_a_function_that_has_no_place_in_a_module_is_asked_for(tmp_path):
     target = themis.Target(TASKS["changed"][0], oracle=Compare(lambda *outputs: far(*outputs), "nameless"))
     run = themis.run(target, INPUTS, "gaussian", magnitude=0.5, max_tests=200, out=tmp_path / "run")
     reader = Reader(tmp_path / "run")
-    assert Replayer(reader, target, INPUTS)(run.faults[0]).is_same
-    with pytest.raises(themis.UsageError, match="the run's oracle 'nameless' cannot be made again here: pass a target"):
-        Replayer(reader, themis.Target(TASKS["changed"][0]), INPUTS)(run.faults[0])
+    assert Replayer(reader, target, INPUTS).replay(run.faults[0]).is_same
+    with pytest.raises(themis.UsageError, match="the run's oracle 'nameless' cannot be created here: pass a target"):
+        Replayer(reader, themis.Target(TASKS["changed"][0]), INPUTS).replay(run.faults[0])

@@ -268,7 +268,7 @@ def test_faults_are_valid_rows_and_replay_to_the_bit(tmp_path, perturbation, pol
     assert len(run.faults) > 5
     with closing(Reader(out)) as reader:
         data = read_seeds(table()).described(FEATURES)
-        for fault in reader.faults(replay=Replayer(reader, target, data, perturbation))[:8]:
+        for fault in reader.faults(handle=Replayer(reader, target, data, perturbation))[:8]:
             replay = fault.replay()
             assert replay.is_same
             assert replay.input_gap == 0

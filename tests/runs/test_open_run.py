@@ -60,7 +60,7 @@ def test_it_shows_draws_and_tabulates_itself_without_its_model(made):
     for name in ("coverage", "faults", "layers", "matrix", "theta", "time"):
         assert isinstance(getattr(opened, f"plot_{name}")(), Figure)
     assert len(opened.faults.to_pandas()) == len(run.faults)
-    with pytest.raises(UsageError, match="does not know how to make its"):
+    with pytest.raises(UsageError, match="does not record how to create its"):
         opened.faults[0].replay()
 
 
@@ -125,7 +125,7 @@ def test_a_killed_run_one_without_a_round_and_none_at_all(made, tmp_path):
 
     class Begun(themis.Callback):
         def on_start(self, start):
-            with pytest.raises(UsageError, match=r"must have a round to be opened, .* has none yet: wait"):
+            with pytest.raises(UsageError, match=r"must have finished a round to be opened, .* has none yet: wait"):
                 themis.open_run(tmp_path / "begun")
             self.was_refused = True
 

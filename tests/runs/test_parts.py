@@ -150,7 +150,7 @@ def test_replay_shrink_and_the_curve_find_their_seeds(run_of):
         replayer = Replayer(run, target, digits)
         assert replayer.seeds.seed_id.tolist() == read_parts(run, digits).search.seed_id.tolist()
         for fault in run.faults(limit=5):
-            again = replayer(fault)
+            again = replayer.replay(fault)
             assert again.is_same
             assert again.input_gap in (None, 0)
             assert again.changes == []

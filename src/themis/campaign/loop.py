@@ -41,7 +41,7 @@ from themis.measure.tests import Results, Tests
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.faults import Faults
-from themis.runs.replay import replay_fault
+from themis.runs.replay import LiveRun
 from themis.runs.run import Round, Run, Seconds
 from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Checkpoint, Writer
@@ -92,8 +92,8 @@ class Campaign:
         self.moments = {stream: self.calculator.accumulator() for stream in STREAMS}
         theta = tuple(each.name for each in perturbation.theta)
         layers = tuple(layer.name for layer in self.calculator.layers)
-        replay = partial(replay_fault, calculator=self.calculator, seeds=seeds)
-        self.faults = Faults(perturbation.name, theta, layers, replay)
+        handle = LiveRun(self.calculator, settings.random_seed)
+        self.faults = Faults(perturbation.name, theta, layers, handle)
         blank = torch.zeros(self.calculator.n_neurons, dtype=torch.float64, device=target.device)
         self.open_neurons = sample_neurons(blank, settings.sample).sort().values
 

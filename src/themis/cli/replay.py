@@ -65,7 +65,7 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         faults = {fault.id: fault for fault in found}
         replays = []
         for id in dict.fromkeys(ids):
-            replay = replayer(faults[id])
+            replay = replayer.replay(faults[id])
             replays.append((faults[id], replay))
             if not arguments.json:
                 print(_describe(faults[id], replay, bool(replayer.perturbation.passes)), flush=True)

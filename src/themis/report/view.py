@@ -30,7 +30,6 @@ VIEW = 1
 MOST_PICTURES = 1000
 MOST_ROUNDS = 400
 """Rounds that a curve has points for."""
-STATES = {"user": "interrupted", "error": "failed"}
 
 
 def read_view(
@@ -47,7 +46,7 @@ def read_view(
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures, has_groups=has_groups)
     summary = run.summary()
-    state = state_of(run, summary)
+    state = run.state(summary)
     checkpoint, rounds = read_checkpoint(run), run.rounds()
     start, task = run.record.get("start", {}), task_of(run)
     last = rounds[-1] if rounds else None
@@ -74,7 +73,7 @@ def read_view(
         "subject": _subject(run),
         "theta": run.record["theta"],
         "counts": _counts(run, last, start),
-        "stop": stop_of(run, summary, state),
+        "stop": run.stop_sentence(summary, state),
         "stop_reason": None if summary is None else summary["stop_reason"],
         "fault_rate": estimates["fault_rate"],
         "residual_risk": estimates["residual_risk"],
@@ -101,26 +100,6 @@ def read_view(
         "reproduce": _commands(run, state, last),
     }
     return {**view, "verdict": verdict(view)}
-
-
-def state_of(run: Reader, summary: dict[str, Any] | None) -> str:
-    """running, ended, interrupted, failed or killed."""
-    if summary is not None:
-        return STATES.get(summary["stop_reason"], "ended")
-    if run.is_running():
-        return "running"
-    return "failed" if run.record.get("failed") else "killed"
-
-
-def stop_of(run: Reader, summary: dict[str, Any] | None, state: str) -> str:
-    """Why it stopped, as a sentence."""
-    if summary is not None:
-        return str(summary["stop"])
-    if state == "running":
-        return "The campaign is still running."
-    if state == "failed":
-        return str(run.record["failed"])
-    return f"The campaign was killed before it could say why; themis resume {quote(str(run.path))} goes on."
 
 
 def _subject(run: Reader) -> str:

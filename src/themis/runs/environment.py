@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from themis.compute.native import library
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds
-from themis.target.fingerprint import hash_file, hash_seeds
-from themis.compute.native import library
-from themis.runs.source import Origin
 from themis.perturb.perturbation import Perturbation
+from themis.runs.source import Origin
 from themis.settings import Settings
+from themis.target.fingerprint import hash_file, hash_seeds
 from themis.target.target import AnyTarget
 from themis.version import __version__
 

@@ -83,8 +83,8 @@ def rates_by_theta(run: Reader, checkpoint: Checkpoint | None) -> list[dict[str,
     The stream's theta is a function of counters, so the tests in a part are counted again, not guessed from its width.
     """
     from themis.compute import rng
-    from themis.search.policy import FOR_THETA, UNIFORM_STREAM
     from themis.runs.store.schema import theta_column
+    from themis.search.policy import FOR_THETA, UNIFORM_STREAM
 
     if checkpoint is None:
         return []

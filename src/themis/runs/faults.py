@@ -1,23 +1,52 @@
-"""Faults: tests whose answer broke, each with all it takes to run it again."""
+"""Faults: tests that the model failed, each with everything needed to run it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from themis.errors import MissingExtraError, UsageError
-from themis.runs.store.schema import KINDS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from themis.data.seeds import Seeds
+    from themis.measure.calculator import Calculator
+
+Column = NDArray[Any]
+COLUMN_TYPES = {
+    "id": "int64",
+    "seed_id": "int64",
+    "noise_seed": "int64",
+    "round": "int64",
+    "stream": "str",
+    "kind": "str",
+    "label": "Int64",
+    "clean_answer": "Int64",
+    "answer": "int64",
+    "clean_value": "float32",
+    "value": "float32",
+    "confidence": "float32",
+    "margin": "float32",
+    "distance": "float32",
+    "linf": "float32",
+    "ssim": "float32",
+    "position": "int64",
+    "chunk": "int64",
+    "raised": "bool",
+}
+"""Type of each column of a fault except theta and signature; Int64 columns may have missing values."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A fault run again: its input, what the model said this time, and whether that is what was recorded."""
+    """A fault run again: its input, what the model answered this time, and whether that matches the record."""
 
     clean_inputs: Tensor
     inputs: Tensor
@@ -27,20 +56,53 @@ class Replay:
     confidence: float
     is_fault: bool
     is_same: bool
-    """Whether the answer is the recorded one, with outputs within 1e-5 (not kept: confidence, or else margin)."""
+    """Whether the answer is the recorded one, with outputs within 1e-5 (if not stored: confidence, or else margin)."""
     input_gap: float | None = None
-    """Largest difference of the input from the kept one; 0 is equal to the bit, None not kept."""
+    """Largest difference between the input and the stored one; 0 if equal to the bit, None if not stored."""
     output_gap: float | None = None
-    """The same of the output."""
+    """The same for the output."""
     changes: list[str] = field(default_factory=list)
-    """What is no longer as it was: weights, data, versions, device, threads."""
+    """What has changed since the run: weights, data, versions, device, threads."""
     bounds: tuple[float, float] | None = None
     """The smallest and the largest value that an input may have."""
 
 
+class RunHandle(Protocol):
+    """Gives access to the model and the seeds of a run, so that its tests can be run again.
+
+    A run of this process has a `LiveRun`; a run folder has a `Replayer`, or a `StoredRun` that opens it when needed.
+    """
+
+    @property
+    def seeds(self) -> Seeds:
+        """The seeds that were tested."""
+
+    @property
+    def random_seed(self) -> int:
+        """The random seed of the campaign."""
+
+    @property
+    def passes(self) -> int:
+        """Passes that its calculator had already spent on the campaign."""
+
+    def opened(
+        self, seed_id: NDArray[np.int64] | None = None, chunk: int | None = None
+    ) -> AbstractContextManager[Calculator]:
+        """A calculator that knows the clean outputs of at least these seeds (by default all); its target is open.
+
+        chunk: tests per forward pass, by default as recorded.
+        """
+
+    def swept(self, seed_id: NDArray[np.int64]) -> Calculator:
+        """A calculator that has swept at least these seeds."""
+
+    def replay(self, fault: Fault, /) -> Replay:
+        """Run a fault again."""
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A test whose answer broke. `(seed_id, perturbation, theta, noise_seed)` reproduce its input."""
+    """A test that the model failed. `(seed_id, perturbation, theta, noise_seed)` reproduce its input."""
 
     id: int
     """Number of the test in its campaign."""
@@ -52,41 +114,42 @@ class Fault:
     stream: str
     kind: str
     label: int | None
-    """None where the data has none, or one that is no class number."""
+    """None if the data has no labels, or if the label is not a class number."""
     clean_answer: int | None
     """None in tasks whose outcomes say what changed."""
     answer: int
-    """The wrong outcome; -1 where the output was not finite."""
+    """The wrong outcome; -1 if the output was not finite."""
     clean_value: float | None
     value: float | None
-    """The answer as a number: of a regression, a binary score, a mean IoU. None in other tasks, or not finite."""
+    """The answer as a number: a regression value, a binary score, a mean IoU. None in other tasks, or if not finite."""
     confidence: float
-    """NaN in tasks that have none, and where the output was not finite."""
+    """NaN in tasks without confidence, and if the output was not finite."""
     margin: float
     distance: float
-    """L2, from the seed."""
+    """L2 distance from the seed."""
     linf: float
     """The largest change of any value."""
     ssim: float | None
     signature: dict[str, float] = field(repr=False)
     """Share of the test's sensitivity by layer."""
     position: int = field(repr=False)
-    """Row of the test in its forward pass: with the chunk's shape it makes outputs the same to the bit."""
+    """Row of the test in its forward pass: at this row of a chunk of the same shape, outputs are equal to the bit."""
     chunk: int = field(repr=False)
     """Rows of that forward pass."""
     raised: bool = field(default=False, repr=False)
     """Whether the test raised the campaign's criterion."""
-    _replay: Callable[[Fault], Replay] | None = field(default=None, repr=False, compare=False)
+    _handle: RunHandle | None = field(default=None, repr=False, compare=False)
 
     def replay(self) -> Replay:
         """Run the test again."""
-        if self._replay is None:
-            raise UsageError("this fault has lost its campaign: replay it from run.faults[...]")
-        return self._replay(self)
+        if self._handle is None:
+            raise UsageError("a fault must belong to a run to be replayed, this one does not: take it from run.faults")
+        return self._handle.replay(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
+        """The fault as plain data."""
+        names = [column.name for column in fields(self)]
+        return {name: getattr(self, name) for name in names if not name.startswith("_")}
 
     def _repr_html_(self) -> str:
         from themis.runs.display.notebook import show_fault
@@ -94,26 +157,26 @@ class Fault:
         return show_fault(self)
 
 
-Column = NDArray[Any]
-
-
 class Faults(Sequence[Fault]):
-    """A campaign's faults in the order they were found; kept as columns, made into `Fault` objects when asked for."""
+    """A campaign's faults in the order they were found; stored as columns, and built as `Fault` objects on demand.
+
+    handle: gives access to the model and the seeds, if faults are to be replayed.
+    """
 
     def __init__(
         self,
         perturbation: str,
         theta: tuple[str, ...],
         layers: tuple[str, ...],
-        replay: Callable[[Fault], Replay] | None,
+        handle: RunHandle | None,
     ) -> None:
-        self.perturbation, self.theta, self.layers, self._replay = perturbation, theta, layers, replay
+        self.perturbation, self.theta, self.layers, self.handle = perturbation, theta, layers, handle
         self._batches: list[dict[str, Column]] = []
         self._joined: dict[str, Column] | None = None
         self._n = 0
 
     def add(self, **columns: Column) -> None:
-        """Add faults, a column a field."""
+        """Add faults, one column per field."""
         self._batches.append(columns)
         self._joined = None
         self._n += len(columns["id"])
@@ -139,20 +202,20 @@ class Faults(Sequence[Fault]):
     def __getitem__(self, k: slice) -> list[Fault]: ...
     def __getitem__(self, k: int | slice) -> Fault | list[Fault]:
         if isinstance(k, slice):
-            return [self[each] for each in range(*k.indices(self._n))]
+            return [self[row] for row in range(*k.indices(self._n))]
         if not -self._n <= k < self._n:
             raise IndexError(f"fault {k} of {self._n}")
         return self._fault({name: column[k] for name, column in self.columns.items()})
 
     def by_id(self, id: int) -> Fault:
-        """The fault of a test's number."""
-        at = np.flatnonzero(self.columns["id"] == id) if self._n else np.zeros(0, dtype=np.int64)
-        if not len(at):
-            raise UsageError(f"id must be one of the {self._n:,} faults', got {id}: see to_pandas()")
-        return self[int(at[0])]
+        """The fault with this test number."""
+        rows = np.flatnonzero(self.columns["id"] == id) if self._n else np.zeros(0, dtype=np.int64)
+        if not len(rows):
+            raise UsageError(f"id must be that of one of the {self._n:,} faults, got {id}: see to_pandas()")
+        return self[int(rows[0])]
 
     def latest(self) -> list[Fault]:
-        """The faults added last."""
+        """The faults of the last call of `add`."""
         batch = self._batches[-1] if self._batches else {"id": ()}
         return [self._fault({name: column[k] for name, column in batch.items()}) for k in range(len(batch["id"]))]
 
@@ -167,7 +230,7 @@ class Faults(Sequence[Fault]):
             perturbation=self.perturbation,
             theta=dict(zip(self.theta, map(float, theta), strict=True)),
             signature=dict(zip(self.layers, map(float, signature), strict=True)),
-            _replay=self._replay,
+            _handle=self.handle,
             **plain,
         )
 
@@ -176,11 +239,11 @@ class Faults(Sequence[Fault]):
         columns = self.columns
         if not columns:
             return []
-        at = columns["raised"]
-        return list(zip(columns["seed_id"][at].tolist(), columns["answer"][at].tolist(), strict=True))
+        raised = columns["raised"]
+        return list(zip(columns["seed_id"][raised].tolist(), columns["answer"][raised].tolist(), strict=True))
 
     def distinct(self) -> list[Fault]:
-        """One fault for each seed and wrong outcome: the one that needed the smallest change."""
+        """One fault per seed and wrong outcome: the one with the smallest change."""
         if not self._n:
             return []
         best: dict[tuple[int, int], int] = {}
@@ -190,39 +253,38 @@ class Faults(Sequence[Fault]):
         return [self[k] for k in sorted(best.values())]
 
     def most_telling(self, n: int) -> list[Fault]:
-        """Up to n faults to look at first: smallest change, surest wrong answer, each seed once, classes mixed.
+        """Up to n faults to look at first: small changes, confident wrong answers, one per seed, classes mixed.
 
-        Sorted by distance over confidence within each clean answer, then taken from the clean answers in turn.
+        Faults are sorted by distance over confidence within each clean answer, then taken from the clean answers in
+        turn.
         """
         groups: dict[int | None, list[Fault]] = {}
-        seen: set[int] = set()
-        for fault in sorted(self.distinct(), key=_telling):
-            if fault.seed_id not in seen:
-                seen.add(fault.seed_id)
+        seeds: set[int] = set()
+        for fault in sorted(self.distinct(), key=telling_score):
+            if fault.seed_id not in seeds:
+                seeds.add(fault.seed_id)
                 groups.setdefault(fault.clean_answer, []).append(fault)
-        turns = sorted(
-            ((turn, fault) for group in groups.values() for turn, fault in enumerate(group)),
-            key=lambda each: (each[0], _telling(each[1])),
-        )
+        turns = [(turn, fault) for group in groups.values() for turn, fault in enumerate(group)]
+        turns.sort(key=lambda entry: (entry[0], telling_score(entry[1])))
         return [fault for _, fault in turns[:n]]
 
     def to_pandas(self) -> Any:
-        """All faults as a DataFrame, a row each: typed columns, `theta_NAME` by dimension, `layer_NAME` by layer.
+        """All faults as a DataFrame, one row per fault: typed columns, `theta_NAME` and `layer_NAME` included.
 
-        The columns are named as in the run's database and its exports; what is not known is missing.
+        The columns are named as in the run's database and its exports; unknown values are missing.
         """
         try:
             pd: Any = import_module("pandas")
         except ImportError as error:
             raise MissingExtraError('a DataFrame needs pandas: pip install "themis-dl[notebook]"') from error
         columns: dict[str, Any] = {}
-        for name, kind in KINDS.items():
-            column = self.columns[name] if self._n else np.zeros(0, kind.lower())
-            if kind == "Int64":
-                columns[name] = pd.array(column, dtype=kind)
+        for name, dtype in COLUMN_TYPES.items():
+            column = self.columns[name] if self._n else np.zeros(0, dtype.lower())
+            if dtype == "Int64":
+                columns[name] = pd.array(column, dtype=dtype)
                 columns[name][column < 0] = pd.NA
             else:
-                columns[name] = pd.Categorical(column) if kind == "str" else column.astype(kind)
+                columns[name] = pd.Categorical(column) if dtype == "str" else column.astype(dtype)
         for prefix, names, field_name in (("theta", self.theta, "theta"), ("layer", self.layers, "signature")):
             values = self.columns[field_name] if self._n else np.zeros((0, len(names)), "float32")
             columns |= {f"{prefix}_{name}": values[:, k] for k, name in enumerate(names)}
@@ -237,11 +299,12 @@ class Faults(Sequence[Fault]):
 
 
 def telling(distance: Column, confidence: Column) -> NDArray[np.float64]:
-    """Small where a small change made the model sure of a wrong answer; an output that is not finite is a sure one."""
-    sure = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
-    score: NDArray[np.float64] = distance / np.maximum(sure, 1e-6)
+    """Low if a small change made the model confident of a wrong answer; non-finite outputs count as fully confident."""
+    certainty = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
+    score: NDArray[np.float64] = distance / np.maximum(certainty, 1e-6)
     return score
 
 
-def _telling(fault: Fault) -> float:
+def telling_score(fault: Fault) -> float:
+    """The same for one fault."""
     return float(telling(np.array(fault.distance), np.array(fault.confidence)))

@@ -1,24 +1,24 @@
-"""A run folder as the result of its campaign: what `themis.run` gave, or what there is of a run that goes on."""
+"""Opening a run folder: the run as `themis.run` returned it, or as much as there is while the campaign is running."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError
-from themis.runs.faults import Fault, Replay
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import Theta
-from themis.target.activations import Layer
-from themis.runs.replay import Replayer
+from themis.runs.estimates import phase_seconds, read_checkpoint, uniform_estimates
+from themis.runs.replay import StoredRun
 from themis.runs.run import Run, Seconds, Start
-from themis.settings import Settings
 from themis.runs.store.reader import Reader
+from themis.settings import Settings
+from themis.target.activations import Layer
+from themis.target.target import as_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,28 +26,8 @@ if TYPE_CHECKING:
     from themis.runs.store.writer import Checkpoint
     from themis.target.target import AnyTarget
 
-OWN = ("score", "raised", "faults_selected", "distinct_faults_selected")
-"""What a run itself says of its criterion."""
-
-
-class Replays:
-    """Runs faults of a folder again. Target and data are made once, the folder is open only while it is read."""
-
-    def __init__(self, path: Path, target: AnyTarget | None, data: Any, perturbation: Perturbation | None) -> None:
-        self._path, self._given = path, (target, data, perturbation)
-        self._made: Replayer | None = None
-
-    @contextmanager
-    def replayer(self) -> Iterator[Replayer]:
-        """A replayer over the folder, open."""
-        with closing(Reader(self._path)) as run:
-            self._made = self._made or Replayer(run, *self._given)
-            self._made.run = run
-            yield self._made
-
-    def __call__(self, fault: Fault) -> Replay:
-        with self.replayer() as replayer:
-            return replayer(fault)
+RUN_FIGURES = ("score", "raised", "faults_selected", "distinct_faults_selected")
+"""What the run adds to what its criterion reports."""
 
 
 def open_run(
@@ -57,40 +37,40 @@ def open_run(
     *,
     perturbation: Perturbation | None = None,
 ) -> Run:
-    """The run in a folder, as `themis.run` returned it; of one that goes on, or was killed, what there is by now.
+    """The run in a folder, as `themis.run` returned it; if it is still running or was killed, as far as it got.
 
-    target, data, perturbation: needed to replay faults where the run cannot make them again, as a model that lives in
-    memory. Figures that are worked out when a campaign ends are None before.
+    target, data, perturbation: needed to replay faults if the run does not record how to create them, for example
+    because the model lives in memory. Figures that are computed at the end of a campaign are None before it ends.
     """
-    from themis.target.target import as_target
-    from themis.runs.estimates import phase_seconds, read_checkpoint, uniform_estimates
-    from themis.report.view import state_of, stop_of
-
-    replays = Replays(Path(path), None if target is None else as_target(target), data, perturbation)
+    handle = StoredRun(Path(path), None if target is None else as_target(target), data, perturbation)
     with closing(Reader(path)) as run:
         summary, rounds, checkpoint = run.summary(), run.rounds(), read_checkpoint(run)
         if not rounds:
-            raise UsageError(f"a run must have a round to be opened, {run.path} has none yet: wait for its first")
-        state, counted = state_of(run, summary), _counted(checkpoint)
-        known = {**uniform_estimates(checkpoint), **(summary or {})}
+            raise UsageError(
+                f"a run must have finished a round to be opened, {run.path} has none yet: wait for the first one"
+            )
+        state = run.state(summary)
+        counted = {} if checkpoint is None else dict(checkpoint.values["tally"])
+        figures = {**uniform_estimates(checkpoint), **(summary or {})}
+        criterion = figures.get("criterion") or {}
         return Run(
-            stop=stop_of(run, summary, state),
-            stop_reason=known.get("stop_reason", state),
-            faults=run.faults(replay=replays),
+            stop=run.stop_sentence(summary, state),
+            stop_reason=figures.get("stop_reason") or state,
+            faults=run.faults(handle=handle),
             rounds=rounds,
             start=_start(run.record),
-            fault_rate=_estimate(known["fault_rate"]),
-            residual_risk=_estimate(known["residual_risk"]),
-            coverage_uniform=known.get("coverage_uniform"),
-            coverage_interval=_estimate(known.get("coverage_interval")),
-            design_effect=known.get("design_effect"),
-            normality=None if known.get("normality") is None else Normality(**known["normality"]),
-            near_ties=[] if checkpoint is None else checkpoint.arrays["/tally/near_ties"].tolist(),
+            fault_rate=_estimate(figures["fault_rate"]),
+            residual_risk=_estimate(figures["residual_risk"]),
+            coverage_uniform=figures.get("coverage_uniform"),
+            coverage_interval=_estimate(figures.get("coverage_interval")),
+            design_effect=figures.get("design_effect"),
+            normality=None if figures.get("normality") is None else Normality(**figures["normality"]),
+            near_ties=_near_ties(checkpoint),
             seconds=Seconds(**(phase_seconds(summary, checkpoint) or dict.fromkeys(Seconds.__annotations__, 0.0))),
-            kinds=known.get("kinds", counted.get("kinds", {})),
-            raised=(known.get("criterion") or counted.get("counts", {})).get("raised", 0),
-            policy={name: value for name, value in known.get("policy", {}).items() if name != "name"},
-            of_criterion=_of_criterion(known.get("criterion") or {}, run.record["start"]["criterion"] or {}),
+            kinds=figures.get("kinds", counted.get("kinds", {})),
+            raised=(criterion or counted.get("counts", {})).get("raised", 0),
+            policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
+            of_criterion=_criterion_figures(criterion, run.record["start"]["criterion"] or {}),
             environment=run.record["environment"],
         )
 
@@ -98,28 +78,29 @@ def open_run(
 def _start(record: dict[str, Any]) -> Start:
     plain = record["start"]
     classes = plain.get("classes")
-    whole = {
+    values = {
         "bounds": tuple(plain["bounds"]),
-        "theta": tuple(Theta(**{**each, "limits": _limits(*each["limits"])}) for each in record["theta"]),
+        "theta": tuple(Theta(**{**theta, "limits": _limits(*theta["limits"])}) for theta in record["theta"]),
         "settings": Settings(**record["settings"]),
-        "layers": tuple(Layer(**{**each, "shape": tuple(each["shape"])}) for each in plain["layers"]),
+        "layers": tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in plain["layers"]),
         "classes": None if classes is None else tuple(classes),
     }
-    return Start(**{**plain, **whole})
+    return Start(**{**plain, **values})
 
 
 def _limits(low: float | None, high: float | None) -> tuple[float, float]:
-    """What JSON cannot hold is without a limit."""
+    """JSON has no infinity: None stands for no limit."""
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _counted(checkpoint: Checkpoint | None) -> dict[str, Any]:
-    return {} if checkpoint is None else dict(checkpoint.values["tally"])
+def _near_ties(checkpoint: Checkpoint | None) -> list[int]:
+    return [] if checkpoint is None else list(checkpoint.arrays["/tally/near_ties"].tolist())
 
 
 def _estimate(plain: dict[str, float] | None) -> Estimate | None:
     return None if plain is None else Estimate(**plain)
 
 
-def _of_criterion(said: dict[str, Any], start: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name not in OWN and name not in start}
+def _criterion_figures(reported: dict[str, Any], start: dict[str, Any]) -> dict[str, Any]:
+    """What the criterion itself reports: neither recorded at the start nor added by the run."""
+    return {name: value for name, value in reported.items() if name not in RUN_FIGURES and name not in start}

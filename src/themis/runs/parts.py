@@ -122,10 +122,8 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
         )
     seeds = read_seeds(seeds, settings["max_seeds"])
     if isinstance(run, Run):
-        from themis.runs.analysis.bench import _campaign
-
         parts = split(seeds, settings["split"], settings["split_seed"])
-        _check_same(parts.search, _campaign(run)[1])
+        _check_same(parts.search, run.handle.seeds)
         return parts
     recorded = read_split(run)
     _check_same(seeds, recorded)

@@ -1,70 +1,76 @@
-"""Running a fault again: in its campaign, or from a run folder in another process."""
+"""Running a run's tests again: in the process of its campaign, or from a run folder in another process."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.rows import Rows
 from themis.data.seeds import Seeds, read_seeds
-from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
 from themis.errors import DataError, UsageError
-from themis.runs.faults import Fault, Replay
 from themis.measure.calculator import Calculator
-from themis.measure.tests import Tests
+from themis.measure.chunk import padded
+from themis.measure.inputs import check_bounds
+from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
-from themis.runs.source import Origin
 from themis.perturb import Perturbation, choose_perturbation
+from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
+from themis.runs.faults import Fault, Replay, RunHandle
 from themis.runs.parts import read_split
+from themis.runs.run import Run
+from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.target.target import AnyTarget
 
 CLOSE = 1e-5
-"""How far outputs may be from the recorded ones on another device."""
+"""How far outputs on another device may be from the recorded ones."""
 
 
-def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, kept: Tensors | None = None) -> Replay:
+def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: Tensors | None = None) -> Replay:
     """Run a fault again at its row of a chunk of the recorded shape: the same kernels, so the same bits.
 
-    An attack depends on the model's gradient, which other machines round otherwise: its input is the kept one.
+    An attack depends on the model's gradient, which other machines round differently: the stored input is used then.
     """
     row = int((seeds.seed_id == fault.seed_id).nonzero()[0])
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
-    one = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
+    test = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
     with calculator.target.opened(), torch.no_grad():
-        made, outputs = calculator.run_chunk(one[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
-        inputs = made[fault.position].cpu()
-        input_gap = None if kept is None else _gap(inputs, kept.inputs[0])
-        if kept is not None and input_gap and calculator.perturbation.passes:
-            inputs = kept.inputs[0]
+        disturbed, outputs = calculator.run_chunk(test[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
+        inputs = disturbed[fault.position].cpu()
+        input_gap = None if stored is None else _gap(inputs, stored.inputs[0])
+        if stored is not None and input_gap and calculator.perturbation.passes:
+            inputs = stored.inputs[0]
             repeated = inputs.to(calculator.device).expand(fault.chunk, *inputs.shape).contiguous()
             outputs = calculator.target.forward(repeated).float()
     at = slice(fault.position, fault.position + 1)
     labels = None if calculator.labels is None else calculator.labels[row : row + 1]
     verdict = calculator.oracle.compare(calculator.clean_outputs[row : row + 1], outputs[at], labels)
-    answer, sure = int(verdict.outcome[0]), float(calculator.oracle.confidence(outputs[at])[0])
+    answer, confidence = int(verdict.outcome[0]), float(calculator.oracle.confidence(outputs[at])[0])
     value = None if verdict.value is None else float(verdict.value[0])
     output = outputs[fault.position].cpu()
-    output_gap = None if kept is None else _gap(output, kept.outputs[0])
-    if kept is not None:
-        is_close = _is_close(output, kept.outputs[0])
+    output_gap = None if stored is None else _gap(output, stored.outputs[0])
+    if stored is not None:
+        is_close = _is_close(output, stored.outputs[0])
     elif np.isnan(fault.confidence):
         is_close = _is_close(float(verdict.margin[0]), fault.margin)
     else:
-        is_close = _is_close(sure, fault.confidence)
+        is_close = _is_close(confidence, fault.confidence)
     return Replay(
         clean_inputs=seeds.inputs[row],
         inputs=inputs,
         outputs=output,
         answer=answer,
         value=None if value is None or np.isnan(value) else value,
-        confidence=sure,
+        confidence=confidence,
         is_fault=bool(verdict.is_fault[0]),
         is_same=answer == fault.answer and is_close,
         input_gap=input_gap,
@@ -73,12 +79,42 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, kept: Te
     )
 
 
-class Replayer:
-    """Replays faults of a run folder. The target and the data are made again from what the run remembers.
+@dataclass(frozen=True)
+class LiveRun:
+    """The handle of a run of this process: replays on the calculator that the campaign used."""
 
-    target, data, perturbation: to be given where the run does not know how, as one of a model that lives in memory.
-    origin: another way to make target and data than the recorded one.
+    calculator: Calculator
+    random_seed: int
+
+    @property
+    def seeds(self) -> Seeds:
+        return self.calculator.seeds
+
+    @property
+    def passes(self) -> int:
+        return self.calculator.passes
+
+    @contextmanager
+    def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
+        """The campaign's own calculator: it has all seeds, and its own number of tests per forward pass."""
+        with self.calculator.target.opened(), torch.no_grad():
+            yield self.calculator
+
+    def swept(self, seed_id: Ints) -> Calculator:
+        return self.calculator
+
+    def replay(self, fault: Fault, /) -> Replay:
+        return replay_fault(fault, calculator=self.calculator, seeds=self.seeds)
+
+
+class Replayer:
+    """The handle of an open run folder. The target and the data are created again from the run's record.
+
+    target, data, perturbation: required if the run does not record how to create them, such as a model in memory.
+    origin: another way to create target and data than the recorded one.
     """
+
+    passes = 0
 
     def __init__(
         self,
@@ -97,7 +133,7 @@ class Replayer:
 
     @cached_property
     def seeds(self) -> Seeds:
-        """The seeds that were tested: of a run that split them, the search part."""
+        """The seeds that were tested: if the run split its data, the search part."""
         is_split = self.run.record["settings"].get("split") is not None
         return read_split(self.run).search(self.all_seeds) if is_split else self.all_seeds
 
@@ -112,96 +148,218 @@ class Replayer:
         with nullcontext() if self.origin is None else self.origin.at_home():
             return recorded_perturbation(self.run, self._perturbation)
 
+    @property
+    def random_seed(self) -> int:
+        return int(self.run.record["settings"]["random_seed"])
+
     @cached_property
     def changes(self) -> list[str]:
-        """What is no longer as it was when the run began."""
+        """What has changed since the run began."""
         then = self.run.record["environment"]
         with threads(then["threads"]):
             now = describe_environment(self.target.device) | describe_tested(self.target, self.seeds, self.origin)
         changes = list_changes(then, now)
         if self.perturbation.inputs == "table" and self.seeds.features.sha256 != self.run.record["features_sha256"]:
-            changes.append("the table's features are others")
+            changes.append("the table's features have changed")
         return changes
 
-    def __call__(self, fault: Fault) -> Replay:
+    @contextmanager
+    def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
+        """A calculator of these seeds with their clean outputs, with the recorded number of threads."""
+        record = self.run.record
+        with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
+            calculator = self._calculator(seed_id, chunk)
+            outputs = _clean_outputs(calculator)
+            if calculator.oracle.spec() != record["start"]["oracle"]:  # not the run's own
+                calculator.oracle = calculator.oracle.settle(outputs, calculator.labels)
+            calculator.take_clean(outputs)
+            yield calculator
+
+    def swept(self, seed_id: Ints) -> Calculator:
+        """A calculator that has swept these seeds."""
+        with self.target.opened():
+            calculator = self._calculator(seed_id)
+            calculator.sweep()
+        return calculator
+
+    def replay(self, fault: Fault, /) -> Replay:
         """Run a fault again."""
         row = (self.seeds.seed_id == fault.seed_id).nonzero()
         if not len(row):
-            raise DataError(
-                f"the data must hold the fault's seed {fault.seed_id}, it has {len(self.seeds)}: give the run's data"
-            )
+            raise DataError(missing_seed(fault.seed_id, len(self.seeds)))
         seed = self.seeds[row[0]].held()
-        kept = self.run.tensors([fault.id]).get(fault.id)
+        stored = self.run.tensors([fault.id]).get(fault.id)
         oracle = recorded_oracle(self.run, self.target.oracle)
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator(self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0)
             clean = self.target.forward(calculator.inputs[0].expand(fault.chunk, *seed.shape[1:]).contiguous())
-            if oracle.spec() != self.run.record["start"]["oracle"]:  # another one than the run's
+            if oracle.spec() != self.run.record["start"]["oracle"]:  # not the run's own
                 calculator.oracle = oracle.settle(clean[:1].float(), calculator.labels)
             calculator.take_clean(clean[:1])
-            replayed = replay_fault(fault, calculator=calculator, seeds=seed, kept=kept)
+            replayed = replay_fault(fault, calculator=calculator, seeds=seed, stored=stored)
         return replace(replayed, changes=self.changes)
+
+    def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
+        record, seeds = self.run.record, self.seeds
+        if "start" not in record:
+            raise UsageError(f"the run in {self.run.path} must have begun its tests, it has run none yet: wait for it")
+        if seed_id is not None:
+            is_requested = torch.isin(seeds.seed_id, torch.from_numpy(np.unique(seed_id)))
+            if not bool(is_requested.any()):
+                raise DataError(missing_seed(seed_id[0], len(seeds)))
+            seeds = seeds[is_requested.nonzero()[:, 0]].held()
+        return Calculator(
+            self.target,
+            seeds,
+            self.perturbation,
+            recorded_oracle(self.run, self.target.oracle),
+            chunk=chunk or record["start"]["chunk"],
+            clean_bytes=0,
+            min_ssim=record["settings"]["min_ssim"],
+        )
 
     def _known_origin(self, what: str) -> Origin:
         if self.origin is None:
             raise UsageError(
-                f"the run in {self.run.path} does not know how to make its {what}, it was started from Python: pass "
-                "target and data, or name them with --model and --data"
+                f"the run in {self.run.path} does not record how to create its {what}, it was started from Python: "
+                "pass target and data, or name them with --model and --data"
             )
         return self.origin
 
 
+class StoredRun:
+    """The handle of a run folder that is open only while it is read; target and data are created once."""
+
+    passes = 0
+
+    def __init__(self, path: Path, target: AnyTarget | None, data: Any, perturbation: Perturbation | None) -> None:
+        self._path, self._parts = path, (target, data, perturbation)
+        self._replayer: Replayer | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[Replayer]:
+        """The replayer of the folder, which is open in this block."""
+        with closing(Reader(self._path)) as run:
+            self._replayer = self._replayer or Replayer(run, *self._parts)
+            self._replayer.run = run
+            yield self._replayer
+
+    @property
+    def seeds(self) -> Seeds:
+        with self.reading() as replayer:
+            return replayer.seeds
+
+    @property
+    def random_seed(self) -> int:
+        with self.reading() as replayer:
+            return replayer.random_seed
+
+    @contextmanager
+    def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
+        with self.reading() as replayer, replayer.opened(seed_id, chunk) as calculator:
+            yield calculator
+
+    def swept(self, seed_id: Ints) -> Calculator:
+        with self.reading() as replayer:
+            return replayer.swept(seed_id)
+
+    def replay(self, fault: Fault, /) -> Replay:
+        with self.reading() as replayer:
+            return replayer.replay(fault)
+
+
+RunSource = Run | Replayer | Reader | str | Path
+"""A finished campaign, or its folder; a `Replayer` if target and data must be passed."""
+
+
+@contextmanager
+def open_handle(source: RunSource) -> Iterator[RunHandle]:
+    """The handle of a run; its folder is open in this block."""
+    if isinstance(source, Run):
+        yield source.handle
+    elif isinstance(source, Replayer):
+        yield source
+    elif isinstance(source, Reader):
+        yield Replayer(source)
+    else:
+        with closing(Reader(source)) as run:
+            yield Replayer(run)
+
+
+def live_handle(run: Run) -> LiveRun:
+    """The handle of a run of this process; a run that was opened from a folder is refused."""
+    if not isinstance(run.faults.handle, LiveRun):
+        raise UsageError("the run must have been made by this process, it was not: pass the folder it was written to")
+    return run.faults.handle
+
+
+def missing_seed(seed_id: int, n_seeds: int) -> str:
+    """The message for data that does not have the seed of a fault."""
+    return f"the data must hold the fault's seed {seed_id}, it has {n_seeds} other seeds: pass the run's data"
+
+
+def _clean_outputs(calculator: Calculator) -> Tensor:
+    """The model's outputs for every clean input, in chunks of the recorded shape."""
+    n, parts = len(calculator.inputs), []
+    for first in range(0, n, calculator.chunk):
+        rows = torch.arange(first, min(first + calculator.chunk, n), device=calculator.device)
+        inputs = calculator.inputs[padded(rows, calculator.chunk)]
+        if isinstance(calculator.seeds.inputs, Rows):  # other inputs were checked all at once
+            check_bounds(inputs, calculator.target.bounds, calculator.seeds.seed_id[rows.cpu()])
+        parts.append(calculator.target.forward(inputs)[: len(rows)].float())
+    calculator.passes += n
+    return torch.cat(parts)
+
+
 def recorded_origin(run: Reader) -> Origin | None:
-    """How a run's target and data were made, if it knows."""
+    """How a run's target and data were created, if it is recorded."""
     origin = run.record["origin"]
     return None if origin is None else Origin.of({**origin, "bounds": tuple(origin["bounds"])})
 
 
-def recorded_oracle(run: Reader, given: str | Oracle) -> Oracle:
-    """The run's oracle as its clean outputs settled it; another one if it was named on purpose."""
-    start, oracle = run.record["start"], choose_oracle(given)
+def recorded_oracle(run: Reader, requested: str | Oracle) -> Oracle:
+    """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
+    start, oracle = run.record["start"], choose_oracle(requested)
     if oracle.spec() not in ("auto", start["oracle_asked"]):
         return oracle
     if oracle.spec() != start["oracle"]:
-        oracle = _chosen(start["oracle"])
+        oracle = _settled_oracle(start["oracle"])
     is_probability = start["gives_probabilities"]
     return oracle if oracle.is_probability == is_probability else replace(oracle, is_probability=is_probability)
 
 
-def _chosen(spec: str) -> Oracle:
+def _settled_oracle(spec: str) -> Oracle:
     try:
         return choose_oracle(spec)
     except UsageError as error:
         raise UsageError(
-            f"the run's oracle {spec!r} cannot be made again here: pass a target with it, or name it with --oracle "
+            f"the run's oracle {spec!r} cannot be created here: pass a target that has it, or name it with --oracle "
             f"module:function ({error})"
         ) from error
 
 
-def recorded_perturbation(run: Reader, given: str | Perturbation | None) -> Perturbation:
-    """The run's perturbation by its name, or the one given if it is the same."""
+def recorded_perturbation(run: Reader, requested: str | Perturbation | None) -> Perturbation:
+    """The run's perturbation by its name, or the requested one if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
-    recorded = [(each["name"], each["low"], each["high"]) for each in run.record["theta"]]
-    why = "another one has this name"
+    recorded = [(theta["name"], theta["low"], theta["high"]) for theta in run.record["theta"]]
+    reason = "the name now belongs to another perturbation"
     try:
-        chosen = choose_perturbation(given or name, magnitude)
-        found = [(each.name, each.low, each.high) for each in chosen.theta]
-        is_same = given is not None or chosen.code == run.record["perturbation_code"]
-        if is_same and (chosen.name, found) == (name, recorded):
+        chosen = choose_perturbation(requested or name, magnitude)
+        ranges = [(theta.name, theta.low, theta.high) for theta in chosen.theta]
+        is_same = requested is not None or chosen.code == run.record["perturbation_code"]
+        if is_same and (chosen.name, ranges) == (name, recorded):
             return chosen
     except UsageError as error:
-        why = str(error)
-    if given is None:
-        raise UsageError(
-            f"the run's perturbation {name!r} has no name that is known here: pass perturbation=... ({why})"
-        )
+        reason = str(error)
+    if requested is None:
+        raise UsageError(f"the run's perturbation {name!r} is not known by name here: pass perturbation=... ({reason})")
     raise UsageError(
-        f"the perturbation must be the run's {name!r} with theta {recorded}, got {chosen.name!r} with {found}"
+        f"the perturbation must be the run's {name!r} with theta {recorded}, got {chosen.name!r} with {ranges}"
     )
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference; 0 where both are the same to the bit, not-finite values included."""
+    """The largest difference; 0 if both are equal to the bit, including values that are not finite."""
     if a.shape != b.shape:
         return float("inf")
     differs = ~((a == b) | (a.isnan() & b.isnan()))

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import MissingExtraError
-from themis.runs.faults import Faults
+from themis.errors import MissingExtraError, UsageError
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
-from themis.target.activations import Layer
+from themis.runs.faults import Faults, RunHandle
 from themis.settings import Settings
+from themis.target.activations import Layer
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -116,6 +116,13 @@ class Run:
     of_criterion: dict[str, Any]
     """What the criterion itself says."""
     environment: dict[str, Any] = field(repr=False)
+
+    @property
+    def handle(self) -> RunHandle:
+        """Gives access to the model and the seeds, so that tests can be run again."""
+        if self.faults.handle is None:
+            raise UsageError("the run must know its model and data, it knows neither: pass the folder it is stored in")
+        return self.faults.handle
 
     @property
     def coverage(self) -> float:

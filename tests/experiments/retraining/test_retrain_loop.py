@@ -77,7 +77,7 @@ def test_each_round_is_a_run_on_its_own_model(searched, looped):
             assert run.record["settings"]["random_seed"] == stage.number
             fault = run.faults()[0]
             replayer = themis.runs.replay.Replayer(run, stage.model.target, data)
-            assert replayer(fault).is_same
+            assert replayer.replay(fault).is_same
 
 
 def test_rounds_learn_from_all_faults_so_far_and_the_ledger_never_has_a_judge(searched, looped):
@@ -113,7 +113,7 @@ def test_a_round_can_be_retrained_from(searched, looped):
     data, _ = searched
     result, out = looped
     stage = result.stages[0]
-    with pytest.raises(UsageError, match="does not know how to make its target"):
+    with pytest.raises(UsageError, match="does not record how to create its target"):
         retrain(out / "round-1", **QUICK)
     more = retrain(out / "round-1", target=stage.model.target, data=data, **QUICK)
     assert more.outcomes[0].before.disturbed_score == pytest.approx(1 - stage.fault_rate, abs=0.05)

@@ -10,10 +10,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import themis
 from themis import UsageError, cli
-from themis.runs.faults import Faults
 from themis.runs.analysis.group import find_groups, group
 from themis.runs.analysis.stories import Table, find_classes
 from themis.runs.analysis.views import bins, interval
+from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
 
 TWO_WAYS = (Cause(0, 0.7, 0.85, 0, 3), Cause(1, 0.1, 0.2, 2, 7))  # other layers, other answers
@@ -232,4 +232,4 @@ def test_the_command_gives_json_and_refuses_what_has_no_use(found, groups_comman
 def test_a_run_made_in_python_must_be_told_its_model_to_locate(found, groups_command):
     code, said = groups_command(found[0], "--locate")
     assert code == 2
-    assert "does not know how to make its" in said.err
+    assert "does not record how to create its" in said.err

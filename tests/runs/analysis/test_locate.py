@@ -11,9 +11,9 @@ from planted import MARKED, NETS, Cause, cause_of, digits, layer_name, planted
 
 import themis
 from themis import UsageError, cli
-from themis.runs.replay import Replayer
 from themis.runs.analysis.group import group
 from themis.runs.analysis.locate import learn_usual, locate
+from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
 CASES = [(net, layer) for net in ("mlp", "conv", "strided", "skip", "deep") for layer in range(len(NETS[net]().stages))]

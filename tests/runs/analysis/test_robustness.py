@@ -12,8 +12,8 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.replay import Replayer
 from themis.runs.analysis.robustness import CAVEAT, Robustness, draw_robustness, robustness
+from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
 RANGE = 0.2

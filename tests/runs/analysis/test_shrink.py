@@ -10,8 +10,8 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.replay import Replayer
 from themis.runs.analysis.shrink import MOST_SWEEPS, NUDGE, STEPS, shrink
+from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
 RANGE = 0.3
@@ -284,7 +284,7 @@ def test_it_gives_the_same_again_and_from_the_folder(tmp_path):
     run = campaign(THREE, out=tmp_path / "run")
     first = shrink(run)
     assert shrink(run) == first
-    with pytest.raises(UsageError, match="does not know how to make its"):
+    with pytest.raises(UsageError, match="does not record how to create its"):
         shrink(tmp_path / "run")
     reader = Reader(tmp_path / "run")
     assert shrink(Replayer(reader, Target(Mean()), seeds(), THREE)) == first
@@ -316,7 +316,7 @@ def test_pictures_that_are_no_longer_alike_do_not_count_as_faults():
     shrunk = shrink(run, faults)
     assert len(shrunk) == len(faults) > 20
     assert all(each.ssim >= 0.8 and each.after["share"] > 0.7 for each in shrunk)
-    run.faults._replay.keywords["calculator"].min_ssim = None
+    run.faults.handle.calculator.min_ssim = None
     assert all(each.after["share"] < 0.7 for each in shrink(run, faults))
 
 

@@ -156,12 +156,12 @@ def test_folders_of_models_in_memory_take_a_replayer(base, tmp_path):
     assert found.after["run"] == str(tmp_path / "later")
     with pytest.raises(ModelError, match=r"must be the one that was tested.*the run's was"):
         diff(base, Replayer(reader, themis.Target(Mean(0.43)), seeds()))
-    with pytest.raises(UsageError, match="does not know how to make its target"):
+    with pytest.raises(UsageError, match="does not record how to create its target"):
         diff(base, tmp_path / "later")
 
 
 def test_the_campaigns_own_tools_are_left_as_they_were(base):
-    calculator = base.faults._replay.keywords["calculator"]
+    calculator = base.faults.handle.calculator
     before = (calculator.oracle, calculator.min_ssim)
     fault = base.faults[0]
     diff(campaign(0.45, min_ssim=0.2), base, tests=50)

@@ -14,8 +14,8 @@ from matplotlib.image import imread
 
 import themis
 from themis import UsageError
-from themis.runs.faults import Faults
 from themis.perturb import Perturbation, Theta
+from themis.runs.faults import Faults
 
 PLOTS = ("coverage", "faults", "layers", "matrix", "theta", "time", "robustness")
 

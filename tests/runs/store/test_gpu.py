@@ -48,9 +48,9 @@ def test_a_resumed_campaign_ends_as_one_that_was_not_stopped(target, data, tmp_p
     for name, column in whole.faults.columns.items():
         np.testing.assert_array_equal(column, resumed.faults.columns[name], err_msg=name)
     with closing(Reader(tmp_path / "run")) as run:
-        replay = Replayer(run, target, data)
+        replayer = Replayer(run, target, data)
         for fault in run.faults("tensors IS NOT NULL", limit=5):
-            again = replay(fault)
+            again = replayer.replay(fault)
             assert again.is_same
             assert again.changes == []
             assert again.input_gap == again.output_gap == 0

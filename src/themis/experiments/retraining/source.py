@@ -13,10 +13,9 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.experiments.retraining.copies import check_trainable
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
-from themis.runs.analysis.bench import _campaign
 from themis.runs.faults import Faults
 from themis.runs.parts import Parts, read_parts
-from themis.runs.replay import Replayer, recorded_oracle
+from themis.runs.replay import Replayer, live_handle, recorded_oracle
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
@@ -98,11 +97,11 @@ def _learning(source: Source, train: Any) -> Source:
 
 
 def _of_process(run: Run, target: Any, data: Any, judge: Any, origin: Origin | None) -> Source:
-    calculator, searched = _campaign(run)
+    calculator = live_handle(run).calculator
     settings = run.start.settings
     made = _trainable(calculator.target if target is None else as_target(target), calculator.oracle)
     if settings.split is None:
-        whole = searched
+        whole = calculator.seeds
     elif data is None:
         raise UsageError("data must be given, all of it: a run in memory keeps the seeds alone that it searched")
     else:
@@ -139,7 +138,7 @@ def _of_folder(
     weights = None if made.origin is None else made.origin.weights_path()
     about = {"run": str(run.path.resolve()), **_about(settings, made.perturbation), "model_sha256": now}
     about |= {"faults": run.count(), "tests": summary["tests"]}
-    what = (tested, parts, made.perturbation, run.faults(replay=made), settings, summary["passes"], made.origin)
+    what = (tested, parts, made.perturbation, run.faults(handle=made), settings, summary["passes"], made.origin)
     return Source(*what, ledger_of(tested, weights), whole, about, run)
 
 

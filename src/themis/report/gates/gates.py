@@ -15,9 +15,9 @@ from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, Gates, open_baseline
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.bench import Source
     from themis.runs.diff.result import Diff
     from themis.runs.faults import Fault
+    from themis.runs.replay import RunSource
 
 __all__ = ["METRICS", "Gates", "Verdict", "Verdicts", "check_gates", "write_junit", "write_markdown"]
 
@@ -98,7 +98,7 @@ class Verdicts:
         }
 
 
-def check_gates(run: Source, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> Verdicts:
+def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> Verdicts:
     """Hold a finished run, or its folder, against gates.
 
     folder: where the run was written to, if it is given as `themis.run` gave it. remedy: advice where the baseline's

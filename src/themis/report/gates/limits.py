@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.bench import Source
+    from themis.runs.replay import RunSource
     from themis.runs.store.reader import Reader
 
 
@@ -81,14 +81,14 @@ class Gates:
     """The most that the upper bound of the uniform stream's fault rate may be."""
     max_new_faults: int | None = None
     """The most new faults against the baseline: those that the baseline's model stands up to."""
-    baseline: Source | None = None
+    baseline: RunSource | None = None
 
     @staticmethod
     def of(
         fail_under: str | Iterable[str] | dict[str, float] = (),
         max_fault_rate: float | None = None,
         max_new_faults: int | None = None,
-        baseline: Source | None = None,
+        baseline: RunSource | None = None,
     ) -> Gates:
         """Gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
         if isinstance(fail_under, str):

@@ -9,13 +9,13 @@ import numpy as np
 if TYPE_CHECKING:
     from themis.measure.tests import Floats
     from themis.perturb.perturbation import Theta
-    from themis.runs.analysis.bench import Bench
+    from themis.runs.analysis.bench import TestBench
 
 NAMED = 3
 """Dimensions that a sentence names, those that go furthest; the others are counted."""
 
 
-def what_is_enough(bench: Bench, before: Floats, after: Floats) -> str:
+def what_is_enough(bench: TestBench, before: Floats, after: Floats) -> str:
     """Such as "12 of 200 drops are enough" or "sigma 0.031 instead of 0.2 is enough; angle does not matter"."""
     is_back = (after == bench.identity) if len(bench.theta) > 1 else np.array([False])
     idle = [theta.name for theta, back in zip(bench.theta, is_back, strict=True) if back]

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import UsageError
-from themis.runs.faults import Column, Fault, Faults, telling
 from themis.runs.analysis.stories import Table, find_classes, ordered
 from themis.runs.analysis.views import Views, interval
+from themis.runs.faults import Column, Fault, Faults, telling
 
 Ints = NDArray[np.int64]
 SAMPLE = 2000

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, UsageError
-from themis.runs.faults import Fault
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Tests
-from themis.target.activations import Layer
 from themis.runs.analysis.group import Group
 from themis.runs.analysis.usual import Floats, Usual, learn_usual, measure, walk
+from themis.runs.faults import Fault
+from themis.target.activations import Layer
 
 __all__ = ["Carrier", "Located", "Neuron", "Usual", "learn_usual", "locate"]
 MEMBERS = 24

@@ -17,8 +17,9 @@ from themis.judge.estimate import Estimate
 
 if TYPE_CHECKING:
     from themis.measure.tests import Floats, Ints
-    from themis.runs.analysis.bench import Bench, Source
+    from themis.runs.analysis.bench import TestBench
     from themis.runs.analysis.shrink import Shrunk
+    from themis.runs.replay import RunSource
 
 SHOWN = (0.05, 0.1, 0.25, 0.5, 1.0)
 """Strengths that a summary names."""
@@ -138,14 +139,14 @@ class Robustness:
         }
 
 
-def robustness(run: Source, known: Sequence[Shrunk] = ()) -> Robustness:
+def robustness(run: RunSource, known: Sequence[Shrunk] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
     Of each seed that failed, the fault of the smallest strength is shrunk. Each other seed is run once more at full
     strength, at a corner of theta and at the opposite one: what breaks there is shrunk too, the rest is censored at 1.
     known: faults of it that were shrunk already; one that is weaker than what is found here takes its place.
     """
-    from themis.runs.analysis.bench import opened
+    from themis.runs.analysis.bench import open_bench
     from themis.runs.analysis.shrink import shrink_tests
     from themis.runs.store.reader import Reader
 
@@ -153,7 +154,7 @@ def robustness(run: Source, known: Sequence[Shrunk] = ()) -> Robustness:
         if isinstance(run, str | Path):
             run = stack.enter_context(closing(Reader(run)))
         recorded = _recorded(run)
-        bench = stack.enter_context(opened(run))
+        bench = stack.enter_context(open_bench(run))
         usable = bench.usable()
         found: list[Shrunk] = []
         if len(recorded["id"]):
@@ -201,14 +202,14 @@ def _recorded(run: Any) -> dict[str, NDArray[Any]]:
     return {**whole, "theta": np.array(values[len(names) :], dtype=np.float32).T}
 
 
-def _weakest(bench: Bench, recorded: dict[str, NDArray[Any]]) -> Ints:
+def _weakest(bench: TestBench, recorded: dict[str, NDArray[Any]]) -> Ints:
     """Of each seed, the fault of the smallest strength."""
     order = np.lexsort((recorded["id"], bench.strength(recorded["theta"])))
     first: Ints = np.sort(order[np.unique(recorded["seed_id"][order], return_index=True)[1]])
     return first
 
 
-def _corner_tests(bench: Bench, rows: Ints, turn: int) -> tuple[Ints, Floats, Ints]:
+def _corner_tests(bench: TestBench, rows: Ints, turn: int) -> tuple[Ints, Floats, Ints]:
     """Seeds, theta and noise of a test a seed at full strength: at a corner, or in turn 1 at the opposite one."""
     from themis.search.policy import Space
 
@@ -227,7 +228,7 @@ def _corner_tests(bench: Bench, rows: Ints, turn: int) -> tuple[Ints, Floats, In
     return rows, tests.theta, tests.noise_seed
 
 
-def _whole(bench: Bench) -> str:
+def _whole(bench: TestBench) -> str:
     """What strength 1 is, where one number says it."""
     if len(bench.theta) > 1:
         return ""

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import UsageError
-from themis.runs.faults import Fault, Faults
 from themis.measure.tests import Bools, Floats, Ints
-from themis.runs.replay import Replayer
-from themis.runs.run import Run
-from themis.runs.analysis.bench import Bench, Ran, Source, opened
+from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
 from themis.runs.analysis.enough import what_is_enough
+from themis.runs.faults import Fault, Faults
+from themis.runs.replay import Replayer, RunSource
+from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.selection import Selection
 
@@ -81,7 +81,7 @@ class Shrunk:
 
 
 def shrink(
-    run: Source, faults: Sequence[Fault] | None = None, *, most: int = MOST, is_simplest: bool = False
+    run: RunSource, faults: Sequence[Fault] | None = None, *, most: int = MOST, is_simplest: bool = False
 ) -> list[Shrunk]:
     """Shrink faults of a campaign, all of them at once: a step of every bisection is one batched pass.
 
@@ -98,7 +98,7 @@ def shrink(
         if not chosen:
             return []
         seed_id = np.array([fault.seed_id for fault in chosen])
-        bench = stack.enter_context(opened(run, seed_id, min(fault.chunk for fault in chosen)))
+        bench = stack.enter_context(open_bench(run, seed_id, min(fault.chunk for fault in chosen)))
         theta = np.array([list(fault.theta.values()) for fault in chosen], dtype=np.float32)
         if [*chosen[0].theta] != [each.name for each in bench.theta]:
             raise UsageError(f"the faults must be of this run, got theta {', '.join(chosen[0].theta)}: take its own")
@@ -108,7 +108,7 @@ def shrink(
 
 
 def shrink_tests(
-    bench: Bench,
+    bench: TestBench,
     rows: Ints,
     theta: Floats,
     noise_seed: Ints,
@@ -139,7 +139,7 @@ def shrink_tests(
 class _Work:
     """Faults being shrunk: the smallest theta so far of each, and what came of it."""
 
-    def __init__(self, bench: Bench, rows: Ints, theta: Floats, noise_seed: Ints) -> None:
+    def __init__(self, bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints) -> None:
         self.bench, self.rows, self.noise_seed = bench, rows, noise_seed
         self.size = min(len(rows), bench.calculator.chunk)
         self.start = bench.settled(theta)
@@ -149,7 +149,7 @@ class _Work:
         self.best = self._run(np.arange(len(rows)), self.theta)
         self.broke = self.best.is_fault.copy()
 
-    def _run(self, at: Ints, theta: Floats) -> Ran:
+    def _run(self, at: Ints, theta: Floats) -> TestOutcomes:
         self.n_run[at] += 1
         return self.bench.run(self.rows[at], theta, self.noise_seed[at], self.size)
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import DataError, UsageError
+from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
 from themis.measure.tests import Tests
-from themis.target.activations import OUTPUT, Layer, flatten
+from themis.runs.replay import Replayer, open_handle
+from themis.runs.run import Run
 from themis.search.policy import UNIFORM_STREAM, Space
-
-if TYPE_CHECKING:
-    from themis.runs.replay import Replayer
-    from themis.runs.run import Run
+from themis.target.activations import OUTPUT, Layer, flatten
 
 Floats = NDArray[np.float64]
 ORDINARY = 384
@@ -60,7 +57,7 @@ def learn_usual(source: Run | Replayer | Calculator, n: int = ORDINARY, random_s
 
     source: a finished run in memory, the replayer of a run folder, or a calculator that has swept its seeds.
     """
-    calculator = source if isinstance(source, Calculator) else _calculator(source, n)
+    calculator = source if isinstance(source, Calculator) else _swept(source, n)
     with calculator.target.opened(), torch.no_grad():
         tests = _ordinary(calculator, n, random_seed)
         sums = {layer.name: torch.zeros(layer.n_neurons, device=calculator.device) for layer in calculator.layers}
@@ -185,27 +182,16 @@ def _floored(usual: Tensor) -> Tensor:
     return usual.clamp(min=max(float(LEAST * usual.square().mean().sqrt()), 1e-12))
 
 
-def _calculator(source: Run | Replayer, n: int) -> Calculator:
-    """One that has swept its seeds: the campaign's own, or one of the failing seeds of a run folder and `n` others."""
-    from themis.runs.open import Replays
-    from themis.runs.replay import Replayer, recorded_oracle
+def _swept(source: Run | Replayer, n: int) -> Calculator:
+    """A calculator that has swept its seeds: the failing seeds of the run, and `n` more."""
+    with open_handle(source) as handle:
+        seed_id = handle.seeds.seed_id.numpy()
+        spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
+        return handle.swept(np.union1d(_failing(source), seed_id[spread]))
 
-    if not isinstance(source, Replayer):
-        if isinstance(source.faults._replay, Replays):
-            with source.faults._replay.replayer() as made:
-                return _calculator(made, n)
-        known = getattr(source.faults._replay, "keywords", {}).get("calculator")
-        if known is None:
-            raise UsageError("the run must be one of this process, this one has lost its campaign: use its folder")
-        assert isinstance(known, Calculator)
-        return known
-    oracle = recorded_oracle(source.run, source.target.oracle)
-    chunk = source.run.record["start"]["chunk"]
-    failing = [seed_id for (seed_id,) in source.run.select("DISTINCT seed_id", order="seed_id")]
-    every = np.linspace(0, len(source.seeds) - 1, min(n, len(source.seeds))).round().astype(np.int64)
-    rows = np.union1d(np.flatnonzero(np.isin(source.seeds.seed_id.numpy(), failing)), every)
-    seeds = source.seeds[torch.from_numpy(rows)].held()
-    calculator = Calculator(source.target, seeds, source.perturbation, oracle, chunk=chunk, clean_bytes=0)
-    with source.target.opened():
-        calculator.sweep()
-    return calculator
+
+def _failing(source: Run | Replayer) -> NDArray[np.int64]:
+    if isinstance(source, Run):
+        return np.unique(source.faults.columns.get("seed_id", np.zeros(0, np.int64)))
+    rows = source.run.select("DISTINCT seed_id", order="seed_id")
+    return np.array([seed_id for (seed_id,) in rows], dtype=np.int64)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from themis.errors import UsageError
+from themis.runs.analysis.bench import TestBench, open_bench
+from themis.runs.analysis.robustness import Robustness, robustness
 from themis.runs.diff.replays import Paired, Replayed, judged_alike, replay_on_other, right_on_both, run_paired
 from themis.runs.diff.result import Diff
 from themis.runs.diff.sides import (
@@ -17,10 +20,8 @@ from themis.runs.diff.sides import (
 )
 from themis.runs.diff.statistics import LEVEL
 from themis.runs.diff.techniques import compare_techniques
-from themis.errors import UsageError
+from themis.runs.replay import RunSource
 from themis.runs.run import Run, percent
-from themis.runs.analysis.bench import Bench, Source, opened
-from themis.runs.analysis.robustness import Robustness, robustness
 
 TESTS = 2000
 """Tests that are drawn anew and run on both models."""
@@ -30,8 +31,8 @@ KINDS = ("auto", "versions", "techniques")
 
 
 def diff(
-    before: Source,
-    after: Source,
+    before: RunSource,
+    after: RunSource,
     *,
     kind: str = "auto",
     tests: int = TESTS,
@@ -74,7 +75,7 @@ def _versions(one: Side, other: Side, tests: int, has_curves: bool, random_seed:
     for each in (one, other):
         each.make()
     box = common_box(one, other)
-    with opened(one.source) as first, opened(other.source) as second:
+    with open_bench(one.source) as first, open_bench(other.source) as second:
         benches = (first, second)
         _check_oracles(one, other, benches)
         with judged_alike(benches):
@@ -96,7 +97,7 @@ def _versions(one: Side, other: Side, tests: int, has_curves: bool, random_seed:
     return Diff("versions", verdict, sentence, *facts, paired, gone, new, curves=drawn, notes=tuple(notes))
 
 
-def _notes_of_benches(benches: tuple[Bench, Bench]) -> list[str]:
+def _notes_of_benches(benches: tuple[TestBench, TestBench]) -> list[str]:
     first, second = (bench.calculator for bench in benches)
     notes = []
     if first.perturbation.passes:
@@ -106,7 +107,7 @@ def _notes_of_benches(benches: tuple[Bench, Bench]) -> list[str]:
     return notes
 
 
-def _notes_of_seeds(benches: tuple[Bench, Bench], shared: Common, only_one: int, only_other: int) -> list[str]:
+def _notes_of_seeds(benches: tuple[TestBench, TestBench], shared: Common, only_one: int, only_other: int) -> list[str]:
     notes = []
     if only_one or only_other:
         notes.append(
@@ -128,7 +129,7 @@ def _notes_of_faults(name: str, replayed: Replayed) -> list[str]:
     return [f"{n:,} faults of {name} {what}" for what, n in counts.items() if n]
 
 
-def _check_oracles(one: Side, other: Side, benches: tuple[Bench, Bench]) -> None:
+def _check_oracles(one: Side, other: Side, benches: tuple[TestBench, TestBench]) -> None:
     specs = [bench.calculator.oracle.spec() for bench in benches]
     if specs[0].partition(":")[0] != specs[1].partition(":")[0]:
         raise UsageError(

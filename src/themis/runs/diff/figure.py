@@ -10,8 +10,8 @@ import numpy as np
 from themis.errors import UsageError
 
 if TYPE_CHECKING:
-    from themis.runs.diff.result import Diff
     from themis.runs.analysis.robustness import Robustness
+    from themis.runs.diff.result import Diff
 
 AFTER = "#1f5fa8"
 

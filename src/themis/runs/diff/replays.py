@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from themis.compute import rng
-from themis.runs.diff.sides import Common
-from themis.runs.diff.statistics import mcnemar, rates
 from themis.errors import DataError
-from themis.runs.faults import Fault
 from themis.judge.estimate import Estimate
 from themis.measure.tests import Bools, Floats, Ints
-from themis.runs.analysis.bench import Bench, Ran
+from themis.runs.analysis.bench import TestBench, TestOutcomes
+from themis.runs.diff.sides import Common
+from themis.runs.diff.statistics import mcnemar, rates
+from themis.runs.faults import Fault
 from themis.search.policy import Space
 
 STREAM = 2
@@ -81,7 +81,7 @@ class Replayed:
 
 
 @contextmanager
-def judged_alike(benches: tuple[Bench, Bench]) -> Iterator[None]:
+def judged_alike(benches: tuple[TestBench, TestBench]) -> Iterator[None]:
     """Both models judged by the first one's oracle, and by the stricter rule of what is still the same picture."""
     first, second = (bench.calculator for bench in benches)
     kept = (second.oracle, second.clean_outputs, second.reference)
@@ -97,7 +97,7 @@ def judged_alike(benches: tuple[Bench, Bench]) -> Iterator[None]:
         first.min_ssim, second.min_ssim = ssims
 
 
-def right_on_both(common: Common, benches: tuple[Bench, Bench]) -> tuple[Common, int, int]:
+def right_on_both(common: Common, benches: tuple[TestBench, TestBench]) -> tuple[Common, int, int]:
     """Of the common seeds those that both models answer rightly; and how many only the first, and only the second."""
     one, other = (
         np.isin(rows, bench.usable()) for rows, bench in zip((common.one, common.other), benches, strict=True)
@@ -110,7 +110,7 @@ def right_on_both(common: Common, benches: tuple[Bench, Bench]) -> tuple[Common,
 
 
 def run_paired(
-    common: Common, benches: tuple[Bench, Bench], box: tuple[Floats, Floats], n: int, random_seed: int
+    common: Common, benches: tuple[TestBench, TestBench], box: tuple[Floats, Floats], n: int, random_seed: int
 ) -> Paired:
     """Draw n tests, every seed once before any twice, and run them on both models."""
     perturbation = benches[0].calculator.perturbation
@@ -146,8 +146,8 @@ def run_paired(
 
 
 def run_tests(
-    bench: Bench, rows: Ints, theta: Floats, noise_seed: Ints, benches: tuple[Bench, Bench] | None = None
-) -> Ran:
+    bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: tuple[TestBench, TestBench] | None = None
+) -> TestOutcomes:
     """Run tests at a shape that both benches can take."""
     size = None if benches is None else min(each.calculator.chunk for each in benches)
     with torch.no_grad():
@@ -158,7 +158,7 @@ def replay_on_other(
     own: Sequence[Fault],
     others: Sequence[Fault],
     common: Common,
-    benches: tuple[Bench, Bench],
+    benches: tuple[TestBench, TestBench],
     box: tuple[Floats, Floats],
     *,
     is_swapped: bool = False,
@@ -191,7 +191,9 @@ def replay_on_other(
     return Replayed(gone_ids, moved, found, missing, _ids(apart), left_out, tuple(telling))
 
 
-def _breaks_near(bench: Bench, rows: Ints, theta: Floats, noise_seed: Ints, benches: tuple[Bench, Bench]) -> Bools:
+def _breaks_near(
+    bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: tuple[TestBench, TestBench]
+) -> Bools:
     """Which tests break the model with other noise."""
     broke = np.zeros(len(rows), dtype=bool)
     if not bench.calculator.perturbation.is_random:
@@ -204,7 +206,7 @@ def _breaks_near(bench: Bench, rows: Ints, theta: Floats, noise_seed: Ints, benc
     return broke
 
 
-def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: Bench) -> Bools:
+def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: TestBench) -> Bools:
     """Which tests the other run has a fault to, of the same seed and no stronger."""
     weakest: dict[int, float] = {}
     known = _theta(others, bench)
@@ -217,7 +219,7 @@ def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: Be
     )
 
 
-def _theta(faults: Sequence[Fault], bench: Bench) -> Floats:
+def _theta(faults: Sequence[Fault], bench: TestBench) -> Floats:
     rows = [list(fault.theta.values()) for fault in faults]
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(bench.theta))
 
@@ -226,7 +228,7 @@ def _column(faults: Sequence[Fault], name: str) -> Ints:
     return np.array([getattr(fault, name) for fault in faults], dtype=np.int64)
 
 
-def _is_dropped(ran: Ran, bench: Bench) -> Bools:
+def _is_dropped(ran: TestOutcomes, bench: TestBench) -> Bools:
     least = bench.calculator.min_ssim
     return np.zeros(len(ran.ssim), dtype=bool) if least is None else ran.ssim < least
 

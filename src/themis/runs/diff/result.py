@@ -11,10 +11,10 @@ from themis.runs.run import percent
 from themis.runs.store.writer import finite
 
 if TYPE_CHECKING:
+    from themis.runs.analysis.robustness import Robustness
     from themis.runs.diff.replays import Paired, Replayed
     from themis.runs.diff.techniques import Overlap
     from themis.runs.faults import Fault
-    from themis.runs.analysis.robustness import Robustness
 
 SHOWN = 20
 """Ids that a line names."""

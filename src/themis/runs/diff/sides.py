@@ -15,14 +15,14 @@ import torch
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError
-from themis.runs.faults import Fault
-from themis.target.fingerprint import hash_seeds
 from themis.measure.tests import Bools, Floats, Ints
-from themis.runs.replay import Replayer
-from themis.runs.run import Run, name_of
-from themis.runs.analysis.bench import Bench, Source, _campaign
+from themis.runs.analysis.bench import TestBench
 from themis.runs.analysis.shrink import read_faults
+from themis.runs.faults import Fault
+from themis.runs.replay import Replayer, RunSource, live_handle
+from themis.runs.run import Run, name_of
 from themis.runs.store.reader import Reader
+from themis.target.fingerprint import hash_seeds
 
 STEP = 1000
 """Seeds whose inputs are compared at a time."""
@@ -77,14 +77,14 @@ class Side:
     def model(self) -> str:
         """Hash of the model that was tested."""
         if isinstance(self.source, Run):
-            return _campaign(self.source)[0].target.fingerprint()
+            return live_handle(self.source).calculator.target.fingerprint()
         return str(self.source.run.record["environment"]["model_sha256"])
 
     @property
     def data(self) -> str:
         """Hash of the data that was tested."""
         if isinstance(self.source, Run):
-            return hash_seeds(_campaign(self.source)[1])
+            return hash_seeds(live_handle(self.source).seeds)
         return str(self.source.run.record["environment"]["data_sha256"])
 
     def words(self) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ class Side:
 
 
 @contextmanager
-def side(source: Source, name: str = "", remedy: str = "") -> Iterator[Side]:
+def side(source: RunSource, name: str = "", remedy: str = "") -> Iterator[Side]:
     """A side from a run, a folder or what replays one."""
     how = {"remedy": remedy} if remedy else {}
     if isinstance(source, str | Path):
@@ -154,7 +154,7 @@ def check_perturbations(one: Side, other: Side) -> None:
 def _kind(side: Side) -> str:
     """A perturbation without the ranges that stand in its name."""
     if isinstance(side.source, Run):
-        return _campaign(side.source)[0].perturbation.code
+        return live_handle(side.source).calculator.perturbation.code
     return str(side.source.run.record["perturbation_code"])
 
 
@@ -180,7 +180,7 @@ class Common:
         return replace(self, seed_id=self.seed_id[rows], one=self.one[rows], other=self.other[rows])
 
 
-def common_seeds(one: Side, other: Side, benches: tuple[Bench, Bench]) -> Common:
+def common_seeds(one: Side, other: Side, benches: tuple[TestBench, TestBench]) -> Common:
     """Seeds with the same number, input and label in both."""
     first, second = (bench.seeds for bench in benches)
     seed_id, a, b = np.intersect1d(first.seed_id.numpy(), second.seed_id.numpy(), return_indices=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from themis.errors import DataError
 from themis.runs.diff.sides import Side
 from themis.runs.diff.statistics import LEVEL, mcnemar
-from themis.errors import DataError
 
 ALIKE = 0.05
 """Budgets that differ by no more than this are alike."""

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.runs.store import schema
-from themis.runs.store.schema import DATABASE, KINDS
+from themis.runs.store.schema import DATABASE
 
 if TYPE_CHECKING:
-    from themis.runs.faults import Column, Fault, Faults, Replay
+    from themis.runs.faults import Column, Faults, RunHandle
     from themis.runs.run import Round
     from themis.runs.store.tensors import Tensors
     from themis.runs.store.writer import Checkpoint
 
 BATCH = 5000
 """Rows that are fetched at once."""
+STATES = {"user": "interrupted", "error": "failed"}
+"""States of a campaign by stop reason; any other reason is "ended"."""
 
 
 class Reader:
@@ -77,6 +80,24 @@ class Reader:
             return self.summary() is None
         return False
 
+    def state(self, summary: dict[str, Any] | None) -> str:
+        """running, ended, interrupted, failed or killed; `summary` is the run's."""
+        if summary is not None:
+            return STATES.get(summary["stop_reason"], "ended")
+        if self.is_running():
+            return "running"
+        return "failed" if self.record.get("failed") else "killed"
+
+    def stop_sentence(self, summary: dict[str, Any] | None, state: str) -> str:
+        """Why the campaign stopped; `summary` and `state` are the run's."""
+        if summary is not None:
+            return str(summary["stop"])
+        if state == "running":
+            return "The campaign is still running."
+        if state == "failed":
+            return str(self.record["failed"])
+        return f"The campaign was killed before it could say why; resume it with themis resume {quote(str(self.path))}."
+
     def rounds(self, last: int = 1 << 62) -> list[Round]:
         """All rounds, or those up to number `last`."""
         with self._explained():
@@ -125,15 +146,15 @@ class Reader:
         order: str = "id",
         limit: int = -1,
         table: str = "faults",
-        replay: Callable[[Fault], Replay] | None = None,
+        handle: RunHandle | None = None,
     ) -> Faults:
-        """Faults as a campaign has them; `replay` runs one again."""
-        from themis.runs.faults import Faults
+        """Faults as a campaign returns them; `handle` gives access to the model that replays them."""
+        from themis.runs.faults import COLUMN_TYPES, Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
-        names = [*KINDS, *theta, "signature"]
+        names = [*COLUMN_TYPES, *theta, "signature"]
         rows = self.select(", ".join(names), where, values, order, limit, table)
-        faults = Faults(self.record["perturbation"], self.theta, self.layers, replay)
+        faults = Faults(self.record["perturbation"], self.theta, self.layers, handle)
         if rows:
             faults.add(**_columns(rows, len(theta)))
         return faults
@@ -220,14 +241,15 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
     import numpy as np
 
     from themis.oracle import KEPT
+    from themis.runs.faults import COLUMN_TYPES
 
     by_name = list(zip(*rows, strict=True))
     columns: dict[str, Column] = {}
-    for name, values in zip(KINDS, by_name, strict=False):
+    for name, values in zip(COLUMN_TYPES, by_name, strict=False):
         missing = {"label": -1, "clean_answer": KEPT}.get(name, np.nan)
         plain = [missing if value is None else value for value in values] if None in values else list(values)
-        columns[name] = np.array(plain, dtype=KINDS[name].lower())
-    theta = by_name[len(KINDS) : len(KINDS) + n_theta]
+        columns[name] = np.array(plain, dtype=COLUMN_TYPES[name].lower())
+    theta = by_name[len(COLUMN_TYPES) : len(COLUMN_TYPES) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
     shares = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
     columns["signature"] = shares / np.float32(schema.SHARES)

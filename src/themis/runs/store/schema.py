@@ -18,28 +18,6 @@ SHARES = 10_000
 """Parts that the share of a layer in a signature is counted in: whole numbers are written three times as fast."""
 APPLICATION = 0x7E315
 """SQLite's application_id: tells a run from any other database."""
-KINDS = {
-    "id": "int64",
-    "seed_id": "int64",
-    "noise_seed": "int64",
-    "round": "int64",
-    "stream": "str",
-    "kind": "str",
-    "label": "Int64",
-    "clean_answer": "Int64",
-    "answer": "int64",
-    "clean_value": "float32",
-    "value": "float32",
-    "confidence": "float32",
-    "margin": "float32",
-    "distance": "float32",
-    "linf": "float32",
-    "ssim": "float32",
-    "position": "int64",
-    "chunk": "int64",
-    "raised": "bool",
-}
-"""What the columns of a fault hold, beside theta and signature; Int64 is whole numbers of which some may miss."""
 
 _TABLES = """
 CREATE TABLE run (           -- what the campaign is; written once

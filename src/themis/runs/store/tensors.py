@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import MissingExtraError, StoreError
-from themis.runs.faults import Column, telling
 from themis.measure.tests import Bools, Ints
+from themis.runs.faults import Column, telling
 from themis.runs.store.files import write_file
 
 FEW_BYTES, MANY_FILES = 32 << 20, 32

@@ -33,7 +33,7 @@ def replay(named: str, target: Any, data: Any, perturbation: Any) -> None:
         if not len(found):
             raise UsageError(f"--themis-replay must name a fault of the run, got {id}: see themis faults {folder}")
         fault = found[0]
-        replayed = Replayer(run, as_target(target), data, given)(fault)
+        replayed = Replayer(run, as_target(target), data, given).replay(fault)
     now = describe_answer(replayed.answer, replayed.value, replayed.confidence)
     state = "still a fault" if replayed.is_fault else "no longer a fault"
     exact = ", as it was recorded" if replayed.is_same else ""
