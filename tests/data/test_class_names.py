@@ -88,13 +88,13 @@ def test_a_run_its_report_and_its_figures_say_the_names(tmp_path):
     found = run(tmp_path / "run", Named())
     assert found.start.classes == NAMES
     view = read_view(tmp_path / "run")
-    assert view["outcomes"] == {str(k): NAMES[k] for k in {fault.answer for fault in found.faults}}
+    assert view.outcomes == {k: NAMES[k] for k in {fault.answer for fault in found.faults}}
     labels = {text.get_text() for text in found.plot_matrix().axes[0].get_xticklabels()}
     assert labels <= set(NAMES)
     assert labels
     inputs = torch.stack([Named()[k][0] for k in range(30)])
     themis.resume(tmp_path / "run", Brightness(), (inputs, torch.arange(30) % 3), max_tests=300)
-    assert set(read_view(tmp_path / "run")["outcomes"].values()) <= set(NAMES)
+    assert set(read_view(tmp_path / "run").outcomes.values()) <= set(NAMES)
 
 
 def test_names_that_are_given_count_more(tmp_path):

@@ -104,7 +104,7 @@ def test_a_report_that_cannot_be_written_costs_no_result(here, capsys, monkeypat
         ("run.sqlite", b"not a database at all" * 99, 3, "cannot be read"),
         ("run.sqlite", None, 2, "must be a folder with run.sqlite"),
         ("summary.json", b"{half", 3, "must be JSON, it is damaged"),
-        ("shrunk.json", b"{half", 3, "make it again with themis shrink"),
+        ("shrunk.json", b"{half", 3, "write it again with themis shrink"),
         ("tensors", b"\x00" * 64, 3, "must be a safetensors file, it is damaged"),
     ],
 )

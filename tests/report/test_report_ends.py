@@ -37,13 +37,13 @@ def fail(out, left):
 def test_a_campaign_that_failed_says_so_and_why(left, n_rounds, tmp_path):
     fail(tmp_path / "run", left)
     view = read_view(tmp_path / "run")
-    assert view["state"] == "failed"
-    assert "<b>out of luck</b>" in view["stop"]
-    assert len(view["rounds"]) == n_rounds
-    assert 0 < view["counts"]["tests"] <= 200 * n_rounds
-    assert view["counts"]["faults"] == view["faults"]["n"] > 0
-    assert view["fault_rate"] is not None
-    assert ["themis resume " + str(tmp_path / "run"), "Go on where it stopped"] in view["reproduce"]
+    assert view.state == "failed"
+    assert "<b>out of luck</b>" in view.stop
+    assert len(view.rounds) == n_rounds
+    assert 0 < view.counts.tests <= 200 * n_rounds
+    assert view.counts.faults == view.faults.n > 0
+    assert view.fault_rate is not None
+    assert f"themis resume {tmp_path / 'run'}" in {each.command for each in view.reproduce}
 
 
 def test_what_was_said_stays_where_going_on_fails_at_once(tmp_path):
@@ -52,8 +52,8 @@ def test_what_was_said_stays_where_going_on_fails_at_once(tmp_path):
     with pytest.raises(ModelError):
         themis.resume(tmp_path / "run", Failing(1), pictures())
     after = read_view(tmp_path / "run")
-    assert (after["state"], after["stop"]) == ("failed", before["stop"])
-    assert after["fault_rate"] == before["fault_rate"] is not None
+    assert (after.state, after.stop) == ("failed", before.stop)
+    assert after.fault_rate == before.fault_rate is not None
 
 
 def test_a_campaign_that_failed_in_its_first_round_goes_on_to_the_same_end(tmp_path):
@@ -63,7 +63,7 @@ def test_a_campaign_that_failed_in_its_first_round_goes_on_to_the_same_end(tmp_p
     run = themis.resume(tmp_path / "run", Failing(10**9), pictures(), max_tests=600)
     assert [each.tests for each in run.rounds] == [each.tests for each in whole.rounds]
     assert run.faults.columns["id"].tolist() == whole.faults.columns["id"].tolist()
-    assert read_view(tmp_path / "run")["state"] == "ended"
+    assert read_view(tmp_path / "run").state == "ended"
 
 
 def test_a_model_whose_neurons_turn_to_nothing_has_failed(tmp_path):
@@ -80,22 +80,22 @@ def test_a_model_whose_neurons_turn_to_nothing_has_failed(tmp_path):
     with pytest.raises(ModelError):
         themis.run(Breaking(), pictures() * (pictures() > 0.5), "gaussian", magnitude=0.5, out=tmp_path / "run")
     view = read_view(tmp_path / "run")
-    assert view["state"] == "failed"
-    assert view["stop"].startswith("Stopped because it failed: ")
-    assert view["coverage"] is None  # what is not finite cannot be judged
+    assert view.state == "failed"
+    assert view.stop.startswith("Stopped because it failed: ")
+    assert view.coverage is None  # what is not finite cannot be judged
 
 
 def test_a_campaign_that_was_killed(tmp_path):
     fail(tmp_path / "run", 12)
     failed = read_view(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    assert read_view(tmp_path / "run")["stop"] == failed["stop"]
+    assert read_view(tmp_path / "run").stop == failed.stop
     with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database:  # as a kill leaves it
         database.execute("DELETE FROM run WHERE name = 'failed'")
         database.commit()
     killed = read_view(tmp_path / "run")
-    assert killed["state"] == "killed"
-    assert "themis resume" in killed["stop"]
-    assert killed["counts"]["faults"] == failed["counts"]["faults"]
+    assert killed.state == "killed"
+    assert "themis resume" in killed.stop
+    assert killed.counts.faults == failed.counts.faults
     shutil.rmtree(tmp_path / "run" / "state")
-    assert read_view(tmp_path / "run")["rates"] == []
+    assert read_view(tmp_path / "run").rates == []

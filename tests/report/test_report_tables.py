@@ -18,19 +18,19 @@ def changes_of(out, seeds, perturbation, **options):
     """A run's first fault: its inputs as they were kept, and what the report lists of them."""
     run = themis.run(Wavering(12), seeds, perturbation, out=out, max_tests=400, **ENDLESS, **options)
     view = read_view(out)
-    assert view["inputs"]["kind"] == "features"
+    assert view.inputs.kind == "features"
     folder = Reader(out)
     kept = folder.tensors([run.faults[0].id])[run.faults[0].id]
     folder.close()
-    return kept, view["inputs"]["changes"][str(run.faults[0].id)]
+    return kept, view.inputs.changes[run.faults[0].id]
 
 
 def test_tables_show_which_features_changed(tmp_path):
     rows = torch.rand(80, 12, generator=torch.Generator().manual_seed(0)).round(decimals=2)
     kept, changes = changes_of(tmp_path / "run", read_seeds(rows).named(NAMES), "table_noise", magnitude=0.8)
     moved = (kept.inputs[0] != kept.clean_inputs[0]).sum().item()
-    assert (changes["n"], changes["of"]) == (moved, 12)
-    name, before, after = changes["rows"][0]
+    assert (changes.n, changes.of) == (moved, 12)
+    name, before, after = changes.rows[0]
     k = int((kept.inputs[0] - kept.clean_inputs[0]).abs().argmax())
     assert name == NAMES[k]
     assert (before, after) == pytest.approx((kept.clean_inputs[0, k].item(), kept.inputs[0, k].item()), rel=1e-5)
@@ -41,9 +41,9 @@ def test_values_on_axes_are_shown_as_they_were_recorded(tmp_path):
     axes = FeatureAxes(raw)
     features = Features(**{**vars(Features.of(raw, tuple(NAMES))), "axes": axes})
     kept, changes = changes_of(tmp_path / "run", read_seeds(axes.place(raw)).described(features), "edit", magnitude=3)
-    assert changes["rows"]
-    assert all(value == round(value) for _, *pair in changes["rows"] for value in pair)  # counts, not places
-    for name, before, after in changes["rows"]:
+    assert changes.rows
+    assert all(value == round(value) for _, *pair in changes.rows for value in pair)  # counts, not places
+    for name, before, after in changes.rows:
         k = NAMES.index(name)
         places = torch.stack([kept.clean_inputs[0], kept.inputs[0]])
         assert [before, after] == pytest.approx(axes.value(places)[:, k].tolist(), rel=1e-4)

@@ -1,7 +1,8 @@
-"""The view: what a page shows of a run, read from its folder alone, for every task and however the run ended."""
+"""The view: what a page shows of a run, read from its folder only, for every task and however the run ended."""
 
 import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -44,43 +45,44 @@ def pictures(n=60, shape=(1, 8, 8)):
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def as_json(view):
-    """The view survives JSON as it is: plain data without a number that JSON cannot hold."""
-    return json.loads(json.dumps(view, allow_nan=False))
+def assert_survives_json(view):
+    """The JSON form is plain data without a number that JSON cannot hold."""
+    plain = view.as_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 
 
 def test_a_view_says_what_the_run_found(digits_run):
     run, out = digits_run
     view, last, summary = read_view(out), run.rounds[-1], run.summary()
-    assert as_json(view) == view
-    assert view["state"] == "ended"
-    assert view["stop"] == run.stop
-    assert view["counts"]["tests"] == 1500
-    assert view["counts"]["distinct_faults"] == last.distinct_faults > 20
-    assert view["faults"]["n"] == len(run.faults) == view["faults"]["n_listed"]
-    assert view["fault_rate"] == summary["fault_rate"]
-    assert view["residual_risk"] == summary["residual_risk"]
-    assert view["coverage"]["interval"] == summary["coverage_interval"]
-    assert f"{last.distinct_faults:,} distinct" in view["verdict"]["text"]
-    assert view["verdict"]["tone"] == "broken"
-    assert [each["number"] for each in view["rounds"]] == [each.number for each in run.rounds]
-    assert view["normality"] == summary["normality"]
-    assert view["seconds"] == summary["seconds"]
-    assert view["task"] == "wrong"
+    assert_survives_json(view)
+    assert view.state == "ended"
+    assert view.stop == run.stop
+    assert view.counts.tests == 1500
+    assert view.counts.distinct_faults == last.distinct_faults > 20
+    assert view.faults.n == len(run.faults) == view.faults.n_listed
+    assert asdict(view.fault_rate) == summary["fault_rate"]
+    assert asdict(view.residual_risk) == summary["residual_risk"]
+    assert asdict(view.coverage.interval) == summary["coverage_interval"]
+    assert f"{last.distinct_faults:,} distinct" in view.verdict.text
+    assert view.verdict.tone == "broken"
+    assert [each.number for each in view.rounds] == [each.number for each in run.rounds]
+    assert asdict(view.normality) == summary["normality"]
+    assert asdict(view.seconds) == summary["seconds"]
+    assert view.task == "wrong"
 
 
 def test_rows_are_the_faults_the_most_telling_first(digits_run):
     run, out = digits_run
-    columns = read_view(out)["faults"]["columns"]
+    columns = read_view(out).faults.columns
     by_id = {fault.id: fault for fault in run.faults}
-    assert {len(each) for name, each in columns.items() if name != "theta"} == {len(by_id)}
-    for k, id in enumerate(columns["id"]):
+    assert {len(column) for name, column in vars(columns).items() if name != "theta"} == {len(by_id)}
+    for k, id in enumerate(columns.id):
         fault = by_id[id]
-        assert (columns["seed_id"][k], columns["answer"][k]) == (fault.seed_id, fault.answer)
-        assert columns["confidence"][k] == pytest.approx(fault.confidence, rel=1e-4)
-        assert [each[k] for each in columns["theta"]] == pytest.approx(list(fault.theta.values()), rel=1e-4)
-        assert columns["layer"][k] == max(range(len(fault.signature)), key=[*fault.signature.values()].__getitem__)
-    pairs = list(zip(columns["seed_id"], columns["answer"], strict=True))
+        assert (columns.seed_id[k], columns.answer[k]) == (fault.seed_id, fault.answer)
+        assert columns.confidence[k] == pytest.approx(fault.confidence, rel=1e-4)
+        assert [each[k] for each in columns.theta] == pytest.approx(list(fault.theta.values()), rel=1e-4)
+        assert columns.layer[k] == max(range(len(fault.signature)), key=[*fault.signature.values()].__getitem__)
+    pairs = list(zip(columns.seed_id, columns.answer, strict=True))
     n = run.rounds[-1].distinct_faults
     assert len(set(pairs[:n])) == n == len(set(pairs))  # each seed and wrong answer once before any twice
 
@@ -88,88 +90,87 @@ def test_rows_are_the_faults_the_most_telling_first(digits_run):
 def test_strength_and_the_part_that_goes_furthest(digits_run):
     run, out = digits_run
     view = read_view(out)
-    columns, parts = view["faults"]["columns"], view["faults"]["parts"]
+    columns, parts = view.faults.columns, view.faults.parts
     assert parts == ["gaussian", "rotate"]
     assert [t.identity for t in run.start.theta] == [0, 0]
-    theta = np.abs(np.array(columns["theta"]).T)
+    theta = np.abs(np.array(columns.theta).T)
     shares = theta / [t.high for t in run.start.theta]  # rotate goes as far one way as the other
-    assert columns["strength"] == pytest.approx(shares.max(1).tolist(), rel=1e-3)
+    assert columns.strength == pytest.approx(shares.max(1).tolist(), rel=1e-3)
     clear = np.abs(shares[:, 0] - shares[:, 1]) > 1e-3
     assert clear.sum() > 10
-    assert np.array(columns["part"])[clear].tolist() == shares.argmax(1)[clear].tolist()
+    assert np.array(columns.part)[clear].tolist() == shares.argmax(1)[clear].tolist()
 
 
 def test_the_matrix_counts_distinct_faults(digits_run):
     run, out = digits_run
-    matrix = read_view(out)["matrix"]
-    assert np.sum(matrix["distinct"]) == run.rounds[-1].distinct_faults
-    assert np.sum(matrix["faults"]) == len(run.faults)
-    r, c = np.unravel_index(np.argmax(matrix["faults"]), np.shape(matrix["faults"]))
-    said = [f for f in run.faults if (f.clean_answer, f.answer) == (matrix["rows"][r], matrix["columns"][c])]
-    assert len(said) == matrix["faults"][r][c]
-    assert len({f.seed_id for f in said}) == matrix["distinct"][r][c]
+    matrix = read_view(out).matrix
+    assert np.sum(matrix.distinct) == run.rounds[-1].distinct_faults
+    assert np.sum(matrix.faults) == len(run.faults)
+    r, c = np.unravel_index(np.argmax(matrix.faults), np.shape(matrix.faults))
+    said = [f for f in run.faults if (f.clean_answer, f.answer) == (matrix.rows[r], matrix.columns[c])]
+    assert len(said) == matrix.faults[r][c]
+    assert len({f.seed_id for f in said}) == matrix.distinct[r][c]
 
 
 def test_rates_by_theta_are_the_uniform_streams_own(digits_run):
     run, out = digits_run
     uniform = [fault for fault in run.faults if fault.stream == "uniform"]
-    rates = read_view(out)["rates"]
-    assert [each["name"] for each in rates] == [t.name for t in run.start.theta]
+    rates = read_view(out).rates
+    assert [each.name for each in rates] == [t.name for t in run.start.theta]
     for each in rates:
-        assert sum(part["tests"] for part in each["parts"]) == 300  # a fifth of all
-        assert sum(part["faults"] for part in each["parts"]) == len(uniform)
-        assert all(part["rate_low"] <= part["rate"] <= part["rate_high"] for part in each["parts"])
-    sigma = rates[0]["parts"]
-    strong = [fault.theta["sigma"] >= sigma[-1]["low"] for fault in uniform]
-    assert sum(strong) == sigma[-1]["faults"]
+        assert sum(part.tests for part in each.parts) == 300  # a fifth of all
+        assert sum(part.faults for part in each.parts) == len(uniform)
+        assert all(part.rate_low <= part.rate <= part.rate_high for part in each.parts)
+    sigma = rates[0].parts
+    strong = [fault.theta["sigma"] >= sigma[-1].low for fault in uniform]
+    assert sum(strong) == sigma[-1].faults
 
 
 def test_layers_have_coverage_sensitivity_and_their_share(digits_run):
     run, out = digits_run
-    layers = read_view(out)["layers"]
-    assert [each["name"] for each in layers] == [each.name for each in run.start.layers]
-    assert {each["name"]: each["coverage"] for each in layers} == run.judged.by_layer
-    assert sum(each["share"] for each in layers) == pytest.approx(1, abs=0.01)
+    layers = read_view(out).layers
+    assert [each.name for each in layers] == [each.name for each in run.start.layers]
+    assert {each.name: each.coverage for each in layers} == run.judged.by_layer
+    assert sum(each.share for each in layers) == pytest.approx(1, abs=0.01)
     for each in layers:
-        mean, low, high = each["sensitivity"]
-        assert 0 <= low <= high
-        assert mean > 0
+        assert 0 <= each.sensitivity.low <= each.sensitivity.high
+        assert each.sensitivity.mean > 0
 
 
 def test_pictures_are_of_kept_faults_and_each_seed_is_there_once(digits_run):
     _, out = digits_run
     view = read_view(out, most_pictures=50)
-    inputs = view["inputs"]
-    assert inputs["kind"] == "pictures"
-    assert inputs["shape"] == [1, 28, 28]
-    assert list(map(int, inputs["disturbed"])) == view["faults"]["columns"]["id"][:50]
-    assert set(inputs["clean"]) == set(map(str, view["faults"]["columns"]["seed_id"][:50]))
-    assert read_view(out, most_pictures=0)["inputs"]["kind"] == "none"
+    inputs = view.inputs
+    assert inputs.kind == "pictures"
+    assert inputs.shape == (1, 28, 28)
+    assert list(inputs.disturbed) == view.faults.columns.id[:50]
+    assert set(inputs.clean) == set(view.faults.columns.seed_id[:50])
+    assert read_view(out, most_pictures=0).inputs.kind == "none"
 
 
 def test_faults_belong_to_groups(digits_run):
     run, out = digits_run
     view = read_view(out)
-    assert sum(each["faults"] for each in view["groups"]) == len(run.faults)
-    counted = np.bincount(view["faults"]["columns"]["group"])
-    assert counted.tolist() == [each["faults"] for each in view["groups"]]
-    assert read_view(out, has_groups=False)["groups"] == []
+    assert sum(each.faults for each in view.groups) == len(run.faults)
+    counted = np.bincount(view.faults.columns.group)
+    assert counted.tolist() == [each.faults for each in view.groups]
+    assert read_view(out, has_groups=False).groups == []
 
 
 def test_the_weakest_faults_give_a_curve_and_shrink_a_better_one(digits_run, tmp_path):
     run, out = digits_run
-    found = read_view(out)["breaking"]
-    assert "as the campaign found it" in found["source"]
-    assert found["points"][0] == [0, 1]
+    found = read_view(out).breaking
+    assert "as the campaign found it" in found.source
+    assert found.points[0] == [0, 1]
     failing, seeds = run.rounds[-1].failing_seeds, run.start.n_usable
-    assert found["points"][-1] == [1, pytest.approx(1 - failing / seeds, abs=1e-4)]
+    assert found.points[-1] == [1, pytest.approx(1 - failing / seeds, abs=1e-4)]
     curve = Robustness.of([0.2, 0.4], [1.0, 1.0]).as_dict()
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
     (copy / "shrunk.json").write_text(json.dumps({"faults": [], "robustness": curve}))
-    better = read_view(copy)["breaking"]
-    assert [each[:2] for each in better["points"]] == [[0, 1], [0.2, 0.75], [0.4, 0.5], [1, 0.5]]
-    assert "2 of 4 seeds broke" in better["source"]
+    better = read_view(copy).breaking
+    assert [each[:2] for each in better.points] == [[0, 1], [0.2, 0.75], [0.4, 0.5], [1, 0.5]]
+    assert "2 of 4 seeds broke" in better.source
 
 
 def test_a_view_of_a_running_campaign(tmp_path, monkeypatch):
@@ -183,34 +184,34 @@ def test_a_view_of_a_running_campaign(tmp_path, monkeypatch):
 
     run_small(tmp_path / "run", small_net(3), pictures(), magnitude=0.5, max_tests=800, callbacks=[Look()])
     assert len(views) >= 2
-    assert {each["state"] for each in views} == {"running"}
-    assert views[-1]["stop"] == "The campaign is still running."
-    assert views[-1]["verdict"]["text"].startswith("So far, ")
-    assert views[-1]["fault_rate"]["low"] < views[-1]["fault_rate"]["value"]
-    assert views[0]["counts"]["tests"] < views[-1]["counts"]["tests"]
-    assert views[-1]["groups"] == []
+    assert {each.state for each in views} == {"running"}
+    assert views[-1].stop == "The campaign is still running."
+    assert views[-1].verdict.text.startswith("So far, ")
+    assert views[-1].fault_rate.low < views[-1].fault_rate.value
+    assert views[0].counts.tests < views[-1].counts.tests
+    assert views[-1].groups == []
     ended = read_view(tmp_path / "run")
-    assert ended["fault_rate"] == views[-1]["fault_rate"]  # the last round's, from the checkpoint as from the summary
-    assert as_json(views[-1]) == views[-1]
+    assert ended.fault_rate == views[-1].fault_rate  # the last round's, from the checkpoint as from the summary
+    assert_survives_json(views[-1])
 
 
 def test_a_view_without_a_fault(tmp_path):
     run_small(tmp_path / "run", small_net(3), pictures(), magnitude=1e-6)
     view = read_view(tmp_path / "run")
-    assert view["verdict"]["tone"] == "standing"
-    assert view["verdict"]["text"].startswith("No fault in 400 tests on 60 seeds under gaussian")
-    assert view["faults"]["columns"]["id"] == []
-    assert view["matrix"]["rows"] == []
-    assert view["breaking"] is None
-    assert as_json(view) == view
+    assert view.verdict.tone == "standing"
+    assert view.verdict.text.startswith("No fault in 400 tests on 60 seeds under gaussian")
+    assert view.faults.columns.id == []
+    assert view.matrix.rows == []
+    assert view.breaking is None
+    assert_survives_json(view)
 
 
 def test_a_view_without_a_uniform_stream(tmp_path):
     run_small(tmp_path / "run", small_net(3), pictures(), magnitude=0.5, uniform_share=0.0)
     view = read_view(tmp_path / "run")
-    assert view["fault_rate"] is None
-    assert view["rates"] == []
-    assert view["verdict"]["text"].endswith("in 400 tests.")
+    assert view.fault_rate is None
+    assert view.rates == []
+    assert view.verdict.text.endswith("in 400 tests.")
 
 
 TASKS = {
@@ -229,18 +230,18 @@ def test_a_view_of_each_task(task, tmp_path):
     run = run_small(tmp_path / "run", net, data, oracle=oracle, magnitude=0.6)
     view = read_view(tmp_path / "run")
     assert len(run.faults) > 0
-    assert as_json(view) == view
-    assert name is None or view["task"] == name
-    assert all(str(fault.answer) in view["outcomes"] for fault in run.faults)
-    assert np.sum(view["matrix"]["distinct"]) == run.rounds[-1].distinct_faults
-    columns = view["faults"]["columns"]
+    assert_survives_json(view)
+    assert name is None or view.task == name
+    assert all(fault.answer in view.outcomes for fault in run.faults)
+    assert np.sum(view.matrix.distinct) == run.rounds[-1].distinct_faults
+    columns = view.faults.columns
     if task == "regression":
-        assert set(view["outcomes"].values()) <= {"smaller (left)", "larger (right)"}
-        assert None not in columns["value"] + columns["clean_value"]
+        assert set(view.outcomes.values()) <= {"smaller (left)", "larger (right)"}
+        assert None not in columns.value + columns.clean_value
     if task == "multilabel":
-        assert all(each.endswith("flipped") for each in view["outcomes"].values())
+        assert all(each.endswith("flipped") for each in view.outcomes.values())
     if task == "unlabelled":
-        assert set(columns["label"]) == {None}
+        assert set(columns.label) == {None}
 
 
 def test_outputs_that_are_not_finite(tmp_path):
@@ -255,7 +256,7 @@ def test_outputs_that_are_not_finite(tmp_path):
 
     run_small(tmp_path / "run", Fragile(), pictures() * 0.9, "brightness", magnitude=0.5)
     view = read_view(tmp_path / "run")
-    assert as_json(view) == view
-    assert view["outcomes"]["-1"] == "not finite"
-    at = view["faults"]["columns"]["answer"].index(-1)
-    assert view["faults"]["columns"]["margin"][at] is None
+    assert_survives_json(view)
+    assert view.outcomes[-1] == "not finite"
+    at = view.faults.columns.answer.index(-1)
+    assert view.faults.columns.margin[at] is None

@@ -1,1 +1,1 @@
-"""Showing results to a person."""
+"""What people see of a run: the HTML report, the live page, progress in the terminal, trackers and gates."""

@@ -1,4 +1,4 @@
-// Charts as inline SVG, each with a title, a description and its data as a table.
+// Charts as inline SVG, each with a title, a description and a table of its data.
 const W = 460, H = 250, LEFT = 52, RIGHT = 14, TOP = 12, BOTTOM = 44;
 let charts = 0;
 
@@ -6,12 +6,12 @@ function ticks(low, high, n = 5) {
   const span = high - low || 1;
   const rough = span / n;
   const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * unit).find((each) => span / each <= n) || 10 * unit;
-  const found = [];
+  const step = [1, 2, 5, 10].map((k) => k * unit).find((size) => span / size <= n) || 10 * unit;
+  const marks = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) {
-    found.push(Math.abs(at) < step * 1e-9 ? 0 : Number(at.toPrecision(12)));
+    marks.push(Math.abs(at) < step * 1e-9 ? 0 : Number(at.toPrecision(12)));
   }
-  return found;
+  return marks;
 }
 const short = (x) => (Math.abs(x) >= 1000 ? `${Number((x / 1000).toPrecision(3))}k` : String(Number(x.toPrecision(3))));
 
@@ -37,20 +37,20 @@ function chart(of) {
   drawn.append(svg('line', { class: 'axis', x1: LEFT, x2: W - RIGHT, y1: H - BOTTOM, y2: H - BOTTOM }),
     svg('text', { class: 'label', x: (LEFT + W - RIGHT) / 2, y: H - 6, 'text-anchor': 'middle' }, x.label),
     svg('text', { class: 'label', x: -(TOP + H - BOTTOM) / 2, y: 13, transform: 'rotate(-90)', 'text-anchor': 'middle' }, y.label));
-  for (const each of of.draw) drawn.append(...MARKS[each.kind](each, px, py));
-  const named = of.draw.filter((each) => each.name);
+  for (const mark of of.draw) drawn.append(...MARKS[mark.kind](mark, px, py));
+  const named = of.draw.filter((mark) => mark.name);
   return el('figure', { class: 'figure' }, el('figcaption', {}, of.title), drawn, legend(named), asTable(of));
 }
 
 function legend(named) {
   if (!named.length) return null;
-  return el('ul', { class: 'legend' }, named.map((each) =>
+  return el('ul', { class: 'legend' }, named.map((mark) =>
     el('li', {}, svg('svg', { viewBox: '0 0 22 8', class: 'key', 'aria-hidden': 'true' },
-      svg(each.kind === 'band' ? 'rect' : 'line', { class: `${each.kind === 'band' ? 'band' : 'line'} ${each.class || ''}`,
-        x: 1, y: 0, width: 20, height: 8, x1: 1, x2: 21, y1: 4, y2: 4 })), each.name)));
+      svg(mark.kind === 'band' ? 'rect' : 'line', { class: `${mark.kind === 'band' ? 'band' : 'line'} ${mark.class || ''}`,
+        x: 1, y: 0, width: 20, height: 8, x1: 1, x2: 21, y1: 4, y2: 4 })), mark.name)));
 }
 
-// The rows are made when they are asked for.
+// The rows are created when the table is opened.
 function asTable(of) {
   const details = el('details', { class: 'data' }, el('summary', {}, 'Data as a table'));
   details.addEventListener('toggle', () => {
@@ -79,7 +79,7 @@ const MARKS = {
   dots: (of, px, py) => of.points.map(([a, b]) => svg('circle', { class: `dot ${of.class || ''}`, cx: px(a), cy: py(b), r: 2.4 })),
 };
 
-// A small bar in a table's cell, with what it says beside it.
+// A small bar in a table cell, followed by its value as text.
 function bar(share, text, limits) {
   const at = (v) => Math.max(0, Math.min(1, v)) * 100;
   return el('span', { class: 'cellbar' },

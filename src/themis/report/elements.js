@@ -1,4 +1,4 @@
-// Elements and words. Data becomes text nodes and attributes, never markup.
+// DOM elements and number formats. Data becomes text nodes and attributes, never markup.
 const SVG = 'http://www.w3.org/2000/svg';
 
 function fill(node, attributes, children) {
@@ -7,14 +7,14 @@ function fill(node, attributes, children) {
     else if (value === true) node.setAttribute(name, '');
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, String(value));
   }
-  node.append(...children.flat().filter((each) => each !== null && each !== undefined));
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;
 }
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const by = (id) => document.getElementById(id);
 
-// Replaces what a section shows, under its heading.
+// Replaces the contents of a section, including its heading.
 function show(id, title, ...children) {
   by(id).replaceChildren(el('h2', { id: `h-${id}` }, title), ...children.flat().filter(Boolean));
 }
@@ -26,7 +26,7 @@ const number = (x, digits = 3) => {
   if (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3)) return x.toExponential(digits - 1);
   return String(Number(x.toPrecision(digits)));
 };
-// A percentage that reads 100 or 0 only when it is exactly that.
+// A percentage that shows 100 or 0 only if the share is exactly 1 or 0.
 function percent(share, digits = 1) {
   if (share === null || share === undefined) return '–';
   const text = (100 * share).toFixed(digits);
@@ -40,48 +40,49 @@ const many = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const seconds = (s) => (s < 120 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 const note = (text) => el('p', { class: 'note' }, text);
 
-// A table from headings and rows; the first cell of a row is its heading, columns of numbers stand to the right.
+// A table of headings and rows. The first cell of a row is its heading; columns of numbers are aligned to the right.
 function table(caption, heads, rows, attributes) {
   const isNumber = heads.map((_, k) => k > 0 && rows.every((row) => /^[<>]?[-\d–]/.test(row[k]) && !/[a-z]{3}/i.test(row[k])));
   const cell = (value, k) => (k ? el('td', { class: isNumber[k] ? 'number' : null }, value) : el('th', { scope: 'row' }, value));
   return el(
     'table', attributes || {},
     el('caption', {}, caption),
-    el('thead', {}, el('tr', {}, heads.map((each, k) => el('th', { scope: 'col', class: isNumber[k] ? 'number' : null }, each)))),
+    el('thead', {}, el('tr', {}, heads.map((head, k) => el('th', { scope: 'col', class: isNumber[k] ? 'number' : null }, head)))),
     el('tbody', {}, rows.map((row) => el('tr', {}, row.map(cell)))),
   );
 }
 
-// Content that may be wider than a phone scrolls by itself, by keyboard too; its edge fades where there is more.
+// A box that scrolls on its own, also by keyboard, if its content is too wide; its edge fades where there is more.
 function scrolling(label, ...children) {
   const box = el('div', { class: 'scrolling', role: 'group', 'aria-label': label, tabindex: '0' }, ...children);
   const hint = el('p', { class: 'more', 'aria-hidden': 'true' });
-  const look = () => {
+  const update = () => {
     const right = box.scrollWidth - box.clientWidth - box.scrollLeft > 1;
     const below = box.scrollHeight - box.clientHeight - box.scrollTop > 1;
     box.dataset.more = `${right ? 'right' : ''} ${below ? 'below' : ''}`.trim();
     hint.textContent = right ? 'Scroll sideways for more →' : below ? 'Scroll down for more ↓' : '';
   };
-  box.addEventListener('scroll', look, { passive: true });
-  new ResizeObserver(look).observe(box);
+  box.addEventListener('scroll', update, { passive: true });
+  new ResizeObserver(update).observe(box);
   return el('div', { class: 'scrolled' }, box, hint);
 }
 
-function command(text, what) {
-  const said = el('span', { class: 'quiet', role: 'status' });
+// A shell command with its purpose and a button that copies it.
+function command(text, purpose) {
+  const status = el('span', { class: 'quiet', role: 'status' });
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
-      said.textContent = 'copied';
+      status.textContent = 'copied';
     } catch {
       const range = document.createRange();
       range.selectNodeContents(code);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
-      said.textContent = 'selected';
+      status.textContent = 'selected';
     }
   };
   const code = el('code', {}, text);
   const button = el('button', { type: 'button', class: 'small', 'aria-label': `Copy: ${text}`, onclick: copy }, 'Copy');
-  return el('div', { class: 'command' }, what ? el('span', { class: 'what' }, what) : null, code, button, said);
+  return el('div', { class: 'command' }, purpose ? el('span', { class: 'what' }, purpose) : null, code, button, status);
 }

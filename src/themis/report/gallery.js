@@ -1,12 +1,12 @@
-// The gallery: faults as cards, filtered, sorted, a page at a time. Pictures are made for the cards on show alone.
+// The gallery: faults as cards, filtered, sorted and split into pages. Pictures are drawn for the visible cards only.
 const PAGE = innerWidth < 640 ? 12 : 24;
 const NONE = '';
 const state = { clean: NONE, answer: NONE, part: NONE, group: NONE, layer: NONE, pictures: false, sort: 'telling', page: 0, view: null };
 const SORTS = {
   telling: ['most telling first', null],
-  severity: ['severity, furthest from right first', (c) => c.margin.map((v) => (v === null ? -Infinity : v))],
+  severity: ['most severe first', (c) => c.margin.map((v) => (v === null ? -Infinity : v))],
   theta: ['smallest theta first', (c) => c.strength],
-  ssim: ['SSIM, most alike first', (c) => c.ssim.map((v) => (v === null ? Infinity : -v))],
+  ssim: ['most similar first (SSIM)', (c) => c.ssim.map((v) => (v === null ? Infinity : -v))],
 };
 
 function choose(changes) {
@@ -14,7 +14,7 @@ function choose(changes) {
   drawGallery(state.view);
 }
 
-const count = (column) => column.reduce((found, each) => found.set(each, (found.get(each) || 0) + 1), new Map());
+const count = (column) => column.reduce((counts, value) => counts.set(value, (counts.get(value) || 0) + 1), new Map());
 
 function select(name, label, options) {
   const id = `filter-${name}`;
@@ -28,18 +28,18 @@ function select(name, label, options) {
 function drawGallery(view) {
   state.view = view;
   const { columns, n, n_listed: listed, parts } = view.faults;
-  if (!n) return show('gallery', 'Faults', note('No fault has been found.'));
-  const options = (column, named) => [[NONE, 'all'], ...[...count(columns[column])].filter(([each]) => each !== null && each !== -1 || column === 'answer')
-    .sort((a, b) => a[0] - b[0]).map(([each, k]) => [each, `${named(each)} (${whole(k)})`])];
-  const layers = view.layers.map((each) => each.name);
+  if (!n) return show('gallery', 'Faults', note('No fault was found.'));
+  const options = (column, named) => [[NONE, 'all'], ...[...count(columns[column])].filter(([value]) => value !== null && value !== -1 || column === 'answer')
+    .sort((a, b) => a[0] - b[0]).map(([value, n]) => [value, `${named(value)} (${whole(n)})`])];
+  const layers = view.layers.map((layer) => layer.name);
   const brief = (text) => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
   const hasPictures = view.inputs.kind !== 'none';
-  if (document.activeElement.closest('.filters')) return drawCards(); // a list that is open now stays so
+  if (document.activeElement.closest('.filters')) return drawCards(); // keep a list open that the user has just opened
   show('gallery', 'Faults',
-    note(`${many(n, 'fault')}${listed < n ? `, the ${whole(listed)} most telling listed` : ''}. ${
-      { pictures: `${whole(Object.keys(view.inputs.disturbed).length)} have pictures${Object.keys(view.inputs.disturbed).length < n ? '; a replay makes the inputs of the others again' : ''}.`,
-        features: `Of ${whole(Object.keys(view.inputs.changes).length)} the changed features are listed.`,
-        none: 'No inputs were kept: a replay makes them again.' }[view.inputs.kind]}`),
+    note(`${many(n, 'fault')}${listed < n ? `, of which the ${whole(listed)} most telling are listed` : ''}. ${
+      { pictures: `${whole(Object.keys(view.inputs.disturbed).length)} of them ${Object.keys(view.inputs.disturbed).length === 1 ? 'is' : 'are'} shown with pictures${Object.keys(view.inputs.disturbed).length < n ? '; replay the others to see their inputs' : ''}.`,
+        features: `The changed features are listed for ${whole(Object.keys(view.inputs.changes).length)} of them.`,
+        none: 'No inputs were kept; replay a fault to see its input.' }[view.inputs.kind]}`),
     el('form', { class: 'filters', 'aria-label': 'Filter and sort faults', onsubmit: (event) => event.preventDefault() },
       select('clean', 'Clean answer', options('clean_answer', (k) => view.answers[k] ?? String(k))),
       select('answer', 'Wrong answer', options('answer', (k) => view.outcomes[k] ?? String(k))),
@@ -50,10 +50,10 @@ function drawGallery(view) {
         .map(([name, [text]]) => [name, text])),
       hasPictures ? el('div', { class: 'field check' }, el('input', { type: 'checkbox', id: 'filter-pictures', checked: state.pictures,
         onchange: (event) => { state.pictures = event.target.checked; state.page = 0; drawCards(); } }),
-      el('label', { for: 'filter-pictures' }, 'With inputs only')) : null),
+      el('label', { for: 'filter-pictures' }, 'Only faults with inputs')) : null),
     pager('above'), el('div', { id: 'cards', class: 'cards' }), pager('below'),
-    view.groups.length ? el('details', { 'data-key': 'groups', class: 'data' }, el('summary', {}, `${many(view.groups.length, 'group')} of faults that are one story`),
-      el('ol', { class: 'groups' }, view.groups.map((each) => el('li', {}, each.text)))) : null);
+    view.groups.length ? el('details', { 'data-key': 'groups', class: 'data' }, el('summary', {}, `${many(view.groups.length, 'group')} of related faults`),
+      el('ol', { class: 'groups' }, view.groups.map((group) => el('li', {}, group.text)))) : null);
   drawCards();
 }
 
@@ -65,13 +65,13 @@ function pager(where) {
     el('button', { type: 'button', id: `next-${where}`, class: 'next', onclick: go(1) }, 'Next'));
 }
 
-// Rows of the columns that pass the filters, in order.
+// Indices of the faults that pass the filters, in the chosen order.
 function chosenRows(view) {
   const c = view.faults.columns;
   const is = (name, column) => (state[name] === NONE ? () => true : (k) => String(c[column][k]) === String(state[name]));
   const tests = [is('clean', 'clean_answer'), is('answer', 'answer'), is('part', 'part'), is('group', 'group'), is('layer', 'layer')];
   if (state.pictures) tests.push((k) => hasInput(view, k));
-  const rows = c.id.map((_, k) => k).filter((k) => tests.every((each) => each(k)));
+  const rows = c.id.map((_, k) => k).filter((k) => tests.every((passes) => passes(k)));
   const key = SORTS[state.sort][1];
   if (key) {
     const values = key(c);
@@ -87,11 +87,11 @@ function drawCards() {
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   state.page = Math.max(0, Math.min(state.page, pages - 1));
   const shown = rows.slice(state.page * PAGE, (state.page + 1) * PAGE);
-  for (const each of document.querySelectorAll('.pager')) {
-    each.querySelector('.pages').textContent = rows.length
+  for (const pager of document.querySelectorAll('.pager')) {
+    pager.querySelector('.pages').textContent = rows.length
       ? `${whole(state.page * PAGE + 1)} to ${whole(state.page * PAGE + shown.length)} of ${whole(rows.length)}, page ${whole(state.page + 1)} of ${whole(pages)}` : 'No fault matches.';
-    each.querySelector('.previous').disabled = state.page === 0;
-    each.querySelector('.next').disabled = state.page >= pages - 1;
+    pager.querySelector('.previous').disabled = state.page === 0;
+    pager.querySelector('.next').disabled = state.page >= pages - 1;
   }
   const c = view.faults.columns;
   const key = JSON.stringify(shown.map((k) => [c.id[k], c.group[k], hasInput(view, k)]));
@@ -106,7 +106,7 @@ function answers(view, k) {
   if (c.clean_value[k] !== null && c.clean_answer[k] === null) {
     return [number(c.clean_value[k]), c.value[k] === null ? view.outcomes[c.answer[k]] : `${number(c.value[k])}${sure}`];
   }
-  return [c.clean_answer[k] === null ? 'kept' : view.answers[c.clean_answer[k]], `${view.outcomes[c.answer[k]]}${sure}`];
+  return [c.clean_answer[k] === null ? 'as expected' : view.answers[c.clean_answer[k]], `${view.outcomes[c.answer[k]]}${sure}`];
 }
 
 function card(view, k) {
@@ -122,7 +122,7 @@ function card(view, k) {
   return el('article', { class: 'card', 'aria-labelledby': `fault-${id}` },
     el('h3', { id: `fault-${id}` }, `Fault ${id}: `, el('span', { class: 'right' }, before), ' → ', el('span', { class: 'wrong' }, after)),
     input(view, k, before, after), list(facts),
-    el('details', { 'data-key': `fault-${id}` }, el('summary', {}, 'More, and how to replay it'), list(more),
+    el('details', { 'data-key': `fault-${id}` }, el('summary', {}, 'Details and replay command'), list(more),
       command(`themis replay ${shellQuoted(view.run)} ${id}`)));
 }
 const shellQuoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);
@@ -132,14 +132,14 @@ function input(view, k, before, after) {
   const changes = view.inputs.changes[id], disturbed = view.inputs.disturbed[id];
   if (changes) {
     const rest = changes.n - changes.rows.length;
-    return el('div', { class: 'changes' }, changes.rows.length ? table(`${whole(changes.n)} of ${whole(changes.of)} features changed${rest ? `, ${whole(rest)} more than listed` : ''}`,
+    return el('div', { class: 'changes' }, changes.rows.length ? table(`${whole(changes.n)} of ${whole(changes.of)} features changed${rest ? `; the ${whole(changes.rows.length)} largest changes are listed` : ''}`,
       ['feature', 'before', 'after'], changes.rows.map(([name, a, b]) => [name, number(a, 4), number(b, 4)])) : note('No feature changed.'));
   }
-  if (!disturbed) return note(c.kept[k] ? 'Its input is kept, but not drawn here.' : 'Its input was not kept; its replay makes it again.');
+  if (!disturbed) return note(c.kept[k] ? 'The input was kept, but it is not shown in this report.' : 'The input was not kept; replay the fault to see it.');
   const picture = (source, text) => el('img', { src: source, alt: text, width: 96, height: 96, decoding: 'async' });
   const clean = picture(view.inputs.clean[String(c.seed_id[k])], `Clean input of seed ${c.seed_id[k]}, answered ${before}`);
   const broken = picture(disturbed, `Disturbed input of fault ${id}, answered ${after}`);
-  const canvas = el('canvas', { role: 'img', 'aria-label': 'Their difference, amplified', width: 1, height: 1 });
+  const canvas = el('canvas', { role: 'img', 'aria-label': 'Difference, amplified', width: 1, height: 1 });
   const under = el('figcaption', {}, 'difference');
   Promise.all([clean.decode(), broken.decode()]).then(() => drawDifference(clean, broken, canvas, under)).catch(() => {});
   const framed = (shown, angles) => el('div', { class: 'frame' }, shown, angles ? steering(angles) : null);
@@ -151,7 +151,7 @@ function input(view, k, before, after) {
     el('figure', {}, framed(canvas), under));
 }
 
-// What was added is lighter than the middle grey, what was taken away darker.
+// Lighter than middle grey where the disturbance added to the input, darker where it took away.
 function drawDifference(clean, broken, canvas, under) {
   const [w, h] = [clean.naturalWidth, clean.naturalHeight];
   [canvas.width, canvas.height] = [w, h];
@@ -165,14 +165,14 @@ function drawDifference(clean, broken, canvas, under) {
   for (let k = 0; k < a.length; k++) out.data[k] = k % 4 === 3 ? 255 : 128 + times * (b[k] - a[k]);
   context.putImageData(out, 0, 0);
   under.textContent = `difference ×${times}`;
-  canvas.setAttribute('aria-label', `Their difference, times ${times}`);
+  canvas.setAttribute('aria-label', `Difference, amplified ${times} times`);
 }
 
-// Answers in radians, as those of a steering wheel: negative is left.
+// Answers that look like steering angles: radians, negative to the left.
 const isSteering = (view) => ['regression', 'off'].includes(view.task) && view.inputs.kind === 'pictures' &&
   view.faults.columns.value.concat(view.faults.columns.clean_value).every((v) => v === null || Math.abs(v) <= Math.PI);
 
-// An angle in words, under a piece of its line.
+// The caption of a steering angle, in degrees.
 function steered(angle, name) {
   const degrees = number(Math.abs((angle * 180) / Math.PI), 2);
   return el('span', { class: `steered ${name}` }, `${degrees}°${angle < 0 ? ' left' : angle > 0 ? ' right' : ''}`);

@@ -1,4 +1,4 @@
-"""Names for what a run knows by number: classes, outcomes, features, the parts of a perturbation."""
+"""Names for what a run stores as numbers: classes, outcomes, features and the parts of a perturbation."""
 
 from __future__ import annotations
 
@@ -10,43 +10,50 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
-MOVED = {0: "smaller (left)", 1: "larger (right)"}
+DIRECTIONS = {0: "smaller (left)", 1: "larger (right)"}
+ANSWER_TASKS = ("wrong", "changed", "top5", "threshold")
+"""Tasks whose outcome is an answer of the model."""
 
 
 def task_of(run: Reader) -> str:
-    """The oracle's name without its number: wrong, changed, regression, ..."""
+    """The name of the oracle without its parameter: wrong, changed, regression, ..."""
     return str(run.record.get("start", {}).get("oracle", "")).partition(":")[0]
 
 
 def class_names(run: Reader) -> list[str] | None:
-    """The classes' names by their numbers, where the run's data knew them."""
+    """Class names in the order of the class indices, if the data had them."""
     names: list[str] | None = run.record.get("start", {}).get("classes")
     return names
 
 
-def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[str, str]:
-    """Each outcome that was seen, in words."""
-    return {str(each): _outcome(task, each, classes) for each in outcomes}
+def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[int, str]:
+    """A name for each of the outcomes."""
+    return {outcome: _outcome(task, outcome, classes) for outcome in outcomes}
+
+
+def answer_names(task: str, answers: Iterable[int], classes: list[str] | None) -> dict[int, str]:
+    """A name for each of the answers to clean inputs, in tasks that have them."""
+    return outcome_names(task if task in ANSWER_TASKS else "wrong", answers, classes)
 
 
 def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
     if outcome < 0:
         return "not finite"
     if task in ("regression", "off"):
-        return MOVED.get(outcome, str(outcome))
+        return DIRECTIONS.get(outcome, str(outcome))
     name = classes[outcome] if classes is not None and outcome < len(classes) else str(outcome)
     if task == "multilabel":
         return f"label {name} flipped"
     if task == "segmentation":
         return f"class {name} lost"
-    return name if task in ("wrong", "changed", "top5", "threshold") else f"outcome {outcome}"
+    return name if task in ANSWER_TASKS else f"outcome {outcome}"
 
 
 def feature_names(run: Reader) -> list[str] | None:
-    """Names of a table's columns: as the run recorded them, or as its file of features says."""
+    """The names of a table's columns, as recorded by the run or as listed in its features file."""
     recorded = run.record.get("feature_names")
-    if recorded:  # columns that nobody named are numbered
-        return [f"feature {each}" if str(each) == str(k) else str(each) for k, each in enumerate(recorded)]
+    if recorded:  # unnamed columns are recorded by their number
+        return [f"feature {name}" if str(name) == str(k) else str(name) for k, name in enumerate(recorded)]
     origin = run.record.get("origin") or {}
     if not origin.get("features"):
         return None
@@ -58,30 +65,30 @@ def feature_names(run: Reader) -> list[str] | None:
 
 
 def part_names(run: Reader) -> tuple[list[str], list[int]]:
-    """The parts of a sum of perturbations, and which of them each dimension of theta belongs to."""
+    """The parts of a sum of perturbations, and for each dimension of theta the index of its part."""
     name, n = str(run.record["perturbation"]), len(run.theta)
-    words = name.split(" + ")
-    whole: tuple[list[str], list[int]] = ([name], [0] * n)
-    if len(words) == 1:
-        return whole
+    parts = name.split(" + ")
+    undivided: tuple[list[str], list[int]] = ([name], [0] * n)
+    if len(parts) == 1:
+        return undivided
     from themis.errors import ThemisError
     from themis.perturb import PERTURBATIONS, choose_perturbation
 
-    if any(each.partition("(")[0].strip() not in PERTURBATIONS for each in words):
-        return whole  # one of the user's own: a report does not run their code
+    if any(part.partition("(")[0].strip() not in PERTURBATIONS for part in parts):
+        return undivided  # a custom perturbation: a report does not run user code
     try:
-        owner = [k for k, each in enumerate(words) for _ in choose_perturbation(each).theta]
+        owners = [k for k, part in enumerate(parts) for _ in choose_perturbation(part).theta]
     except ThemisError:
-        return whole
-    return (words, owner) if len(owner) == n else whole
+        return undivided
+    return (parts, owners) if len(owners) == n else undivided
 
 
-def plain(value: Any) -> str:
-    """A setting or a version as text."""
+def as_text(value: Any) -> str:
+    """A setting or a version number as text."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return ", ".join(map(plain, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,6 +1,6 @@
-// The page: draws the view, and draws it anew where a live one is fetched.
+// The page: draws the view, and draws it again whenever a live page has fetched a new one.
 const SECTIONS = [
-  ['verdict', 'Verdict', drawVerdict], ['numbers', 'Numbers', drawNumbers], ['gallery', 'Faults', drawGallery],
+  ['verdict', 'Verdict', drawVerdict], ['numbers', 'Key figures', drawNumbers], ['gallery', 'Faults', drawGallery],
   ['matrix', 'Answers', drawMatrix], ['strength', 'Strength', drawStrength], ['coverage', 'Coverage', drawCoverage],
   ['layers', 'Layers', drawLayers], ['normality', 'Normality', drawNormality], ['time', 'Time', drawTime],
   ['reproduce', 'Reproduce', drawReproduce],
@@ -8,7 +8,7 @@ const SECTIONS = [
 
 function drawAll(view) {
   const focused = document.activeElement && document.activeElement.id;
-  const opened = [...document.querySelectorAll('details[open]')].map((each) => each.dataset.key).filter(Boolean);
+  const opened = [...document.querySelectorAll('details[open]')].map((details) => details.dataset.key).filter(Boolean);
   charts = 0;
   by('title').textContent = `${view.perturbation} on ${view.subject}`;
   by('run').textContent = view.run;
@@ -16,7 +16,7 @@ function drawAll(view) {
   by('state').dataset.state = view.state;
   by('made').textContent = `Themis ${view.version} · ${view.run}`;
   for (const [, , draw] of SECTIONS) draw(view);
-  for (const each of document.querySelectorAll('details')) if (opened.includes(each.dataset.key)) each.open = true;
+  for (const details of document.querySelectorAll('details')) if (opened.includes(details.dataset.key)) details.open = true;
   if (focused && by(focused) && document.activeElement !== by(focused)) by(focused).focus({ preventScroll: true });
 }
 
@@ -24,7 +24,7 @@ function chooseTheme() {
   const button = by('theme');
   const system = matchMedia('(prefers-color-scheme: dark)');
   let chosen = null;
-  try { chosen = localStorage.getItem('themis-theme'); } catch { /* a file may have no storage */ }
+  try { chosen = localStorage.getItem('themis-theme'); } catch { /* pages opened from a file may have no storage */ }
   const apply = () => {
     const isDark = chosen ? chosen === 'dark' : system.matches;
     document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
@@ -32,7 +32,7 @@ function chooseTheme() {
   };
   button.addEventListener('click', () => {
     chosen = document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark';
-    try { localStorage.setItem('themis-theme', chosen); } catch { /* it holds for this visit */ }
+    try { localStorage.setItem('themis-theme', chosen); } catch { /* the choice lasts for this visit */ }
     apply();
   });
   system.addEventListener('change', apply);
@@ -45,7 +45,7 @@ async function follow(address, before) {
     await new Promise((resolve) => setTimeout(resolve, state === 'running' ? 2000 : 10000));
     try {
       const answer = await fetch(address, { cache: 'no-store', headers: tag ? { 'If-None-Match': tag } : {} });
-      if (answer.status === 503) {  // there is no run to show now
+      if (answer.status === 503) {  // there is no run to show at the moment
         tag = '';
         by('state').textContent = (await answer.json()).message;
         continue;
@@ -66,13 +66,13 @@ async function follow(address, before) {
   }
 }
 
-// On paper nothing can be unfolded: what the run was made with is printed.
+// Details cannot be unfolded on paper, so the configuration is unfolded before printing.
 let unfolded = [];
 addEventListener('beforeprint', () => {
   unfolded = [...document.querySelectorAll('#reproduce details:not([open])')];
-  for (const each of unfolded) each.open = true;
+  for (const details of unfolded) details.open = true;
 });
-addEventListener('afterprint', () => { for (const each of unfolded) each.open = false; });
+addEventListener('afterprint', () => { for (const details of unfolded) details.open = false; });
 
 by('nav').append(el('ul', {}, SECTIONS.map(([id, name]) => el('li', {}, el('a', { href: `#${id}` }, name)))));
 chooseTheme();

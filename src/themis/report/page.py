@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, neither a server nor a network."""
+"""The report: a single HTML file that needs neither a server nor a network connection."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from themis.report.view import MOST_PICTURES, read_view
+from themis.report.view import MAX_PICTURES, ReportView, read_view
 
 REPORT = "report.html"
-"""The report's file in a run's folder."""
+"""Name of the report in a run folder."""
 SCRIPTS = ("elements.js", "charts.js", "sections.js", "gallery.js", "page.js")
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def render(view: dict[str, Any], *, live: str | None = None) -> str:
-    """A page that shows a view; with `live` it fetches the view anew from there, every two seconds.
+def render(view: ReportView, *, live: str | None = None) -> str:
+    """The HTML page of a view. With `live` the page fetches the view again from that address every two seconds.
 
-    The view is data in the page, drawn as text by the page's script. The page's own policy lets nothing but that script
-    run and nothing be fetched, but the view.
+    The view is embedded as JSON and drawn as text by the script of the page. The content security policy of the page
+    allows this script and, if `live` is given, requests to the server; nothing else may run or be fetched.
     """
     parts = {
-        "title": escape(f"{view['perturbation']} on {view['subject']}"),
+        "title": escape(f"{view.perturbation} on {view.subject}"),
         "policy": escape(_policy(live), quote=True),
         "style": _asset("page.css"),
         "script": _script(),
         "live": "" if live is None else escape(live, quote=True),
-        "view": json.dumps(view, separators=(",", ":"), allow_nan=False, ensure_ascii=False).translate(_UNSAFE),
+        "view": json.dumps(view.as_json(), separators=(",", ":"), allow_nan=False, ensure_ascii=False).translate(
+            _UNSAFE
+        ),
     }
     pieces = _asset("page.html").split("@@")  # text, name, text, name, ..., text
-    return "".join(parts[each] if k % 2 else each for k, each in enumerate(pieces))
+    return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
 
 
-def write_report(run: str | Path, out: Path | None = None, *, most_pictures: int = MOST_PICTURES) -> Path:
-    """Write a run's report, into its folder unless told otherwise; the file's path."""
+def write_report(run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES) -> Path:
+    """Write the report of a run to `out`, by default into the run folder, and return its path."""
     from themis.runs.store.files import explained, write_file
 
     path = Path(run) / REPORT if out is None else Path(out)
@@ -49,7 +50,7 @@ def write_report(run: str | Path, out: Path | None = None, *, most_pictures: int
 
 
 def _policy(live: str | None) -> str:
-    scripts, styles = (f"'sha256-{_digest(each)}'" for each in (_script(), _asset("page.css")))
+    scripts, styles = (f"'sha256-{_digest(text)}'" for text in (_script(), _asset("page.css")))
     connect = "" if live is None else " connect-src 'self';"
     return f"default-src 'none'; img-src data:; style-src {styles}; script-src {scripts};{connect} base-uri 'none'"
 

@@ -1,9 +1,10 @@
-"""The faults of a run as columns that a page can filter, sort and show."""
+"""The faults of a run as columns that the report page filters, sorts and shows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,74 +15,135 @@ from themis.runs.estimates import strengths
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Faults that a page lists, the most telling first."""
-MOST_ANSWERS = 24
-"""Rows and columns of the matrix; what is rarer is put together."""
-_PLAIN = ("id", "seed_id", "round", "label", "clean_answer", "answer")
-_REAL = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
+MAX_ANSWERS = 24
+"""Rows and columns of the answer matrix; rarer answers are combined in one more."""
+OTHER = "other"
+_INTEGERS = ("id", "seed_id", "round", "label", "clean_answer", "answer")
+_REALS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
 
 
-def read_rows(run: Reader, most: int = MOST_ROWS) -> dict[str, Any]:
-    """Columns of the most telling faults; numbers with as many digits as a person reads."""
+@dataclass(frozen=True)
+class FaultColumns:
+    """One value per listed fault and column; None if unknown or not finite. `theta` has one column per dimension."""
+
+    id: list[int]
+    seed_id: list[int]
+    round: list[int]
+    label: list[int | None]
+    clean_answer: list[int | None]
+    answer: list[int]
+    clean_value: list[float | None]
+    value: list[float | None]
+    confidence: list[float | None]
+    margin: list[float | None]
+    distance: list[float | None]
+    linf: list[float | None]
+    ssim: list[float | None]
+    theta: list[list[float | None]]
+    uniform: list[int]
+    """1 for faults of the uniform stream, 0 for faults of the search."""
+    kind: list[str]
+    layer: list[int]
+    """Index of the layer with the largest share of the sensitivity."""
+    kept: list[int]
+    """1 if the input of the fault was kept."""
+    strength: list[float | None]
+    part: list[int]
+    """Index of the part of the perturbation that is furthest from its identity."""
+    group: list[int]
+    """Index of the group of related faults; -1 without one."""
+
+
+@dataclass(frozen=True)
+class FaultRows:
+    """The faults that a page lists."""
+
+    columns: FaultColumns
+    n: int
+    """All faults of the run."""
+    n_listed: int
+    parts: list[str]
+    """The parts of a sum of perturbations."""
+
+
+@dataclass(frozen=True)
+class AnswerMatrix:
+    """How many faults turn which answer (row) into which (column); None stands for faults without a clean answer."""
+
+    rows: list[int | str | None]
+    columns: list[int | str | None]
+    distinct: list[list[int]]
+    faults: list[list[int]]
+
+
+def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) -> FaultRows:
+    """The columns of the most telling faults, with rounded numbers. `groups` maps fault ids to groups."""
     from themis.runs.store.schema import theta_column
     from themis.runs.store.selection import PLACE, SCORE
 
     theta = [theta_column(name) for name in run.theta]
-    names = [*_PLAIN, *_REAL, "stream", "kind", "signature", "tensors", *theta]
-    found = run.select(", ".join(names), order=f"{PLACE}, {SCORE}, id", limit=most)
-    by_name = dict(zip(names, map(list, zip(*found, strict=True)), strict=False)) if found else {n: [] for n in names}
-    columns: dict[str, Any] = {name: by_name[name] for name in _PLAIN}
-    columns |= {name: [short(each) for each in by_name[name]] for name in _REAL}
-    columns["theta"] = [[short(each) for each in by_name[name]] for name in theta]
-    columns["uniform"] = [int(each == "uniform") for each in by_name["stream"]]
-    columns["kind"] = by_name["kind"]
-    columns["layer"] = [_largest(each) for each in by_name["signature"]]
-    columns["kept"] = [int(each is not None) for each in by_name["tensors"]]
-    parts, owner = part_names(run)
-    if found:
-        values = np.array([by_name[name] for name in theta], dtype=np.float64).T
+    names = [*_INTEGERS, *_REALS, "stream", "kind", "signature", "tensors", *theta]
+    n = run.count()  # before the rows: a running campaign adds to them
+    rows = run.select(", ".join(names), order=f"{PLACE}, {SCORE}, id", limit=max_rows)
+    stored = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)) if rows else {n: [] for n in names}
+    parts, owners = part_names(run)
+    strength, furthest = np.zeros(0), np.zeros(0, dtype=np.int64)
+    if rows:
+        values = np.array([stored[name] for name in theta], dtype=np.float64).T
         strength, furthest = strengths(values, run.record["theta"])
-        columns["strength"] = [short(each) for each in strength.tolist()]
-        columns["part"] = [owner[k] for k in furthest.tolist()]
-    else:
-        columns["strength"], columns["part"] = [], []
-    return {"columns": columns, "n_listed": len(found), "parts": parts}
+    columns = FaultColumns(
+        **{name: stored[name] for name in _INTEGERS},
+        **{name: [rounded(value) for value in stored[name]] for name in _REALS},
+        theta=[[rounded(value) for value in stored[name]] for name in theta],
+        uniform=[int(stream == "uniform") for stream in stored["stream"]],
+        kind=stored["kind"],
+        layer=[_largest(signature) for signature in stored["signature"]],
+        kept=[int(tensors is not None) for tensors in stored["tensors"]],
+        strength=[rounded(value) for value in strength.tolist()],
+        part=[owners[k] for k in furthest.tolist()],
+        group=[groups.get(id, -1) for id in stored["id"]],
+    )
+    return FaultRows(columns, max(n, len(rows)), len(rows), parts)
 
 
-def mean_signature(run: Reader, most: int = MOST_ROWS) -> list[float]:
-    """The mean share of sensitivity by layer, over faults."""
-    rows = run.select("signature", "1", (), "id", most)
+def mean_signature(run: Reader, max_rows: int = MAX_ROWS) -> list[float]:
+    """The share of the sensitivity in each layer, averaged over faults."""
+    from themis.runs.store.schema import SHARES
+
+    rows = run.select("signature", "1", (), "id", max_rows)
     if not rows:
         return []
-    shares = np.array([json.loads(each) for (each,) in rows], dtype=np.float64)
-    return [float(f"{each:.4g}") for each in (shares.mean(0) / 10_000).tolist()]
+    shares = np.array([json.loads(signature) for (signature,) in rows], dtype=np.float64)
+    return [float(f"{share:.4g}") for share in (shares.mean(0) / SHARES).tolist()]
 
 
-def answer_matrix(run: Reader) -> dict[str, Any]:
-    """Which answers turn into which: distinct faults, over all of the run's; the most frequent answers by name."""
-    found = run.select(
+def answer_matrix(run: Reader) -> AnswerMatrix:
+    """Distinct faults and faults by clean and wrong answer, over all faults of the run."""
+    counts = run.select(
         "clean_answer, answer, count(DISTINCT seed_id), count(*)", "1 GROUP BY clean_answer, answer", order="1, 2"
     )
-    rows = _frequent([(clean, n) for clean, _, n, _ in found])
-    columns = _frequent([(answer, n) for _, answer, n, _ in found])
-    counts = [[0] * len(columns) for _ in rows]
-    raw = [[0] * len(columns) for _ in rows]
-    for clean, answer, distinct, n in found:
-        r = rows.index(clean) if clean in rows else rows.index("other")
-        c = columns.index(answer) if answer in columns else columns.index("other")
-        counts[r][c] += distinct
-        raw[r][c] += n
-    return {"rows": rows, "columns": columns, "distinct": counts, "faults": raw}
+    rows = _frequent([(clean, n) for clean, _, n, _ in counts])
+    columns = _frequent([(answer, n) for _, answer, n, _ in counts])
+    distinct = [[0] * len(columns) for _ in rows]
+    faults = [[0] * len(columns) for _ in rows]
+    for clean, answer, n_distinct, n in counts:
+        r = rows.index(clean) if clean in rows else rows.index(OTHER)
+        c = columns.index(answer) if answer in columns else columns.index(OTHER)
+        distinct[r][c] += n_distinct
+        faults[r][c] += n
+    return AnswerMatrix(rows, columns, distinct, faults)
 
 
 def _frequent(pairs: Sequence[tuple[int | None, int]]) -> list[Any]:
+    """The most frequent answers in ascending order, followed by `OTHER` if there are more."""
     totals: dict[int | None, int] = {}
     for answer, n in pairs:
         totals[answer] = totals.get(answer, 0) + n
-    most = sorted(totals, key=lambda each: -totals[each])[:MOST_ANSWERS]
-    known = sorted(most, key=lambda each: -2 if each is None else each)
-    return [*known, "other"] if len(totals) > len(most) else [*known]
+    most = sorted(totals, key=lambda answer: -totals[answer])[:MAX_ANSWERS]
+    ordered = sorted(most, key=lambda answer: -2 if answer is None else answer)
+    return [*ordered, OTHER] if len(totals) > len(most) else [*ordered]
 
 
 def _largest(signature: str) -> int:
@@ -89,8 +151,8 @@ def _largest(signature: str) -> int:
     return int(max(range(len(shares)), key=shares.__getitem__)) if shares else 0
 
 
-def short(value: float | None) -> float | None:
-    """Five digits; None for what JSON cannot hold."""
+def rounded(value: float | None) -> float | None:
+    """The value with five digits; None if it is not finite, which JSON cannot hold."""
     if value is None or not np.isfinite(value):
         return None
     return float(f"{value:.5g}")

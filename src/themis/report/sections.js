@@ -1,4 +1,4 @@
-// The sections, in the order in which an engineer asks.
+// The sections, in the order of the questions that a reader has.
 function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.verdict.tone}` }, view.verdict.text),
     el('p', { class: 'stop' }, view.stop),
@@ -11,11 +11,11 @@ function figure(name, value, under, text, share) {
       share ? scale(...share) : null, el('span', { class: 'quiet' }, text)));
 }
 
-// A share and its interval on a piece of the axis that they fill: from 0 up, or for shares near 1 from 1 down.
+// A share and its interval on the part of the axis that they need: upwards from 0, or downwards from 1 for shares near 1.
 const ENDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1];
 function scale(at, low = at, high = at) {
   const isNearOne = low > 0.5;
-  const reach = ENDS.find((each) => each >= 1.1 * (isNearOne ? 1 - low : high)) || 1;
+  const reach = ENDS.find((end) => end >= 1.1 * (isNearOne ? 1 - low : high)) || 1;
   const [start, end] = isNearOne ? [1 - reach, 1] : [0, reach];
   const x = (v) => Math.max(0, Math.min(100, (100 * (v - start)) / (end - start)));
   const label = (v) => el('span', {}, `${short(100 * v)}%`);
@@ -30,20 +30,20 @@ function drawNumbers(view) {
   const { counts, coverage, fault_rate: rate, residual_risk: risk } = view;
   const range = (e) => (e ? [e.value, e.low, e.high] : null);
   const spread = coverage && coverage.interval;
-  const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered rightly`
+  const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered correctly`
     : view.clean.error !== null ? `clean error ${number(view.clean.error)} on average`
       : view.clean.iou !== null ? `clean mean IoU ${number(view.clean.iou)}` : '';
-  show('numbers', 'The numbers that matter', el('dl', { class: 'tiles' },
+  show('numbers', 'Key figures', el('dl', { class: 'tiles' },
     figure('Fault rate', rate ? percent(rate.value, 2) : 'unknown', interval(rate),
-      rate ? 'of random disturbances in this range, mean over seeds' : 'no uniform stream, so nothing is claimed', range(rate)),
+      rate ? 'of random disturbances in this range, averaged over seeds' : 'cannot be estimated without a uniform stream', range(rate)),
     figure('Residual risk', risk ? percent(risk.value, 2) : 'unknown', interval(risk),
-      'that the next random test shows a new distinct fault', range(risk)),
+      'probability that the next random test finds a new distinct fault', range(risk)),
     figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
-    figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in all`,
+    figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in total`,
       `on ${whole(counts.failing_seeds)} of ${many(counts.seeds, 'seed')}`),
-    figure('Tests', whole(counts.tests), `${many(counts.passes, 'pass').replace(/passs$/, 'passes')}`,
+    figure('Tests', whole(counts.tests), `${whole(counts.passes)} ${counts.passes === 1 ? 'pass' : 'passes'}`,
       view.seconds ? `in ${seconds(view.seconds.total)}` : ''),
     figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given`, clean),
     figure('Neurons', whole(counts.neurons), `in ${many(counts.layers, 'layer')}`,
@@ -54,36 +54,36 @@ function drawNumbers(view) {
 
 function drawMatrix(view) {
   const { rows, columns, distinct, faults } = view.matrix;
-  const title = 'Which answers turn into which';
+  const title = 'How answers change';
   if (!rows.length) return show('matrix', title, note('No fault has been found.'));
-  const named = (names, each, none) => (each === null ? none : each === 'other' ? 'other' : names[each] ?? String(each));
+  const named = (names, answer, none) => (answer === null ? none : answer === 'other' ? 'other' : names[answer] ?? String(answer));
   const most = Math.max(1, ...distinct.flat());
   const cell = (r, c) => {
     const n = distinct[r][c];
     if (!n) return el('td', { class: 'none' }, '·');
     const level = Math.ceil((5 * Math.log1p(n)) / Math.log1p(most));
-    const says = `${named(view.answers, rows[r], 'clean')} answered as ${named(view.outcomes, columns[c])}: ` +
+    const label = `${named(view.answers, rows[r], 'clean')} answered as ${named(view.outcomes, columns[c])}: ` +
       `${many(n, 'distinct fault')}, ${many(faults[r][c], 'fault')}`;
-    if (rows[r] === 'other' || columns[c] === 'other') return el('td', { class: `heat heat${level}`, title: says }, whole(n));
+    if (rows[r] === 'other' || columns[c] === 'other') return el('td', { class: `heat heat${level}`, title: label }, whole(n));
     const pick = () => { choose({ clean: rows[r], answer: columns[c] }); location.hash = '#gallery'; };
     return el('td', { class: `heat heat${level}` },
-      el('button', { type: 'button', title: says, 'aria-label': `${says}; show them`, onclick: pick }, whole(n)));
+      el('button', { type: 'button', title: label, 'aria-label': `${label}; show them`, onclick: pick }, whole(n)));
   };
   const single = rows.length === 1 && rows[0] === null;
   const isTall = columns.some((c) => named(view.outcomes, c).length > 3);
   show('matrix', title, scrolling(title, el('table', { class: isTall ? 'matrix tall' : 'matrix' },
-    el('caption', {}, 'Distinct faults; rows are answers to clean inputs, columns wrong ones. Choose a cell to see its faults.'),
+    el('caption', {}, 'Distinct faults. Rows are the answers to clean inputs, columns the wrong answers. Select a cell to see its faults.'),
     el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'clean → wrong'), columns.map((c) =>
-      el('th', { scope: 'col' }, el('span', {}, named(view.outcomes, c)))), el('th', { scope: 'col' }, el('span', {}, 'all')))),
-    el('tbody', {}, rows.map((each, r) => el('tr', {},
-      el('th', { scope: 'row' }, named(view.answers, each, single ? 'all seeds' : 'none')),
+      el('th', { scope: 'col' }, el('span', {}, named(view.outcomes, c)))), el('th', { scope: 'col' }, el('span', {}, 'total')))),
+    el('tbody', {}, rows.map((answer, r) => el('tr', {},
+      el('th', { scope: 'row' }, named(view.answers, answer, single ? 'all seeds' : 'none')),
       columns.map((_, c) => cell(r, c)), el('td', { class: 'sum' }, whole(distinct[r].reduce((a, b) => a + b, 0)))))))));
 }
 
 function drawStrength(view) {
   const drawn = view.rates.map((of) => chart({
     title: `Fault rate by ${of.name}`,
-    text: `Share of uniform tests that were faults in ${of.parts.length} parts of the range of ${of.name}, with 95% intervals.`,
+    text: `Share of uniform tests that are faults in ${of.parts.length} equal parts of the range of ${of.name}, with 95% intervals.`,
     x: { label: of.unit ? `${of.name} (${of.unit})` : of.name, low: of.parts[0].low, high: of.parts.at(-1).high },
     y: { label: 'fault rate', low: 0, high: Math.max(0.01, ...of.parts.map((p) => p.rate_high)), format: (v) => `${short(100 * v)}%` },
     draw: [{ kind: 'bars', class: 'fault', points: of.parts.map((p) => [p.low, p.high, p.rate]) },
@@ -94,29 +94,29 @@ function drawStrength(view) {
   }));
   const of = view.breaking;
   const curve = of && chart({
-    title: 'Seeds still right, by strength',
-    text: `Share of seeds that no disturbance up to a strength has broken. ${of.source}`,
+    title: 'Seeds still correct, by strength',
+    text: `Share of seeds that no disturbance up to a given strength has broken. ${of.source}`,
     x: { label: of.unit ? `strength: 1 is ${of.unit}` : "strength, share of theta's range", low: 0, high: Math.max(1, of.points.at(-1)[0]) },
-    y: { label: 'seeds still right', low: Math.min(...of.points.map((p) => p[2] ?? p[1])) > 0.8 ? floorTo(Math.min(...of.points.map((p) => p[2] ?? p[1]))) : 0,
+    y: { label: 'seeds still correct', low: Math.min(...of.points.map((p) => p[2] ?? p[1])) > 0.8 ? floorTo(Math.min(...of.points.map((p) => p[2] ?? p[1]))) : 0,
       high: 1, format: (v) => `${short(100 * v)}%` },
     draw: [...(of.points[0].length > 2 ? [{ kind: 'band', points: of.points.map((p) => [p[0], p[2], p[3]]), name: '95% interval' }] : []),
-      { kind: 'steps', points: of.points, name: 'still right' }],
-    table: { heads: ['strength', 'still right', ...(of.points[0].length > 2 ? ['95% interval'] : [])], rows: of.points.map((p) =>
+      { kind: 'steps', points: of.points, name: 'still correct' }],
+    table: { heads: ['strength', 'still correct', ...(of.points[0].length > 2 ? ['95% interval'] : [])], rows: of.points.map((p) =>
       [number(p[0]), percent(p[1]), ...(p.length > 2 ? [`${percent(p[2])} to ${percent(p[3])}`] : [])]) },
   });
   show('strength', 'Fault rate and smallest breaking strength',
-    note(drawn.length ? `Fault rates come from the uniform stream alone; its intervals (Wilson) take tests as independent.${
-      view.has_dropped ? ' Tests that were dropped count as no faults.' : ''}`
-      : 'There is no uniform stream to take fault rates from.'),
+    note(drawn.length ? `Fault rates are estimated from the uniform stream only. The Wilson intervals treat tests as independent.${
+      view.has_dropped ? ' Dropped tests are counted as tests without a fault.' : ''}`
+      : 'Fault rates cannot be estimated without a uniform stream.'),
     el('div', { class: 'charts' }, drawn, curve),
-    of ? note(of.median === null ? `More than half of the seeds stand at every strength that was tried. ${of.source}`
-      : `Half of the seeds have broken at strength ${number(of.median)}. ${of.source}`) : note('No seed has broken.'));
+    of ? note(of.median === null ? `More than half of the seeds are still correct at every strength that was tested. ${of.source}`
+      : `Half of the seeds are broken at strength ${number(of.median)}. ${of.source}`) : note('No seed was broken.'));
 }
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 
 function drawCoverage(view) {
   const { rounds, coverage } = view;
-  if (!rounds.length) return show('coverage', 'Coverage by round', note('No round is over yet.'));
+  if (!rounds.length) return show('coverage', 'Coverage by round', note('No round has finished yet.'));
   const last = rounds.at(-1);
   const spread = coverage.interval;
   const isNear = coverage.forecast && coverage.forecast < 1e10 && view.goal && coverage.sampled < view.goal;
@@ -144,50 +144,50 @@ function drawCoverage(view) {
     draw: [{ kind: 'line', class: 'fault', points: [[0, 0], ...of('distinct_faults')] }],
     table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
   })),
-  note([spread ? `At the end ${percent(coverage.all)} of all neurons (${interval(spread, 1)}; seeds resampled).` : 'The interval is worked out when the campaign ends.',
-    isNear ? ` About ${whole(coverage.forecast)} more tests to the goal of ${percent(view.goal)}.` : '',
+  note([spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
+    isNear ? ` About ${whole(coverage.forecast)} more tests are needed to reach the goal of ${percent(view.goal)}.` : '',
     coverage.uniform === null || coverage.uniform === undefined ? '' : ` The uniform stream alone covers ${percent(coverage.uniform)}.`].join('')));
 }
 
 function drawLayers(view) {
-  const most = Math.max(1e-12, ...view.layers.map((l) => (l.sensitivity ? l.sensitivity[2] : 0)));
+  const most = Math.max(1e-12, ...view.layers.map((l) => (l.sensitivity ? l.sensitivity.high : 0)));
   show('layers', 'Coverage and sensitivity by layer', view.layers.length ? scrolling('Layers', table(
-    'Sensitivity: mean over a layer’s neurons, line from the 5th to the 95th percentile. Share: of the change in faults.',
+    'The sensitivity is the mean over the neurons of a layer, with a line from the 5th to the 95th percentile. The share in faults is the layer’s share of the sensitivity, averaged over faults.',
     ['layer', 'neurons', 'coverage', 'mean sensitivity', 'share in faults'],
     view.layers.map((l) => [l.name, whole(l.neurons),
       l.coverage === null ? '–' : bar(l.coverage, percent(l.coverage)),
-      l.sensitivity ? bar(l.sensitivity[0] / most, number(l.sensitivity[0]), [l.sensitivity[1] / most, l.sensitivity[2] / most]) : '–',
+      l.sensitivity ? bar(l.sensitivity.mean / most, number(l.sensitivity.mean), [l.sensitivity.low / most, l.sensitivity.high / most]) : '–',
       l.share === null ? '–' : bar(l.share, percent(l.share))]), { class: 'layers' })) : note('The layers are not known yet.'));
 }
 
 function drawNormality(view) {
   const of = view.normality;
-  show('normality', 'How normal the sensitivities are', of ? [el('p', {}, of.sentence), scrolling('Normality', table(
-    `Medians over ${whole(of.n_neurons)} neurons of the panel (${whole(of.n_unmoved)} more have no spread); a normal variable has 0 and 0.`,
+  show('normality', 'Normality of the sensitivities', of ? [el('p', {}, of.sentence), scrolling('Normality', table(
+    `Medians over ${many(of.n_neurons, 'sampled neuron')} (${whole(of.n_unmoved)} more have no spread). A normal distribution has a skewness and an excess kurtosis of 0.`,
     ['differences', 'skewness', 'excess kurtosis', 'close to normal'],
     [['signed', number(of.skewness_signed, 2), number(of.kurtosis_signed, 2), bar(of.compatible_signed, percent(of.compatible_signed, 0))],
-      ['absolute: sensitivities', number(of.skewness_absolute, 2), number(of.kurtosis_absolute, 2), bar(of.compatible_absolute, percent(of.compatible_absolute, 0))]]))]
-    : note('Known when the campaign ends, from 20 uniform tests on.'));
+      ['absolute (sensitivities)', number(of.skewness_absolute, 2), number(of.kurtosis_absolute, 2), bar(of.compatible_absolute, percent(of.compatible_absolute, 0))]]))]
+    : note('Available when the campaign has ended, if it ran at least 20 uniform tests.'));
 }
 
 function drawTime(view) {
   const s = view.seconds;
   if (!s) return show('time', 'Time by phase', note('Not known yet.'));
   const rest = Math.max(0, s.total - s.measure - s.judge - s.search);
-  const rows = [['measure', s.measure], ['judge', s.judge], ['search', s.search], ['other: set-up, disk', rest]];
+  const rows = [['measure', s.measure], ['judge', s.judge], ['search', s.search], ['other (setup, disk)', rest]];
   const kinds = Object.entries(view.kinds);
-  show('time', 'Time by phase', el('div', { class: 'beside' }, scrolling('Time', table(`${seconds(s.total)} in all, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests a second.`,
-    ['phase', 'share', 'time'], rows.map(([name, each]) => [name, bar(each / Math.max(s.total, 1e-9), percent(each / Math.max(s.total, 1e-9), 0)), seconds(each)]))),
-  kinds.length ? scrolling('Kinds of proposal', table('Tests by kind of proposal.', ['kind', 'tests', 'faults', 'faults a test'],
+  show('time', 'Time by phase', el('div', { class: 'beside' }, scrolling('Time', table(`${seconds(s.total)} in total, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests per second.`,
+    ['phase', 'share', 'time'], rows.map(([name, spent]) => [name, bar(spent / Math.max(s.total, 1e-9), percent(spent / Math.max(s.total, 1e-9), 0)), seconds(spent)]))),
+  kinds.length ? scrolling('Kinds of proposal', table('Tests by kind of proposal.', ['kind', 'tests', 'faults', 'faults per test'],
     kinds.map(([name, k]) => [name, whole(k.tests), whole(k.faults), percent(k.tests ? k.faults / k.tests : 0)]))) : null));
 }
 
 function drawReproduce(view) {
   const folded = (name, rows) => el('details', { 'data-key': name, class: 'data' }, el('summary', {}, name),
     scrolling(name, table(name, ['name', 'value'], rows, { class: 'plain' })));
-  show('reproduce', 'Config, environment, how to reproduce',
-    el('h3', {}, 'How to reproduce'), el('div', {}, view.reproduce.map(([text, what]) => command(text, what))),
-    view.reproduce.length ? null : note('The run was started from Python: its script reproduces it.'),
+  show('reproduce', 'Configuration, environment and reproduction',
+    el('h3', {}, 'How to reproduce'), el('div', {}, view.reproduce.map((each) => command(each.command, each.purpose))),
+    view.reproduce.length ? null : note('The run was started from Python: run that script again to reproduce it.'),
     folded('Configuration', view.config), folded('Environment', view.environment),
     folded('Theta', view.theta.map((t) => [t.name, `${number(t.low)} to ${number(t.high)} ${t.unit || ''}, identity ${number(t.identity)}`])));
 }

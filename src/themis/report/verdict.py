@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from themis.runs.run import percent
 
+if TYPE_CHECKING:
+    from themis.judge.estimate import Estimate
 
-def verdict(view: dict[str, Any]) -> dict[str, str]:
-    """The sentence, and how it stands: broken, standing or open."""
-    counts, rate = view["counts"], view["fault_rate"]
-    what, so_far = view["perturbation"], "So far, " if view["state"] == "running" else ""
-    if not counts["tests"] and not counts["faults"]:
-        said = "No test has been counted yet." if so_far else "No test was counted."
-        return {"tone": "open", "text": said}
-    if counts["faults"]:
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tests, faults, seeds and neurons a run has."""
+
+    tests: int
+    dropped: int
+    passes: int
+    faults: int
+    distinct_faults: int
+    failing_seeds: int
+    seeds: int
+    seeds_given: int
+    neurons: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class ReportVerdict:
+    """The sentence at the top of a report, and its tone: broken, standing or open."""
+
+    tone: str
+    text: str
+
+
+def write_verdict(perturbation: str, counts: Counts, fault_rate: Estimate | None, *, is_running: bool) -> ReportVerdict:
+    """Say whether the perturbation breaks the model, and how often."""
+    so_far = "So far, " if is_running else ""
+    if not counts.tests and not counts.faults:
+        return ReportVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
+    if counts.faults:
         text = (
-            f"{'under' if so_far else 'Under'} {what} the model breaks: {counts['distinct_faults']:,} distinct fault"
-            f"{'s' * (counts['distinct_faults'] != 1)} on {counts['failing_seeds']:,} of {counts['seeds']:,} seeds in "
-            f"{counts['tests']:,} tests"
+            f"{so_far}{perturbation} breaks the model: {counts.distinct_faults:,} distinct "
+            f"fault{'s' * (counts.distinct_faults != 1)} on {counts.failing_seeds:,} of {counts.seeds:,} seeds in "
+            f"{counts.tests:,} tests"
         )
-        if rate is not None:
-            text += f"; {_share(rate)} of random disturbances break it"
-        return {"tone": "broken", "text": f"{so_far}{text}."}
-    if counts["tests"] == counts.get("dropped", 0):
-        said = f"All {counts['tests']:,} tests were dropped for being another picture: lower min_ssim or the magnitude."
-        return {"tone": "open", "text": said}
-    text = f"{'no' if so_far else 'No'} fault in {counts['tests']:,} tests on {counts['seeds']:,} seeds under {what}"
-    if rate is not None:
-        text += f"; of random disturbances at most {percent(rate['high'], 2)} break the model, with 95% confidence"
-    return {"tone": "standing", "text": f"{so_far}{text}."}
-
-
-def _share(estimate: dict[str, float]) -> str:
-    low, high = percent(estimate["low"], 2), percent(estimate["high"], 2)
-    return f"{percent(estimate['value'], 2)} (95%: {low} to {high})"
+        if fault_rate is not None:
+            low, high = percent(fault_rate.low, 2), percent(fault_rate.high, 2)
+            text += f"; {percent(fault_rate.value, 2)} of random disturbances break it (95%: {low} to {high})"
+        return ReportVerdict("broken", f"{text}.")
+    if counts.tests == counts.dropped:
+        text = (
+            f"All {counts.tests:,} tests were dropped as too dissimilar from their seeds: lower min_ssim or the "
+            "magnitude."
+        )
+        return ReportVerdict("open", text)
+    text = f"{so_far}no fault" if is_running else "No fault"
+    text += f" in {counts.tests:,} tests on {counts.seeds:,} seeds under {perturbation}"
+    if fault_rate is not None:
+        text += f"; with 95% confidence, at most {percent(fault_rate.high, 2)} of random disturbances break the model"
+    return ReportVerdict("standing", f"{text}.")

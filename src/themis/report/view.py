@@ -1,44 +1,201 @@
-"""All that a report shows, as plain data, from the run folder alone: while a campaign runs, and however it ended."""
+"""Everything that a report shows, as typed data, read from the run folder of a running or stopped campaign."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from themis.report.breaking import breaking_strengths
-from themis.report.inputs import read_inputs
-from themis.report.names import class_names, feature_names, outcome_names, plain, task_of
-from themis.report.rows import answer_matrix, mean_signature, read_rows, short
-from themis.report.verdict import verdict
+from themis.judge.estimate import Estimate
+from themis.judge.normality import Normality
+from themis.report.breaking import BreakingCurve, breaking_curve
+from themis.report.inputs import ShownInputs, read_inputs
+from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
+from themis.report.rows import AnswerMatrix, FaultColumns, FaultRows, answer_matrix, mean_signature, read_rows, rounded
+from themis.report.verdict import Counts, ReportVerdict, write_verdict
+from themis.runs.checkpoint import read_progress
 from themis.runs.estimates import (
+    SensitivitySpread,
+    ThetaRates,
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
-    read_checkpoint,
     uniform_estimates,
 )
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.runs.run import Round
+    from themis.runs.run import Round, Seconds
     from themis.runs.store.reader import Reader
 
-VIEW = 1
-"""Version of this data."""
-MOST_PICTURES = 1000
-MOST_ROUNDS = 400
-"""Rounds that a curve has points for."""
+SCHEMA = 1
+"""Version of the JSON form."""
+MAX_PICTURES = 1000
+MAX_ROUNDS = 400
+"""Points of a curve over rounds."""
+
+
+@dataclass(frozen=True)
+class ThetaRow:
+    """A dimension of theta."""
+
+    name: str
+    low: float
+    high: float
+    identity: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """The coverage after the last round; the interval and the uniform coverage are known when a campaign has ended."""
+
+    sampled: float
+    all: float
+    interval: Estimate | None
+    uniform: float | None
+    forecast: int | None
+    dead: int
+    unseen: int
+
+
+@dataclass(frozen=True)
+class CleanScores:
+    """How well the model answers clean inputs; only the scores that fit the task are known."""
+
+    accuracy: float | None
+    error: float | None
+    iou: float | None
+
+
+@dataclass(frozen=True)
+class CriterionScore:
+    """The score of the campaign's criterion, and how many tests raised it."""
+
+    name: str
+    score: float | None
+    is_share: bool
+    raised: int
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """A round. Counts are totals since the start of the campaign."""
+
+    number: int
+    tests: int
+    coverage: float
+    coverage_all: float
+    faults: int
+    distinct_faults: int
+    seconds: float
+    criterion: float | None
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer, from the input on. `share` is its share of the sensitivity in faults."""
+
+    name: str
+    neurons: int
+    coverage: float | None
+    sensitivity: SensitivitySpread | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A group of related faults: what they have in common, and how many faults and seeds it has."""
+
+    text: str
+    faults: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """A command that a reader of the report can run, and what it does."""
+
+    command: str
+    purpose: str
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """All contents of a report."""
+
+    run: str
+    state: str
+    """running, ended, interrupted, failed or killed."""
+    task: str
+    fault: str | None
+    """What counts as a fault, in words."""
+    perturbation: str
+    subject: str
+    """The name of the model."""
+    theta: list[ThetaRow]
+    counts: Counts
+    verdict: ReportVerdict
+    stop: str
+    stop_reason: str | None
+    fault_rate: Estimate | None
+    residual_risk: Estimate | None
+    coverage: CoverageRow | None
+    goal: float | None
+    """The coverage at which the campaign stops."""
+    clean: CleanScores
+    outcomes: dict[int, str]
+    """Names of the outcomes of disturbed inputs."""
+    answers: dict[int, str]
+    """Names of the answers to clean inputs."""
+    faults: FaultRows
+    groups: list[GroupRow]
+    inputs: ShownInputs
+    matrix: AnswerMatrix
+    rates: list[ThetaRates]
+    has_dropped: bool
+    breaking: BreakingCurve | None
+    rounds: list[RoundRow]
+    layers: list[LayerRow]
+    normality: Normality | None
+    seconds: Seconds | None
+    kinds: dict[str, dict[str, int]]
+    """Tests and faults by kind of proposal."""
+    criterion: CriterionScore | None
+    config: list[tuple[str, str]]
+    environment: list[tuple[str, str]]
+    reproduce: list[ShellCommand]
+    version: str = __version__
+    schema: int = SCHEMA
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`, as the script of the page reads it."""
+        plain: dict[str, Any] = _as_json(self)
+        return plain
+
+
+def _as_json(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if not is_dataclass(value):
+        raise TypeError(f"a view must be made of plain data and dataclasses, got {type(value).__name__}")
+    return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
 
 
 def read_view(
-    run: Reader | str | Path, *, most_pictures: int = MOST_PICTURES, has_groups: bool | None = None
-) -> dict[str, Any]:
-    """Everything a page shows of a run, as data that JSON can hold.
+    run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES, has_groups: bool | None = None
+) -> ReportView:
+    """Read everything that a report shows from an open run or a run folder.
 
-    most_pictures: faults shown with their inputs. has_groups: whether faults are put into groups, by default once the
-    campaign has ended.
+    most_pictures: the number of faults that are shown with their inputs. has_groups: whether to group related faults;
+    by default this is done when the campaign has stopped.
     """
     if isinstance(run, str | Path):
         from themis.runs.store.reader import Reader
@@ -46,157 +203,176 @@ def read_view(
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures, has_groups=has_groups)
     summary = run.summary()
+    ended = summary or {}
     state = run.state(summary)
-    checkpoint, rounds = read_checkpoint(run), run.rounds()
+    progress, rounds = read_progress(run), run.rounds()
     start, task = run.record.get("start", {}), task_of(run)
     last = rounds[-1] if rounds else None
-    n_faults = run.count()  # before the rows: a campaign that runs adds to them
-    listed = read_rows(run)
-    columns = listed["columns"]
-    classes = class_names(run)
-    kept = [k for k, is_kept in enumerate(columns["kept"]) if is_kept]
-    at = {name: [columns[name][k] for k in kept] for name in ("id", "seed_id")}
+    groups, group_of = _read_groups(run) if (state != "running" if has_groups is None else has_groups) else ([], {})
+    faults = read_rows(run, group_of)
+    kept = [k for k, is_kept in enumerate(faults.columns.kept) if is_kept]
+    kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns.id, faults.columns.seed_id))
     matrix = answer_matrix(run)
-    seen = {each for names in (matrix["rows"], matrix["columns"]) for each in names if isinstance(each, int)}
-    seen |= {each for name in ("answer", "clean_answer", "label") for each in columns[name] if each is not None}
-    estimates = uniform_estimates(checkpoint) if summary is None else summary
-    groups = _groups(run) if (state != "running" if has_groups is None else has_groups) else []
-    columns["group"] = _group_of(columns["id"], groups)
-    view = {
-        "view": VIEW,
-        "version": __version__,
-        "run": str(run.path),
-        "state": state,
-        "task": task,
-        "fault": start.get("fault"),
-        "perturbation": run.record["perturbation"],
-        "subject": _subject(run),
-        "theta": run.record["theta"],
-        "counts": _counts(run, last, start),
-        "stop": run.stop_sentence(summary, state),
-        "stop_reason": None if summary is None else summary["stop_reason"],
-        "fault_rate": estimates["fault_rate"],
-        "residual_risk": estimates["residual_risk"],
-        "coverage": _coverage(summary, last),
-        "clean": {name: start.get(f"clean_{name}") for name in ("accuracy", "error", "iou")},
-        "outcomes": outcome_names(task, sorted(seen), classes),
-        "answers": _answers(task, sorted(seen), classes),
-        "faults": {**listed, "n": max(n_faults, listed["n_listed"])},
-        "groups": [{key: each[key] for key in ("text", "faults", "seeds")} for each in groups],
-        "inputs": read_inputs(run, at["id"], at["seed_id"], most_pictures, feature_names(run)),
-        "matrix": matrix,
-        "rates": rates_by_theta(run, checkpoint),
-        "has_dropped": bool(last and last.dropped),
-        "breaking": breaking_strengths(run, start.get("n_usable", 0)),
-        "rounds": _rounds(rounds),
-        "goal": run.record["settings"].get("coverage"),
-        "layers": _layers(run, last, layer_sensitivity(run, checkpoint), mean_signature(run)),
-        "normality": None if summary is None else summary["normality"],
-        "seconds": phase_seconds(summary, checkpoint),
-        "kinds": {} if summary is None else summary["kinds"],
-        "criterion": None if summary is None else summary["criterion"],
-        "config": _config(run),
-        "environment": [[name, plain(value)] for name, value in run.record["environment"].items()],
-        "reproduce": _commands(run, state, last),
-    }
-    return {**view, "verdict": verdict(view)}
+    answers, classes = _known_answers(matrix, faults.columns), class_names(run)
+    counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress)
+    perturbation = run.record["perturbation"]
+    return ReportView(
+        run=str(run.path),
+        state=state,
+        task=task,
+        fault=start.get("fault"),
+        perturbation=perturbation,
+        subject=_subject(run),
+        theta=[ThetaRow(*(each[field.name] for field in fields(ThetaRow))) for each in run.record["theta"]],
+        counts=counts,
+        verdict=write_verdict(perturbation, counts, estimates.fault_rate, is_running=state == "running"),
+        stop=run.stop_sentence(summary, state),
+        stop_reason=ended.get("stop_reason"),
+        fault_rate=estimates.fault_rate,
+        residual_risk=estimates.residual_risk,
+        coverage=_coverage(ended, last),
+        goal=run.record["settings"].get("coverage"),
+        clean=CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores))),
+        outcomes=outcome_names(task, answers, classes),
+        answers=answer_names(task, answers, classes),
+        faults=faults,
+        groups=groups,
+        inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
+        matrix=matrix,
+        rates=rates_by_theta(run, progress),
+        has_dropped=bool(last and last.dropped),
+        breaking=breaking_curve(run, counts.seeds),
+        rounds=_rounds(rounds),
+        layers=_layers(run, last, layer_sensitivity(run, progress), mean_signature(run)),
+        normality=None if ended.get("normality") is None else Normality(**ended["normality"]),
+        seconds=phase_seconds(summary, progress),
+        kinds=ended.get("kinds", {}),
+        criterion=_criterion(ended),
+        config=_config(run),
+        environment=[(name, as_text(value)) for name, value in run.record["environment"].items()],
+        reproduce=_commands(run, state, last),
+    )
 
 
 def _subject(run: Reader) -> str:
-    """What was tested, by the name it was given."""
+    """The model under test, by the name that the user gave."""
     origin = run.record["origin"] or {}
-    return str(origin.get("zoo") or origin.get("model") or "a model made in Python")
+    return str(origin.get("zoo") or origin.get("model") or "a model built in Python")
 
 
-def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> dict[str, int]:
-    names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
-    counts = {name: 0 if last is None else int(getattr(last, name)) for name in names}
-    if last is None or run.count() > last.faults:  # of a round that is not over
-        distinct = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
-        [(faults, n_distinct, seeds)] = run.select(distinct, order="1")
-        counts |= {"faults": faults, "distinct_faults": n_distinct, "failing_seeds": seeds}
-    counts |= {"seeds": start.get("n_usable", 0), "seeds_given": start.get("n_seeds", 0)}
-    return counts | {"neurons": start.get("n_neurons", 0), "layers": len(start.get("layers", ()))}
+def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
+    faults, distinct_faults, failing_seeds = (
+        (0, 0, 0) if last is None else (last.faults, last.distinct_faults, last.failing_seeds)
+    )
+    if last is None or run.count() > last.faults:  # the current round has found more
+        totals = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
+        [(faults, distinct_faults, failing_seeds)] = run.select(totals, order="1")
+    return Counts(
+        tests=0 if last is None else last.tests,
+        dropped=0 if last is None else last.dropped,
+        passes=0 if last is None else last.passes,
+        faults=faults,
+        distinct_faults=distinct_faults,
+        failing_seeds=failing_seeds,
+        seeds=start.get("n_usable", 0),
+        seeds_given=start.get("n_seeds", 0),
+        neurons=start.get("n_neurons", 0),
+        layers=len(start.get("layers", ())),
+    )
 
 
-def _coverage(summary: dict[str, Any] | None, last: Round | None) -> dict[str, Any] | None:
+def _coverage(summary: dict[str, Any], last: Round | None) -> CoverageRow | None:
     if last is None:
         return None
-    judged = last.coverage
-    return {
-        "sampled": judged.sampled,
-        "all": judged.all,
-        "interval": None if summary is None else summary["coverage_interval"],
-        "uniform": None if summary is None else summary["coverage_uniform"],
-        "forecast": judged.forecast,
-        "dead": judged.n_dead,
-        "unseen": judged.n_unseen,
-    }
+    coverage, interval = last.coverage, summary.get("coverage_interval")
+    return CoverageRow(
+        sampled=coverage.sampled,
+        all=coverage.all,
+        interval=None if interval is None else Estimate(**interval),
+        uniform=summary.get("coverage_uniform"),
+        forecast=coverage.forecast,
+        dead=coverage.n_dead,
+        unseen=coverage.n_unseen,
+    )
 
 
-def _rounds(rounds: list[Round]) -> list[dict[str, Any]]:
-    """Points of the curves; of very many rounds every so-manieth, and the last."""
-    step = -(-len(rounds) // MOST_ROUNDS) or 1
+def _criterion(summary: dict[str, Any]) -> CriterionScore | None:
+    criterion = summary.get("criterion")
+    if criterion is None:
+        return None
+    return CriterionScore(*(criterion[field.name] for field in fields(CriterionScore)))
+
+
+def _known_answers(matrix: AnswerMatrix, columns: FaultColumns) -> list[int]:
+    """Every answer, outcome and label that the page may have to name."""
+    known = {answer for answer in (*matrix.rows, *matrix.columns) if isinstance(answer, int)}
+    for column in (columns.answer, columns.clean_answer, columns.label):
+        known |= {answer for answer in column if answer is not None}
+    return sorted(known)
+
+
+def _rounds(rounds: Sequence[Round]) -> list[RoundRow]:
+    """The points of the curves: all rounds, or every n-th and the last if there are more than `MAX_ROUNDS`."""
+    step = -(-len(rounds) // MAX_ROUNDS) or 1
     chosen = [each for k, each in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
     return [
-        {
-            "number": each.number,
-            "tests": each.tests,
-            "coverage": each.coverage.sampled,
-            "coverage_all": each.coverage.all,
-            "faults": each.faults,
-            "distinct_faults": each.distinct_faults,
-            "seconds": round(each.seconds, 3),
-            "criterion": short(each.criterion_score),
-        }
+        RoundRow(
+            number=each.number,
+            tests=each.tests,
+            coverage=each.coverage.sampled,
+            coverage_all=each.coverage.all,
+            faults=each.faults,
+            distinct_faults=each.distinct_faults,
+            seconds=round(each.seconds, 3),
+            criterion=rounded(each.criterion_score),
+        )
         for each in chosen
     ]
 
 
 def _layers(
-    run: Reader, last: Round | None, sensitivity: dict[str, list[float]], shares: list[float]
-) -> list[dict[str, Any]]:
-    found = []
-    for k, each in enumerate(run.record.get("start", {}).get("layers", ())):
-        coverage = None if last is None else last.coverage.by_layer.get(each["name"])
-        share = shares[k] if k < len(shares) else None
-        moved = sensitivity.get(each["name"])
-        row = {"name": each["name"], "neurons": each["n_neurons"], "coverage": coverage}
-        found.append({**row, "sensitivity": moved, "share": share})
-    return found
+    run: Reader, last: Round | None, sensitivity: dict[str, SensitivitySpread], shares: Sequence[float]
+) -> list[LayerRow]:
+    layers = run.record.get("start", {}).get("layers", ())
+    return [
+        LayerRow(
+            name=layer["name"],
+            neurons=layer["n_neurons"],
+            coverage=None if last is None else last.coverage.by_layer.get(layer["name"]),
+            sensitivity=sensitivity.get(layer["name"]),
+            share=shares[k] if k < len(shares) else None,
+        )
+        for k, layer in enumerate(layers)
+    ]
 
 
-def _groups(run: Reader) -> list[dict[str, Any]]:
+def _read_groups(run: Reader) -> tuple[list[GroupRow], dict[int, int]]:
+    """The groups of related faults, and the group of each fault by its id."""
     from themis.runs.analysis.group import group
 
     faults = run.faults()
-    return [each.as_dict() for each in group(faults)] if len(faults) else []
+    groups = [each.as_dict() for each in group(faults)] if len(faults) else []
+    rows = [GroupRow(each["text"], each["faults"], each["seeds"]) for each in groups]
+    return rows, {id: k for k, each in enumerate(groups) for id in each["ids"]}
 
 
-def _group_of(ids: list[int], groups: list[dict[str, Any]]) -> list[int]:
-    of = {id: k for k, each in enumerate(groups) for id in each["ids"]}
-    return [of.get(id, -1) for id in ids]
-
-
-def _answers(task: str, seen: list[int], classes: list[str] | None) -> dict[str, str]:
-    """Answers to clean inputs, in tasks whose outcome is an answer."""
-    return outcome_names(task if task in ("wrong", "changed", "top5", "threshold") else "wrong", seen, classes)
-
-
-def _config(run: Reader) -> list[list[str]]:
+def _config(run: Reader) -> list[tuple[str, str]]:
     origin = {name: value for name, value in (run.record["origin"] or {}).items() if value not in (None, "", [])}
     values = {**origin, "perturb": run.record["perturbation"], **run.record["settings"]}
-    return [[name, plain(value)] for name, value in values.items()]
+    return [(name, as_text(value)) for name, value in values.items()]
 
 
-def _commands(run: Reader, state: str, last: Round | None) -> list[list[str]]:
-    """What to type, and what it does."""
+def _commands(run: Reader, state: str, last: Round | None) -> list[ShellCommand]:
     folder, commands = quote(str(run.path)), []
     if run.record["origin"] is not None:
-        commands.append([f"themis run --config {folder}/config.yaml --out again", "The same campaign once more"])
+        commands.append(
+            ShellCommand(f"themis run --config {folder}/config.yaml --out again", "Run the same campaign again")
+        )
     if state in ("interrupted", "killed", "failed"):
-        commands.append([f"themis resume {folder}", "Go on where it stopped"])
+        commands.append(ShellCommand(f"themis resume {folder}", "Resume the campaign where it stopped"))
     if last is not None and last.faults:
-        commands.append([f"themis faults {folder}", "List, sort and export the faults"])
-        commands.append([f"themis shrink {folder} --curve", "The smallest disturbances that still break the model"])
+        commands.append(ShellCommand(f"themis faults {folder}", "List, sort and export the faults"))
+        commands.append(
+            ShellCommand(f"themis shrink {folder} --curve", "Find the smallest disturbances that still break the model")
+        )
     return commands

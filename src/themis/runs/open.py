@@ -12,7 +12,8 @@ from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import Theta
-from themis.runs.estimates import phase_seconds, read_checkpoint, uniform_estimates
+from themis.runs.checkpoint import read_progress
+from themis.runs.estimates import phase_seconds, uniform_estimates
 from themis.runs.replay import StoredRun
 from themis.runs.run import Run, Seconds, Start
 from themis.runs.store.reader import Reader
@@ -23,7 +24,6 @@ from themis.target.target import as_target
 if TYPE_CHECKING:
     from torch import nn
 
-    from themis.runs.store.writer import Checkpoint
     from themis.target.target import AnyTarget
 
 RUN_FIGURES = ("score", "raised", "faults_selected", "distinct_faults_selected")
@@ -44,14 +44,13 @@ def open_run(
     """
     handle = StoredRun(Path(path), None if target is None else as_target(target), data, perturbation)
     with closing(Reader(path)) as run:
-        summary, rounds, checkpoint = run.summary(), run.rounds(), read_checkpoint(run)
+        summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
         if not rounds:
             raise UsageError(
                 f"a run must have finished a round to be opened, {run.path} has none yet: wait for the first one"
             )
         state = run.state(summary)
-        counted = {} if checkpoint is None else dict(checkpoint.values["tally"])
-        figures = {**uniform_estimates(checkpoint), **(summary or {})}
+        figures, estimates = summary or {}, uniform_estimates(summary, progress)
         criterion = figures.get("criterion") or {}
         return Run(
             stop=run.stop_sentence(summary, state),
@@ -59,16 +58,16 @@ def open_run(
             faults=run.faults(handle=handle),
             rounds=rounds,
             start=_start(run.record),
-            fault_rate=_estimate(figures["fault_rate"]),
-            residual_risk=_estimate(figures["residual_risk"]),
+            fault_rate=estimates.fault_rate,
+            residual_risk=estimates.residual_risk,
             coverage_uniform=figures.get("coverage_uniform"),
             coverage_interval=_estimate(figures.get("coverage_interval")),
             design_effect=figures.get("design_effect"),
             normality=None if figures.get("normality") is None else Normality(**figures["normality"]),
-            near_ties=_near_ties(checkpoint),
-            seconds=Seconds(**(phase_seconds(summary, checkpoint) or dict.fromkeys(Seconds.__annotations__, 0.0))),
-            kinds=figures.get("kinds", counted.get("kinds", {})),
-            raised=(criterion or counted.get("counts", {})).get("raised", 0),
+            near_ties=[] if progress is None else progress.near_ties,
+            seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
+            kinds=figures.get("kinds", {} if progress is None else progress.kinds),
+            raised=(criterion or ({} if progress is None else progress.counts)).get("raised", 0),
             policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
             of_criterion=_criterion_figures(criterion, run.record["start"]["criterion"] or {}),
             environment=run.record["environment"],
@@ -91,10 +90,6 @@ def _start(record: dict[str, Any]) -> Start:
 def _limits(low: float | None, high: float | None) -> tuple[float, float]:
     """JSON has no infinity: None stands for no limit."""
     return -math.inf if low is None else low, math.inf if high is None else high
-
-
-def _near_ties(checkpoint: Checkpoint | None) -> list[int]:
-    return [] if checkpoint is None else list(checkpoint.arrays["/tally/near_ties"].tolist())
 
 
 def _estimate(plain: dict[str, float] | None) -> Estimate | None:

@@ -63,7 +63,7 @@ OWN = [
 def test_the_view_is_the_reports_and_the_page_has_it_and_asks_for_it_anew(server, made):
     status, headers, body = ask(server)
     assert (status, headers["Content-Type"]) == (200, "application/json")
-    assert json.loads(body) == json.loads(json.dumps(read_view(made)))
+    assert json.loads(body) == json.loads(json.dumps(read_view(made).as_json()))
     assert json.loads(body)["counts"]["faults"] > 0
     status, headers, page = ask(server, "/?token={token}")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -105,7 +105,7 @@ def test_a_run_cannot_be_changed(server, method):
     status, headers, body = ask(server, method=method)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
     assert ALWAYS.items() <= dict(headers).items()
-    assert body == b"405 Method Not Allowed: a run can be looked at, not changed: GET, HEAD\n"
+    assert body == b"405 Method Not Allowed: the run can only be read: use GET, HEAD\n"
 
 
 @pytest.mark.parametrize("target", ["/?token={token}", "/view.json?token={token}", "/none?token={token}", "/"])
@@ -126,7 +126,7 @@ def test_head_has_the_headers_of_get_and_no_body(server, target):
 )
 def test_no_path_reaches_the_file_system(server, path):
     status, headers, body = ask(server, f"{path}?token={{token}}")
-    assert (status, body) == (404, b"404 Not Found: there is / and /view.json\n")
+    assert (status, body) == (404, b"404 Not Found: only / and /view.json exist\n")
     assert ALWAYS.items() <= dict(headers).items()
 
 
@@ -189,5 +189,5 @@ def test_a_port_that_cannot_be_had_is_refused(server, made, port, text):
 
 
 def test_a_file_is_no_run(made):
-    with pytest.raises(themis.errors.UsageError, match=r"a run must be a folder, .*summary\.json is a file"):
+    with pytest.raises(themis.errors.UsageError, match=r"a run must be a folder, but .*summary\.json is a file"):
         serve(made / "summary.json")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from themis.report.watch import folder
 pytestmark = pytest.mark.xdist_group("watch")
 DEADLINE = 120
 HOLD = (
-    "import sys, time; from pathlib import Path; from themis.runs.store.files import Lock; lock = Lock(Path(sys.argv[1]))"
+    "import sys, time; from pathlib import Path; from themis.runs.store.files import Lock; "
+    "lock = Lock(Path(sys.argv[1]))"
 )
 MODULE = """
 import torch
@@ -85,9 +87,9 @@ def test_after_a_long_reading_the_folder_is_left_alone_for_longer(run, monkeypat
     def read(reader):
         readings.append(now[0])
         now[0] += takes
-        return {"n": len(readings)}
+        return SimpleNamespace(as_json=lambda: {"n": len(readings)})
 
-    watched = folder.Folder(run, read)
+    watched = folder.WatchedFolder(run, read)
     for _ in range(100):
         os.utime(run / "summary.json", (0, now[0]))  # it changes all the time
         assert json.loads(watched.look().body)["n"] == len(readings)
@@ -101,12 +103,12 @@ def test_a_run_that_is_not_there_is_waited_for_and_may_go_and_come_back(run, mad
         for _ in range(2):
             status, headers, page = ask(server, "/?token={token}")
             assert (status, ALWAYS.items() <= dict(headers).items()) == (200, True)
-            assert b"&lt;elsewhere&gt; holds no run yet" in page
+            assert b"&lt;elsewhere&gt; is not a run folder yet" in page
             assert b'http-equiv="refresh"' in page
             assert b"<script" not in page
             status, headers, body = ask(server)
             assert (status, headers["Content-Type"]) == (503, "application/json")
-            assert "holds no run yet" in json.loads(body)["message"]
+            assert "is not a run folder yet" in json.loads(body)["message"]
             elsewhere.mkdir(exist_ok=True)
         elsewhere.rmdir()
         run.rename(elsewhere)

@@ -1,8 +1,8 @@
-"""A run in the browser, live: the report's page over a run folder, served to this machine alone and read only.
+"""A run in the browser, live: the page of the report, served to this machine only and read-only.
 
-folder.py   the folder's view, read again when the folder has changed
-guard.py    who may ask: the right host, no other site, the token
-server.py   the server, its three answers and their headers
+folder.py   the view of the folder, read again when the folder has changed
+guard.py    which requests are answered: the right host, the right origin, the token
+server.py   the server, its responses and their headers
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Server", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the command's help needs no server."""
+    """Import the server on first use: the help of the command line does not need it."""
     if name in __all__:
         return getattr(import_module("themis.report.watch.server"), name)
     raise AttributeError(f"module 'themis.report.watch' has no attribute {name!r}")

@@ -11,69 +11,72 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from time import monotonic, thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from themis.errors import ThemisError
 from themis.runs.store.schema import DATABASE
 
 if TYPE_CHECKING:
+    from themis.report.view import ReportView
     from themis.runs.store.reader import Reader
 
-Read = Callable[["Reader"], dict[str, Any]]
-"""What makes a view of a run, as `read_view` does."""
-REST, LONGEST_REST = 4, 30.0
-"""For how many times the processor time of a reading the folder is left alone after it, and for how many seconds at
-most: the campaign needs the machine too.
+ReadView = Callable[["Reader"], "ReportView"]
+"""Makes the view of a run, such as `read_view`."""
+REST, MAX_REST = 4, 30.0
+"""After reading the folder, leave it alone for `REST` times the processor time that took, and for at most `MAX_REST`
+seconds: the campaign needs the machine too.
 """
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A view as it is sent, with a name of its content; or, without one, why there is none."""
+class Snapshot:
+    """A view, its JSON form and a tag of that content; or, if there is no view, a message that says why."""
 
+    view: ReportView | None = None
     body: bytes = b""
     tag: str = ""
     message: str = ""
 
 
-class Folder:
-    """A run folder that may not exist yet, may grow, and may go."""
+class WatchedFolder:
+    """A run folder that may not exist yet, may grow, and may disappear."""
 
-    def __init__(self, path: str | Path, read: Read) -> None:
+    def __init__(self, path: str | Path, read: ReadView) -> None:
         self.path, self._read = Path(path), read
-        self._lock = Lock()  # one reading at a time, however many ask
+        self._lock = Lock()  # one thread reads at a time, however many requests wait
         self._state: tuple[object, bool] = (None, False)
-        self._shown = Shown()
+        self._snapshot = Snapshot()
         self._rests_until = 0.0
 
-    def look(self) -> Shown:
-        """The view as the folder is now, or was a moment ago."""
+    def look(self) -> Snapshot:
+        """The view of the folder as it is now, or as it was a moment ago."""
         with self._lock:
             if not (self.path / DATABASE).is_file():
                 self._state, self._rests_until = (None, False), 0.0
-                return Shown(message=f"{self.path} holds no run yet: it is shown as soon as a campaign begins there")
+                return Snapshot(message=f"{self.path} is not a run folder yet: waiting for a campaign to start there")
             if monotonic() >= self._rests_until:
                 began = thread_time()
                 self._refresh()
-                self._rests_until = monotonic() + min(LONGEST_REST, REST * (thread_time() - began))
-            return self._shown
+                self._rests_until = monotonic() + min(MAX_REST, REST * (thread_time() - began))
+            return self._snapshot
 
     def _refresh(self) -> None:
         try:
-            state = self._look_at_files()  # before the reading: what changes meanwhile is seen the next time
+            state = self._look_at_files()  # before reading: changes made meanwhile are noticed the next time
             if state == self._state:
                 return
             with closing(_open(self.path)) as run:
-                body = json.dumps(self._read(run), allow_nan=False, separators=(",", ":")).encode()
-            self._state, self._shown = state, Shown(body, sha256(body).hexdigest()[:32])
-        except Exception as error:  # whatever a damaged folder leads to; the next look tries again
+                view = self._read(run)
+            body = json.dumps(view.as_json(), allow_nan=False, separators=(",", ":")).encode()
+            self._state, self._snapshot = state, Snapshot(view, body, sha256(body).hexdigest()[:32])
+        except Exception as error:  # whatever a damaged folder causes; the next look tries again
             text = str(error) if isinstance(error, ThemisError) else f"unexpected {type(error).__name__}: {error}"
-            self._state, self._shown = (None, False), Shown(message=f"{self.path} cannot be shown now: {text}")
+            self._state, self._snapshot = (None, False), Snapshot(message=f"{self.path} cannot be shown now: {text}")
 
     def _look_at_files(self) -> tuple[object, bool]:
-        """What tells whether there is anything new: the files, and whether a campaign that ran still does.
+        """A value that changes with the folder: its files, and whether a running campaign is still running.
 
-        A campaign that is killed changes no file. One that begins does, so a run that rests is not asked.
+        A campaign that is killed changes no file. One that starts does, so a stopped run is not asked again.
         """
         files = _stamp(self.path)
         if files == self._state[0] and not self._state[1]:
@@ -89,13 +92,13 @@ def _open(path: Path) -> Reader:
 
 
 def _stamp(folder: Path) -> frozenset[tuple[str, int, int, int]]:
-    """Name, time, size and number of each file; not SQLite's index of the log, and no empty log: readers make these."""
-    found = []
+    """Name, time, size and inode of each file, without the index of SQLite's log and empty logs: readers make those."""
+    stamps = []
     for name in os.listdir(folder):
         try:
             status = os.stat(folder / name)
-        except FileNotFoundError:  # renamed or removed since
+        except FileNotFoundError:  # renamed or removed in the meantime
             continue
         if status.st_size and not name.endswith("-shm"):
-            found.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
-    return frozenset(found)
+            stamps.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
+    return frozenset(stamps)
