@@ -119,7 +119,7 @@ def test_what_cannot_be_is_one_line(run, capsys):
         other.listen()
         port = other.getsockname()[1]
         assert main(["watch", str(run), "--no-browser", "--port", str(port)]) == 2
-        text = f"themis watch: port must be a free one, {port} is in use: choose another, or leave it out\n"
+        text = f"themis watch: port must be free, but {port} is in use: choose another, or leave it out\n"
         assert capsys.readouterr() == ("", text)
     for words, text in (
         ([str(run), "--port", "x"], "port must be a whole number, got 'x'"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from themis.runs.display.fault import answers, describe_theta, pictures
 
 if TYPE_CHECKING:
+    from themis.runs.display.fault import Pixels
     from themis.runs.faults import Fault, Faults
     from themis.runs.run import Run
-    from themis.runs.display.fault import Pixels
 
 N_PICTURES = 3
 """Faults that a run draws of itself."""

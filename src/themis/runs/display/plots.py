@@ -17,8 +17,8 @@ from themis.runs.display.figure import INK, QUIET, RIGHT, WRONG
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from themis.runs.run import Run
     from themis.runs.analysis.robustness import Robustness
+    from themis.runs.run import Run
 
 BLUE = "#1f5f99"
 STREAMS = ("uniform", "search")
