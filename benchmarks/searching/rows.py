@@ -148,4 +148,4 @@ def _pack(seeds: Seeds) -> tuple[Any, ...]:
 
 def _seeds(inputs: Tensor, labels: Tensor | None, seed_id: Tensor, features: Any) -> Seeds:
     seeds = Seeds(inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs, labels, seed_id)
-    return seeds if features is None else seeds.described(features)
+    return seeds if features is None else seeds.with_features(features)

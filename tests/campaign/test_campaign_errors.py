@@ -111,14 +111,14 @@ def test_wrong_data_is_refused():
     cases = [
         (torch.rand(0, 1, 8, 8), "at least one seed"),
         (TensorDataset(torch.rand(0, 1, 8, 8)), "at least one seed"),
-        ((good, torch.tensor([0, 1])), "labels must be one a seed"),
+        ((good, torch.tensor([0, 1])), "labels must be one per seed"),
         ((good, torch.eye(3)), "not one-hot rows"),
         ((good, torch.tensor([0.0, 0.5, 1.0])), "labels must be class numbers, got 0.5"),
         ((good, torch.tensor([0, 1, 3])), r"labels must lie in 0\.\.2"),
         (good * 255, "divide by 255"),
         (good.index_fill(0, torch.tensor([1]), float("nan")), "seed 1 has a NaN"),
         (iter([good]), "an iterable without length"),
-        ([torch.rand(1, 8, 8), torch.rand(1, 9, 9), torch.rand(1, 8, 8)], "all inputs must have one shape"),
+        ([torch.rand(1, 8, 8), torch.rand(1, 9, 9), torch.rand(1, 8, 8)], "all inputs must have the same shape"),
     ]
     for data, message in cases:
         with pytest.raises(DataError, match=message):

@@ -1,4 +1,4 @@
-"""Names of classes: where data has them, how they are given, and where they are shown."""
+"""Class names: where they come from, how they are given, and where they are shown."""
 
 import numpy as np
 import pytest
@@ -41,13 +41,13 @@ class Brightness(nn.Module):
 @pytest.mark.parametrize(
     "data", [Named(), Subset(Named(), range(12)), DataLoader(Named(), 4)], ids=lambda d: str(type(d))
 )
-def test_a_data_set_that_has_names_gives_them(data):
+def test_class_names_are_taken_from_the_data_set(data):
     seeds = read_seeds(data, 9)
     assert seeds.classes == NAMES
-    assert seeds[torch.arange(3)].held().classes == NAMES
+    assert seeds[torch.arange(3)].in_memory().classes == NAMES
 
 
-def test_of_synonyms_the_first_counts_and_what_is_no_name_none():
+def test_the_first_of_several_synonyms_is_used_and_numbers_are_ignored():
     data = Named()
     data.classes = [("tench", "Tinca tinca"), ("goldfish",)]
     assert read_seeds(data).classes == ("tench", "goldfish")
@@ -55,7 +55,7 @@ def test_of_synonyms_the_first_counts_and_what_is_no_name_none():
     assert read_seeds(data).classes is None
 
 
-def test_readers_know_the_names_in_their_files(tmp_path):
+def test_readers_take_class_names_from_files(tmp_path):
     from PIL import Image
 
     for name in ("owl", "cat"):
@@ -69,13 +69,15 @@ def test_readers_know_the_names_in_their_files(tmp_path):
     assert read_data(f"csv:{tmp_path / 'numbered.csv'}").classes is None
 
 
-def test_names_stay_with_features():
-    seeds = read_seeds((torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))).classed(NAMES).named(["a", "b"])
-    assert seeds.described(seeds.features).classes == NAMES
+def test_class_names_are_kept_when_features_are_set():
+    seeds = (
+        read_seeds((torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))).with_classes(NAMES).with_feature_names(["a", "b"])
+    )
+    assert seeds.with_features(seeds.features).classes == NAMES
 
 
 @pytest.mark.parametrize("wrong", ["abc", [1, 2]])
-def test_names_must_be_texts(wrong):
+def test_class_names_must_be_strings(wrong):
     with pytest.raises(UsageError, match="classes must be names"):
         themis.run(Brightness(), torch.rand(4, 1, 4, 4), "brightness", classes=wrong)
 
@@ -84,7 +86,7 @@ def run(out, data, **options):
     return themis.run(Brightness(), data, "brightness", magnitude=2, max_tests=200, coverage=None, out=out, **options)
 
 
-def test_a_run_its_report_and_its_figures_say_the_names(tmp_path):
+def test_a_run_its_report_and_its_plots_show_the_names(tmp_path):
     found = run(tmp_path / "run", Named())
     assert found.start.classes == NAMES
     view = read_view(tmp_path / "run")
@@ -97,7 +99,7 @@ def test_a_run_its_report_and_its_figures_say_the_names(tmp_path):
     assert set(read_view(tmp_path / "run").outcomes.values()) <= set(NAMES)
 
 
-def test_names_that_are_given_count_more(tmp_path):
+def test_given_names_take_precedence(tmp_path):
     other = ("night", "dusk", "noon")
     assert run(tmp_path / "run", Named(), classes=other).start.classes == other
     assert themis.resume(tmp_path / "run", Brightness(), Named(), max_tests=300).start.classes == other
@@ -109,7 +111,7 @@ def test_names_that_are_given_count_more(tmp_path):
     )
 
 
-def test_names_are_of_all_answers_or_none():
+def test_names_must_cover_all_classes():
     data = Named()
     data.classes = ["dark", "bright"]
     with pytest.warns(RuntimeWarning, match="a name for each of the model's 3 answers, got 2.*numbers are shown"):

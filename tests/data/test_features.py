@@ -1,4 +1,4 @@
-"""What is said of a table's columns: found in the data, in a file, by hand; and kept with the seeds."""
+"""Features of a table: inferred from the data, read from a file or set by hand, and kept with the seeds."""
 
 import numpy as np
 import pytest
@@ -40,14 +40,14 @@ def test_kinds_and_ranges_are_found_in_the_rows():
     assert plain(Features.of(TABLE.double().numpy(), NAMES)) == plain(found)
 
 
-def test_rows_that_are_read_when_asked_for_are_gone_through_a_part_at_a_time(monkeypatch):
+def test_lazy_rows_are_read_one_block_at_a_time(monkeypatch):
     monkeypatch.setattr(features, "STEP_BYTES", 2 * 4 * 4)
     held = Features.of(TABLE)
     read = Features.of(Rows(lambda k: TABLE[k], torch.arange(3), (4,)))
     assert plain(read) == plain(held)
 
 
-def test_a_column_of_zeros_is_a_flag_that_may_be_allowed_to_rise():
+def test_a_column_of_zeros_is_binary_and_may_be_allowed_to_rise():
     found = Features.of(torch.zeros(5, 2))
     assert plain(found) == (("binary",) * 2, [0, 0], [1, 1], ("fixed",) * 2)
     assert found.set("1", change="raise").change == ("fixed", "raise")
@@ -60,7 +60,7 @@ def test_only_a_table_has_features(inputs):
 
 
 def test_infinite_values_are_refused():
-    with pytest.raises(DataError, match="must be of finite numbers"):
+    with pytest.raises(DataError, match="must hold finite numbers"):
         Features.of(np.array([[1e300]]))
 
 
@@ -81,26 +81,26 @@ def test_features_are_set_by_name_or_glob():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"name": "n_file", "low": 1}, "like 'n_file' must be in the table: did you mean 'n_files'"),
+        ({"name": "n_file", "low": 1}, "that matches 'n_file' must be in the table: did you mean 'n_files'"),
         ({"name": "share", "kind": "whole"}, "'share' must have a known kind, got 'whole'"),
         ({"name": "share", "change": "rise"}, "known change, got 'rise': did you mean 'raise'"),
         ({"name": "share", "low": 2}, "'share' must have finite low <= high, got 2 and 1.5"),
         ({"name": "n_files", "low": 3.2, "high": 3.8}, "'n_files' must have finite low <= high, got 4 and 3"),
         ({"name": "n_files", "high": float("inf")}, "finite low <= high, got -2 and inf"),
-        ({"name": "perm_sms", "high": 2}, "'perm_sms' must have its range in 0..1, it is binary"),
+        ({"name": "perm_sms", "high": 2}, "'perm_sms' must have a range within 0..1, it is binary"),
     ],
 )
-def test_what_makes_no_sense_is_refused(said, message):
+def test_invalid_features_are_refused(said, message):
     with pytest.raises(UsageError, match=message):
         Features.of(TABLE, NAMES).set(**said)
 
 
-def test_a_number_too_few_is_refused():
+def test_every_feature_needs_all_its_values():
     with pytest.raises(UsageError, match=r"got \[1, 2\] of them"):
         Features(("a",), ("number",), torch.zeros(1), torch.ones(2), ("any",))
 
 
-def test_two_descriptions_have_one_hash_if_they_say_the_same():
+def test_equal_features_have_equal_hashes():
     base = Features.of(TABLE, NAMES)
     assert base.sha256 == Features.of(TABLE, NAMES).sha256
     others = [Features.of(TABLE), base.set("share", high=2), base.set("share", change="raise")]
@@ -110,7 +110,7 @@ def test_two_descriptions_have_one_hash_if_they_say_the_same():
 # A file
 
 
-def test_a_file_says_what_it_says_and_the_data_the_rest(tmp_path):
+def test_a_file_overrides_what_the_data_shows(tmp_path):
     path = write(tmp_path, "name,change,high\n*,raise,\n\nperm_*,fixed,\nn_files, ,100\n")
     said = read_features(path, Features.of(TABLE, NAMES))
     assert plain(said) == (
@@ -121,7 +121,7 @@ def test_a_file_says_what_it_says_and_the_data_the_rest(tmp_path):
     )
 
 
-def test_a_range_is_judged_when_all_is_said(tmp_path):
+def test_ranges_are_checked_after_all_lines_are_read(tmp_path):
     path = write(tmp_path, "name,low,high\nn_*,50,\nn_files,,60\n")
     assert read_features(path, Features.of(TABLE, NAMES)).low[1] == 50
 
@@ -129,27 +129,27 @@ def test_a_range_is_judged_when_all_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must have the column name"),
-        ("kind\ninteger\n", "must have the column name"),
-        ("name,name\na,a\n", "each column once"),
+        ("", "must have a column 'name'"),
+        ("kind\ninteger\n", "must have a column 'name'"),
+        ("name,name\na,a\n", "no column twice"),
         ("name,chnge\na,any\n", "known columns, got 'chnge': did you mean 'change'"),
         ("name,low\nn_files\n", "line 2: a row must have 2 cells, got 1"),
         ("name,low\n,1\n", "line 2: a row must name a feature"),
-        ("name,low\nn_fils,1\n", "line 2: a feature named or like 'n_fils' must be in the table: did you mean 'n_f"),
+        ("name,low\nn_fils,1\n", "line 2: a feature that matches 'n_fils' must be in the table: did you mean 'n_f"),
         ("name,kind\n\nn_files,int\n", "line 3: kind must be known, got 'int'"),
         ("name,change\nn_files,add\n", "line 2: change must be known, got 'add'"),
-        ("name,low\nn_files,few\n", "line 2: the range must be of finite numbers, got 'few'"),
-        ("name,high\nn_files,inf\n", "line 2: the range must be of finite numbers, got 'inf'"),
+        ("name,low\nn_files,few\n", "line 2: the ends of a range must be finite numbers, got 'few'"),
+        ("name,high\nn_files,inf\n", "line 2: the ends of a range must be finite numbers, got 'inf'"),
         ("name,low\nn_files,11\n", "features.csv: feature 'n_files' must have finite low <= high, got 11 and 10"),
         ('name\n"n_files\n', "must be a CSV table in UTF-8"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, text, message):
+def test_errors_in_a_file_name_the_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         read_features(write(tmp_path, text), Features.of(TABLE, NAMES))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(DataError, match="must exist"):
         read_features(tmp_path / "none.csv", Features.of(TABLE, NAMES))
 
@@ -165,16 +165,16 @@ def test_a_file_that_is_not_there(tmp_path):
     ],
 )
 def test_seeds_outside_their_range_are_named(said, message):
-    seeds = read_seeds(TABLE).named(NAMES)
+    seeds = read_seeds(TABLE).with_feature_names(NAMES)
     with pytest.raises(DataError, match=message):
-        seeds.described(seeds.features.set("n_files", **said))
+        seeds.with_features(seeds.features.set("n_files", **said))
     with pytest.raises(DataError, match=r"'2' must be a whole number in 1..1, seed 0 has 0.5"):
-        seeds.described(Features.of(TABLE).set("2", kind="integer"))
+        seeds.with_features(Features.of(TABLE).set("2", kind="integer"))
 
 
-def test_features_must_be_of_every_column():
-    with pytest.raises(DataError, match=r"every column of the table, inputs \[4\], got 3 features"):
-        read_seeds(TABLE).described(Features.of(TABLE[:, :3]))
+def test_features_must_describe_every_column():
+    with pytest.raises(DataError, match=r"every column of the table, which has the shape \[4\], got 3 features"):
+        read_seeds(TABLE).with_features(Features.of(TABLE[:, :3]))
 
 
 def test_a_sample_has_the_features_of_all_the_data():
@@ -184,8 +184,8 @@ def test_a_sample_has_the_features_of_all_the_data():
         assert len(sample) == 5
         assert plain(sample.features) == plain(Features.of(table))
         assert sample[torch.tensor([1, 3])].features is sample.features, "found once"
-        said = sample.described(sample.features.set("0", change="fixed"))
-        assert said[:2].held().features.change[0] == read_seeds(said, 3).features.change[0] == "fixed"
+        said = sample.with_features(sample.features.set("0", change="fixed"))
+        assert said[:2].in_memory().features.change[0] == read_seeds(said, 3).features.change[0] == "fixed"
 
 
 class _Items(Dataset):
@@ -200,7 +200,7 @@ class _Items(Dataset):
         return self.table[k]
 
 
-def test_features_cost_nothing_until_they_are_asked_for():
+def test_features_are_inferred_on_first_use_only():
     items = _Items(torch.rand(100, 4))
     sample = read_seeds(items, 5)
     assert items.n_read == 6, "the first once more for its shape"
@@ -211,7 +211,7 @@ def test_features_cost_nothing_until_they_are_asked_for():
     assert whole.n_read == 101
 
 
-def test_pictures_have_none():
+def test_pictures_have_no_features():
     with pytest.raises(DataError, match="must be those of a table"):
         _ = read_seeds(torch.rand(3, 1, 4, 4)).features
 
@@ -240,19 +240,21 @@ class _Tenths:
         return places * 10
 
 
-def test_features_on_axes_are_judged_by_their_raw_values():
+def test_features_on_axes_are_checked_by_their_raw_values():
     raw = Features.of(TABLE, NAMES)
     on_axes = Features(raw.names, raw.kind, raw.low, raw.high, raw.change, _Tenths())
-    seeds = read_seeds(TABLE / 10).described(on_axes)
+    seeds = read_seeds(TABLE / 10).with_features(on_axes)
     assert seeds.features.set("share", change="fixed").axes is on_axes.axes
     on_axes.check_inside((-0.2, 1.0))
     with pytest.raises(DataError, match=r"'n_files' must be a whole number in -2..10, seed 9 has 3.04"):
         on_axes.check(TABLE / 10 + torch.tensor([0, 0.004, 0, 0]), torch.tensor([9, 10, 11]))
-    with pytest.raises(DataError, match=r"'n_files' must stay in the input's bounds \(0, 1\), it may be -0.2 to 1"):
+    with pytest.raises(
+        DataError, match=r"must stay in the input's bounds \(0, 1\), it ranges from -0.2 to 1"
+    ):
         on_axes.check_inside((0.0, 1.0))
 
 
-def test_a_campaign_needs_a_feature_that_is_free():
+def test_a_campaign_needs_a_feature_that_may_change():
     described = Features.of(TABLE, NAMES).set("*", change="fixed")
     with pytest.raises(DataError, match="a feature of the table must be free to change, none is"):
         described.check_inside((-2, 10))
@@ -266,7 +268,7 @@ def test_it_is_public():
 # The zoo's tables
 
 
-def test_the_counts_of_a_pdf_file_that_nothing_follows_from_may_be_raised(tmp_path):
+def test_independent_counts_of_a_pdf_file_may_be_raised(tmp_path):
     names = ["count_font", "count_obj", "size", "ratio_size_obj", "count_js"]
     table = np.array([[0, 3, 900, 300, 1], [7, 5, 42_799_888, 8e6 + 0.5, 0], [2, 1, 24, 24, 1], [2, 4, 80, 20, 0]])
     source = np.array(["contagio-ben", "contagio-mal", "google-ben", "virustotal-mal"])
@@ -282,7 +284,7 @@ def test_the_counts_of_a_pdf_file_that_nothing_follows_from_may_be_raised(tmp_pa
         found.check_inside((0.0, 1.0))
 
 
-def test_an_app_can_only_be_given_more(tmp_path):
+def test_features_of_an_app_may_only_be_raised(tmp_path):
     bits = np.eye(4, 9, dtype=np.uint8)
     names = np.array([f"permission_{k}" for k in range(9)])
     np.savez(tmp_path / "drebin215.npz", X=np.packbits(bits, axis=1), y=[0, 1, 0, 1], feature_names=names)
@@ -293,7 +295,7 @@ def test_an_app_can_only_be_given_more(tmp_path):
     assert plain(found) == (("binary",) * 9, [0] * 9, [1] * 9, ("raise",) * 9)
 
 
-def test_a_later_line_gives_a_column_its_own_range_back(tmp_path):
+def test_a_later_line_restores_the_range_of_a_column(tmp_path):
     lines = (
         "name,kind,low,high,change",
         "*,binary,,,raise",

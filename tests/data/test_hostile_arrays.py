@@ -1,4 +1,4 @@
-"""Arrays and pickles that are damaged, wrong or malicious: each gets one line, runs no code and takes little memory."""
+"""Damaged, wrong or malicious arrays and pickles are refused in one line, run no code and take little memory."""
 
 import gzip
 import pickle
@@ -65,18 +65,18 @@ HOSTILE = {
     "archive that declares terabytes": ("npz:a.npz", "bytes, it has 9", archive(npy((TERABYTE, 4), bytes(9)))),
     "archive that lies twice": (
         "npz:a.npz",
-        "must fit in half the memory there is",
+        "must fit in half of the available memory",
         archive(npy((2**31, 1)), declared=2**31 + 128),
     ),
     "archive that unpacks to too much": (
         "npz:a.npz",
-        "must fit in half the memory there is, 128 MiB, it declares 200 MiB",
+        "must fit in half of the available memory, 128 MiB, it declares 200 MiB",
         lambda: archive(npy((200 << 20, 1), bytes(200 << 20)))(),
     ),
     "archive with a header without end": ("npz:a.npz", "must be a NumPy archive", lambda: archive(long_header())()),
     "archive of negative size": ("npz:a.npz", "must be a NumPy", archive(npy((-1, 4), bytes(9)))),
-    "archive packed in another way": ("npz:a.npz", "plain or deflated", archive(npy((2, 2), bytes(4)), None, 14)),
-    "archive of one number": ("npz:a.npz", "at least one seed, as", lambda: np.savez("a.npz", inputs=np.float32(5))),
+    "archive packed in another way": ("npz:a.npz", "stored or deflated", archive(npy((2, 2), bytes(4)), None, 14)),
+    "archive of one number": ("npz:a.npz", "at least one seed and", lambda: np.savez("a.npz", inputs=np.float32(5))),
     "archive with a checksum that is wrong": (
         "npz:a.npz",
         "must be a NumPy archive",
@@ -87,7 +87,7 @@ HOSTILE = {
     ),
     "archive with too few labels": (
         "npz:a.npz",
-        "labels must be one a seed: 3 inputs, got labels of shape [2]",
+        "labels must be one per seed: 3 inputs, got labels of shape [2]",
         lambda: np.savez("a.npz", inputs=np.ones((3, 2)), labels=np.ones(2)),
     ),
     "archive with a NaN": (
@@ -110,14 +110,14 @@ HOSTILE = {
         lambda: np.save("a.npy", [[1.0], [1e300]]),
     ),
     # idx
-    "idx cut": ("idx:a-images", "it has 4: get the file again", write("a-images", idx(2, 2, 2, content=bytes(4)))),
+    "idx cut": ("idx:a-images", "it has 4: download it again", write("a-images", idx(2, 2, 2, content=bytes(4)))),
     "idx cut in its header": ("idx:a-images", "must hold 12 bytes", write("a-images", bytes([0, 0, 8, 3, 0]))),
     "idx of nothing": ("idx:a-images", "begins with nothing", write("a-images", b"")),
     "idx of something else": ("idx:a-images", "begins with 89504e47", write("a-images", png_header(2, 2))),
     "idx that goes on": ("idx:a-images", "it has 5", write("a-images", idx(2, 2, content=bytes(5)))),
     "idx that declares terabytes": (
         "idx:a-images",
-        "must fit in half the memory",
+        "must fit in half of the available memory",
         write("a-images", gzip.compress(idx(2**31, 2**31, 2**31))),
     ),
     "idx.gz cut": (
@@ -137,17 +137,17 @@ HOSTILE = {
     ),
     "idx.gz without end": (
         "idx:a-images",
-        "must end after [2, 2], it goes on",
+        "must end after an array of shape [2, 2], it continues",
         lambda: Path("a-images").write_bytes(gzip.compress(idx(2, 2, content=bytes(300 << 20)), 1)),
     ),
     "idx with too few labels": (
         "idx:a-images",
-        "labels must be one a seed",
+        "labels must be one per seed",
         then(write("a-images", idx(2, 2, content=bytes(4))), write("a-labels", idx(3, content=bytes(3)))),
     ),
     "idx with pictures for labels": (
         "idx:a-images",
-        "must hold one label a seed",
+        "must hold one label per seed",
         then(write("a-images", idx(2, 2, content=bytes(4))), write("a-labels", idx(2, 2, content=bytes(4)))),
     ),
     "a folder without idx files": ("idx:.", "must hold idx images of the split 'test'", lambda: None),
@@ -186,7 +186,7 @@ HOSTILE = {
     "batch of floats": ("cifar:b", "arrays must be of bytes", write("b", batch(data=np.zeros((2, 3072))))),
     "batch with names for labels": ("cifar:b", "labels are whole numbers", write("b", batch(labels=["cat", "dog"]))),
     "batch with a number for labels": ("cifar:b", "must be a pickled batch", write("b", batch(labels=5))),
-    "batch with too few labels": ("cifar:b", "labels must be one a seed", write("b", batch(labels=[1]))),
+    "batch with too few labels": ("cifar:b", "labels must be one per seed", write("b", batch(labels=[1]))),
     "binary batch cut": ("cifar:b.bin", "records of 3,073 or 3,074 bytes", write("b.bin", bytes(3073 + 9))),
     "binary batch of nothing": ("cifar:b.bin", "records of 3,073", write("b.bin", b"")),
     "a folder without batches": ("cifar:.", "must hold CIFAR batches", lambda: None),
@@ -194,7 +194,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_array_gets_one_line(name, tmp_path, monkeypatch):
+def test_a_hostile_array_is_refused_in_one_line(name, tmp_path, monkeypatch):
     spec, message, setup = HOSTILE[name]
     assert message in refused(spec, setup, tmp_path, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Pictures that are damaged, wrong or malicious: each gets one line and takes little memory."""
+"""Damaged, wrong or malicious pictures are refused in one line and take little memory."""
 
 from pathlib import Path
 
@@ -49,12 +49,12 @@ HOSTILE = {
     "picture of another format": ("images:p", "1.png must be a picture", picture("p/1.png", format="TIFF")),
     "picture of 16 bits": (
         "images:p",
-        "must have 8 bits a channel",
+        "must have 8 bits per channel",
         picture("p/1.png", np.zeros((4, 4), np.uint16)),
     ),
     "pictures of two sizes": (
         "images:p",
-        "all inputs must have one shape",
+        "all inputs must have the same shape",
         then(picture("p/1.png"), picture("p/2.png", PIXELS[:5])),
     ),
     "picture smaller than the crop": ("images:p?crop=50", "at least crop=50 wide and high", picture("p/1.png")),
@@ -79,6 +79,6 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_picture_gets_one_line(name, tmp_path, monkeypatch):
+def test_a_hostile_picture_is_refused_in_one_line(name, tmp_path, monkeypatch):
     spec, message, setup = HOSTILE[name]
     assert message in refused(spec, setup, tmp_path, monkeypatch)

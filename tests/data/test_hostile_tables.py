@@ -1,4 +1,4 @@
-"""Tables that are damaged, wrong or malicious: each gets one line and takes little memory."""
+"""Damaged, wrong or malicious tables are refused in one line and take little memory."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +70,7 @@ HOSTILE = {
     "table with a zero byte": ("csv:t.csv", "t.csv", write("t.csv", "a,b\n1,\0\n")),
     "table with an open quote": ("csv:t.csv", "t.csv", write("t.csv", 'a,b\n1,"2\n')),
     "table without names": ("csv:t.csv", "must begin with a line of column names", write("t.csv", "1,2\n3,4\n")),
-    "table with a name twice": ("csv:t.csv", "name each column once, got 'a' 2 times", write("t.csv", "a,a\n3,4\n")),
+    "table with a name twice": ("csv:t.csv", "distinct column names, got 'a' 2 times", write("t.csv", "a,a\n3,4\n")),
     "table with two labels": (
         "csv:t.csv",
         "one column of labels, got ['y', 'label']",
@@ -79,7 +79,7 @@ HOSTILE = {
     "table with labels alone": ("csv:t.csv", "must have a column of features", write("t.csv", "label\n3\n")),
     "table of one line without end": (
         "csv:t.csv",
-        "lines under 16,777,216",
+        "lines of under 16,777,216",
         lambda: Path("t.csv").write_text("1," * (10 << 20)),
     ),
     "a name that no system has": ("csv:" + "x" * 5000, "the data file must exist", lambda: None),
@@ -127,7 +127,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_table_gets_one_line(name, tmp_path, monkeypatch):
+def test_a_hostile_table_is_refused_in_one_line(name, tmp_path, monkeypatch):
     spec, message, setup = HOSTILE[name]
     assert message in refused(spec, setup, tmp_path, monkeypatch)
 
@@ -137,5 +137,5 @@ def test_a_table_that_would_fill_the_disk_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))
     table(a=np.zeros(2_000_000))()
     assert Path("t.parquet").stat().st_size < 100_000
-    with pytest.raises(DataError, match="must fit in half the disk there is, 5 MiB, it declares 8 MiB"):
+    with pytest.raises(DataError, match="must fit in half of the free disk space, 5 MiB, it declares 8 MiB"):
         read_data("parquet:t.parquet")

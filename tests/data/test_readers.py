@@ -1,4 +1,4 @@
-"""Every reader on small files that are written here; what it reads is what was written."""
+"""Every reader returns what was written to small files."""
 
 import gzip
 import pickle
@@ -68,7 +68,7 @@ def test_a_flat_folder_has_no_labels(here):
     assert_reads("images:flat", PIXELS / np.float32(255))
 
 
-def test_jpeg_is_read_nearly(here):
+def test_jpeg_is_read_approximately(here):
     smooth = np.linspace(0, 255, 3 * 16 * 16).reshape(1, 3, 16, 16).astype(np.uint8)
     save_pictures(here / "j", smooth, "jpg", quality=95)
     assert abs(inputs_of("images:j").numpy() * 255 - smooth).mean() < 8
@@ -109,7 +109,7 @@ def test_an_archive_is_read(save):
     assert_reads("npz:c.npz", values)
 
 
-def test_an_array_is_read_where_it_lies():
+def test_an_array_is_memory_mapped():
     values = RNG.random((9, 2, 3)).astype(">f4")
     np.save("a.npy", values)
     assert isinstance(assert_reads("npy:a.npy", values).inputs, Rows)

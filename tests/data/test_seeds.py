@@ -1,4 +1,4 @@
-"""Seeds from whatever a user has, each with a lasting index; in memory, or read when they are asked for."""
+"""Seeds from all kinds of data, each with a fixed id; in memory, or read when they are needed."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, T
 import themis
 from themis import DataError, Target
 from themis.data import read_seeds, rows
-from themis.data.rows import Cache, Rows
+from themis.data.rows import RowCache, Rows
 from themis.data.seeds import from_arrays
 from themis.measure.inputs import place
 from themis.runs.replay import Replayer
@@ -45,7 +45,7 @@ def lazy(monkeypatch):
     monkeypatch.setattr(rows, "CACHE_BYTES", 4096)
 
 
-def test_a_subset_is_just_its_part():
+def test_a_subset_gives_only_its_items():
     part = Subset(WHOLE, range(5, 9))
     for data in (part, DataLoader(part, 2, shuffle=True)):
         assert torch.equal(read_seeds(data).inputs, INPUTS[5:9])
@@ -69,21 +69,21 @@ def test_labels_may_be_numbers_of_any_shape(labels):
 
 
 @pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), (), "cat"], ids=str)
-def test_items_that_are_no_input_and_label_are_explained(item):
+def test_items_that_are_not_an_input_and_a_label_are_refused(item):
     with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):
         read_seeds(Items(item, item))
 
 
-def test_items_are_alike():
-    with pytest.raises(DataError, match="all labels must have one shape"):
+def test_items_must_have_the_same_shape():
+    with pytest.raises(DataError, match="all labels must have the same shape"):
         read_seeds(Items((INPUTS[0], 1), (INPUTS[1], torch.ones(2)))).labels  # noqa: B018
     with pytest.raises(DataError, match="seed 1 has none"):
         read_seeds(Items((INPUTS[0], 1), INPUTS[1])).labels  # noqa: B018
-    with pytest.raises(DataError, match=r"one shape, seed 1 has \[2\], the first \[3\]"):
+    with pytest.raises(DataError, match=r"the same shape, seed 1 has \[2\], the first \[3\]"):
         read_seeds(Items(INPUTS[0], INPUTS[1, :2]))
 
 
-def test_a_sample_is_fixed_nested_and_keeps_the_index():
+def test_samples_are_fixed_and_nested_and_keep_their_ids():
     small, large = read_seeds((INPUTS, LABELS), 5), read_seeds(WHOLE, 10)
     assert set(small.seed_id.tolist()) < set(large.seed_id.tolist())
     assert torch.equal(small.inputs, INPUTS[small.seed_id])
@@ -96,7 +96,7 @@ def test_a_sample_reads_no_other_item():
     assert {k for k, n in enumerate(items.reads) if n} == set(sample.seed_id.tolist())
 
 
-def test_a_tensor_in_memory_is_used_as_it_is():
+def test_a_tensor_in_memory_is_not_copied():
     assert read_seeds(INPUTS).inputs.data_ptr() == INPUTS.data_ptr()
     assert read_seeds(WHOLE).inputs.data_ptr() == INPUTS.data_ptr()
 
@@ -108,7 +108,7 @@ def test_numbers_of_any_type_become_float32(dtype, lazy):
     np.testing.assert_array_equal(from_arrays(values).inputs[:], values.astype(np.float32))
 
 
-def test_arrays_that_torch_does_not_take_are_copied():
+def test_arrays_that_torch_does_not_support_are_copied():
     values = INPUTS.numpy()
     frozen = values.copy()
     frozen.flags.writeable = False
@@ -116,7 +116,7 @@ def test_arrays_that_torch_does_not_take_are_copied():
         np.testing.assert_array_equal(read_seeds(each).inputs, each)
 
 
-def test_rows_are_indexed_as_a_tensor_is(lazy):
+def test_rows_are_indexed_like_a_tensor(lazy):
     items = Items(*zip(INPUTS, LABELS, strict=True))
     read = read_seeds(items)
     assert isinstance(read.inputs, Rows)
@@ -129,15 +129,15 @@ def test_rows_are_indexed_as_a_tensor_is(lazy):
     assert read.shape == (20, 3)
 
 
-def test_a_row_that_comes_twice_in_a_chunk_is_read_once(lazy, monkeypatch):
+def test_a_row_that_occurs_twice_in_a_chunk_is_read_once(lazy, monkeypatch):
     monkeypatch.setattr(rows, "CACHE_BYTES", 0)
     items = Items(*INPUTS)
     read_seeds(items).take(torch.tensor([9] * 50))
     assert items.reads[9] == 1
 
 
-def test_the_cache_keeps_the_rows_read_last_within_its_bytes():
-    cache = Cache(100)
+def test_the_cache_keeps_the_rows_read_last_that_fit():
+    cache = RowCache(100)
     for k in range(5):
         cache.put(k, np.zeros(10, np.float32))
         cache.get(0)
@@ -165,7 +165,7 @@ def outcome(data, **options):
 
 
 @pytest.mark.parametrize("kept", [2.0, 0.0])
-def test_a_campaign_on_lazy_data_is_the_same_to_the_bit(kept, request, tmp_path):
+def test_a_campaign_on_lazy_data_is_identical(kept, request, tmp_path):
     torch.manual_seed(0)
     net, inputs = Conv().eval(), torch.rand(300, 1, 8, 8)
     labels = net(inputs).argmax(1)
@@ -183,7 +183,7 @@ def test_a_campaign_on_lazy_data_is_the_same_to_the_bit(kept, request, tmp_path)
         assert replayed.changes == []
 
 
-def test_lazy_labels_cost_no_reading_of_their_own(lazy):
+def test_lazy_labels_need_no_reads_of_their_own(lazy):
     items = Items(*((torch.rand(1, 8, 8), k % 3) for k in range(40)))
     once = read_seeds(items)
     items.reads[:] = [0] * 40
@@ -194,7 +194,7 @@ def test_lazy_labels_cost_no_reading_of_their_own(lazy):
 
 BAD = {
     "not finite": (torch.full((1, 8, 8), torch.nan), "inputs must be finite, seed 33 has a NaN"),
-    "another shape": (torch.rand(1, 9, 8), r"one shape, seed 33 has \[1, 9, 8\], the first \[1, 8, 8\]"),
+    "another shape": (torch.rand(1, 9, 8), r"the same shape, seed 33 has \[1, 9, 8\], the first \[1, 8, 8\]"),
     "bytes": (
         torch.rand(1, 8, 8) * 255,
         r"must lie in bounds \(0, 1\), got .*, first in seed 33: divide by 255",
@@ -203,7 +203,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_lazy_row_is_found_in_the_clean_sweep(lazy, name):
+def test_an_invalid_lazy_row_is_found_in_the_clean_pass(lazy, name):
     bad, message = BAD[name]
     items = Items(*(bad if k == 33 else torch.rand(1, 8, 8) for k in range(40)))
     with pytest.raises(DataError, match=message):
@@ -211,7 +211,7 @@ def test_what_is_wrong_with_a_lazy_row_is_found_in_the_clean_sweep(lazy, name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_data_that_fits_lies_on_the_gpu_and_other_data_is_brought_there(monkeypatch):
+def test_data_that_fits_is_placed_on_the_gpu_and_other_data_is_copied_on_demand(monkeypatch):
     device = torch.device("cuda")
     assert place(INPUTS, device).is_cuda
     assert torch.equal(place(rows_of(INPUTS), device)[torch.tensor([3, 1], device=device)].cpu(), INPUTS[[3, 1]])

@@ -1,4 +1,4 @@
-"""Files that are damaged, wrong or malicious, and what is said when they are read."""
+"""Damaged, wrong or malicious files, and the message when they are read."""
 
 import struct
 import tracemalloc
@@ -51,7 +51,7 @@ def png_header(width, height):
 
 
 def refused(spec, setup, tmp_path, monkeypatch):
-    """The one line that is said when the data are read; checks that no code ran and little memory was taken."""
+    """The message when the data is read; checks that no code ran and little memory was taken."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "_machine", lambda: AVAILABLE)
     setup()

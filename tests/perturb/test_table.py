@@ -267,7 +267,7 @@ def test_faults_are_valid_rows_and_replay_to_the_bit(tmp_path, perturbation, pol
     run = themis.run(target, table(), perturbation, features=FEATURES, out=out, max_tests=400, policy=policy)
     assert len(run.faults) > 5
     with closing(Reader(out)) as reader:
-        data = read_seeds(table()).described(FEATURES)
+        data = read_seeds(table()).with_features(FEATURES)
         for fault in reader.faults(handle=Replayer(reader, target, data, perturbation))[:8]:
             replay = fault.replay()
             assert replay.is_same

@@ -69,7 +69,7 @@ def run(
     check_gradient(chosen, target)
     seeds = _described(read_seeds(data, settings.max_seeds), features)
     given = origin.classes if classes is None and origin is not None else classes
-    seeds = seeds if given is None else seeds.classed(given)
+    seeds = seeds if given is None else seeds.with_classes(given)
     check_fits(chosen, seeds.shape[1:])
     if chosen.inputs == "table":
         seeds.features.check_inside(target.bounds)
@@ -132,7 +132,7 @@ def resume(
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else checkpoint.values["chunk"]
             classes = run.record.get("start", {}).get("classes") or made.seeds.classes
-            what = (made.target, made.seeds.classed(classes), made.perturbation, chosen, settings)
+            what = (made.target, made.seeds.with_classes(classes), made.perturbation, chosen, settings)
             campaign = Campaign(*what, Callbacks(callbacks), store, environment, chunk, guide)
             if checkpoint is not None:
                 faults = run.faults("id < ?", (checkpoint.tests,))
@@ -197,7 +197,7 @@ def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
 
 
 def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
-    return seeds if features is None else seeds.described(features)
+    return seeds if features is None else seeds.with_features(features)
 
 
 def _features_hash(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:

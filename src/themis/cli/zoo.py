@@ -97,7 +97,7 @@ def show(arguments: Namespace) -> int:
 
 def verify(arguments: Namespace) -> int:
     """Measure entries, each beside what is stated. An optional one without weights counts only where it was named."""
-    from themis.data.known import data_folder
+    from themis.data.datasets import data_folder
     from themis.zoo import ZOO
 
     data_folder()  # refuses before anything runs

@@ -1,4 +1,4 @@
-"""Data: seeds, and readers that make them."""
+"""Seeds, and the readers that create them from data."""
 
 from themis.data.seeds import Seeds, read_seeds
 

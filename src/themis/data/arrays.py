@@ -1,4 +1,4 @@
-"""Arrays in files: NumPy's own, and the idx files of MNIST and its kin."""
+"""Readers of array files: NumPy's own formats, and the idx files of MNIST and similar sets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from themis.data.files import (
-    existing,
-    explained,
+    data_errors,
+    existing_file,
     names_in_npz,
-    needed,
     open_plain_or_gz,
     read_exactly,
     read_npy,
     read_npz,
+    required_path,
 )
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
@@ -26,82 +26,88 @@ SPLITS = {"test": "t10k", "train": "train"}
 
 
 def npz_seeds(path: Path | None = None, *, inputs: str = "inputs", labels: str = "labels") -> Seeds:
-    """A NumPy archive with the arrays `inputs` and, if there are any, `labels`, or so named: `?inputs=X&labels=y`."""
-    path = needed(path, "npz")
-    arrays = read_npz(existing(path), (inputs, labels))
+    """A NumPy archive with the arrays `inputs` and, optionally, `labels`; `?inputs=X&labels=y` gives other names."""
+    path = required_path(path, "npz")
+    arrays = read_npz(existing_file(path), (inputs, labels))
     if inputs not in arrays:
         raise DataError(
             f"{path} must hold an array named {inputs!r}, got {names_in_npz(path)}: write it with np.savez(path, "
-            "inputs=..., labels=...), or name it as ?inputs=NAME"
+            "inputs=..., labels=...), or give its name as ?inputs=NAME"
         )
-    return _named(path, arrays[inputs], arrays.get(labels))
+    return _seeds(path, arrays[inputs], arrays.get(labels))
 
 
 def npy_seeds(path: Path | None = None, *, labels: str | None = None) -> Seeds:
     """A NumPy array of inputs. Labels: `?labels=PATH`, or `NAME_labels.npy` beside `NAME.npy`."""
-    path = existing(needed(path, "npy"))
+    path = existing_file(required_path(path, "npy"))
     beside = path.with_name(f"{path.stem}_labels.npy")
-    named = Path(labels) if labels else beside if beside.is_file() else None
-    return _named(path, read_npy(path), None if named is None else read_npy(existing(named)))
+    labels_path = Path(labels) if labels else beside if beside.is_file() else None
+    return _seeds(path, read_npy(path), None if labels_path is None else read_npy(existing_file(labels_path)))
 
 
 def idx_seeds(path: Path | None = None, *, split: str = "test") -> Seeds:
-    """An idx file of inputs, plain or gzipped, with the labels found beside it; or a folder that holds both.
+    """An idx file of inputs, plain or gzipped, with labels from the file beside it; or a folder that holds both.
 
-    Bytes are pictures, and become 0..1; `[seeds, height, width]` gets a channel. Labels of `A-images-idx3-B` are in
-    `A-labels-idx1-B`.
+    Bytes are taken for pictures and scaled to 0..1; `[seeds, height, width]` gets a channel dimension. The labels of
+    `A-images-idx3-B` are in `A-labels-idx1-B`.
     """
-    path = needed(path, "idx")
+    path = required_path(path, "idx")
     if path.is_dir():
         path = _find_split(path, split)
     inputs = read_idx(path)
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
-    other = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
-    labels = next((read_idx(each) for each in (beside, other) if each.is_file() and each != path), None)
+    alternative = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
+    candidates = (file for file in (beside, alternative) if file.is_file() and file != path)
+    labels = next(map(read_idx, candidates), None)
     if labels is not None and labels.ndim != 1:
-        raise DataError(f"{beside} must hold one label a seed, got an array of {list(labels.shape)}: check the file")
+        raise DataError(
+            f"{beside} must hold one label per seed, got an array of shape {list(labels.shape)}: check the file"
+        )
     inputs = inputs[:, None] if inputs.ndim == 3 else inputs
-    return _named(path, inputs, labels, divisor=255.0 if inputs.dtype == np.uint8 else 1.0)
+    return _seeds(path, inputs, labels, divisor=255.0 if inputs.dtype == np.uint8 else 1.0)
 
 
 def read_idx(path: Path) -> Numbers:
-    """The array in an idx file; of a plain file it stays there until it is used."""
+    """The array in an idx file; if the file is not compressed, the array is read only where it is used."""
     what = "an idx file (two zero bytes, a type, a number of dimensions)"
-    with explained(path, what), open_plain_or_gz(path) as file:
+    with data_errors(path, what), open_plain_or_gz(path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_TYPES or not 1 <= head[3] <= 8:
             raise DataError(f"{path} must be {what}, it begins with {head.hex() or 'nothing'}: check the path")
         dtype = np.dtype(IDX_TYPES[head[2]])
         shape = struct.unpack(f">{head[3]}I", read_exactly(file, 4 * head[3], path))
         n_bytes, offset = dtype.itemsize, 4 + 4 * head[3]
-        for each in shape:
-            n_bytes *= each
+        for side in shape:
+            n_bytes *= side
         is_plain = not hasattr(file, "mtime")
         if is_plain:
-            n_there = path.stat().st_size - offset
-            if n_there != n_bytes:
+            n_actual = path.stat().st_size - offset
+            if n_actual != n_bytes:
                 raise DataError(
-                    f"{path} must hold {n_bytes:,} bytes of {list(shape)}, it has {n_there:,}: get the file again"
+                    f"{path} must hold {n_bytes:,} bytes for shape {list(shape)}, it has {n_actual:,}: download it "
+                    "again"
                 )
             return np.memmap(path, dtype, "r", offset, shape) if n_bytes else np.zeros(shape, dtype)
         content = read_exactly(file, n_bytes, path)
         if file.read(1):
-            raise DataError(f"{path} must end after {list(shape)}, it goes on: get the file again")
+            raise DataError(f"{path} must end after an array of shape {list(shape)}, it continues: download it again")
         return np.frombuffer(bytearray(content), dtype).reshape(shape)
 
 
 def _find_split(folder: Path, split: str) -> Path:
     if split not in SPLITS:
         raise UsageError(f"split must be 'test' or 'train', got {split!r}")
-    found = sorted(each for each in folder.iterdir() if "images" in each.name and "idx" in each.name)
-    fitting = [each for each in found if each.name.startswith((SPLITS[split], split))]
-    if not fitting:
-        names = [each.name for each in found]
-        raise DataError(f"{folder} must hold idx images of the split {split!r}, got {names}: name the file, or ?split=")
-    return fitting[0]
+    files = sorted(file for file in folder.iterdir() if "images" in file.name and "idx" in file.name)
+    matching = [file for file in files if file.name.startswith((SPLITS[split], split))]
+    if not matching:
+        names = [file.name for file in files]
+        raise DataError(
+            f"{folder} must hold idx images of the split {split!r}, got {names}: give the path of the file, or ?split="
+        )
+    return matching[0]
 
 
-def _named(path: Path, inputs: Numbers, labels: Numbers | None, divisor: float = 1.0) -> Seeds:
+def _seeds(path: Path, inputs: Numbers, labels: Numbers | None, divisor: float = 1.0) -> Seeds:
     try:
         return from_arrays(inputs, labels, divisor=divisor)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: pickled batches, read without running code, binary batches, and lossless mosaics."""
+"""CIFAR-10 and CIFAR-100: pickled batches (read without running code), binary batches and lossless mosaics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import existing, explained, needed, read_exactly, read_npy
+from themis.data.files import data_errors, existing_file, read_exactly, read_npy, required_path
 from themis.data.pictures import decode
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
@@ -24,75 +24,82 @@ LABELS = {"fine": (b"labels", b"fine_labels"), "coarse": (b"coarse_labels",)}
 
 
 def cifar_seeds(path: Path | None = None, *, split: str = "test", labels: str = "fine") -> Seeds:
-    """CIFAR-10 or -100 as it is published: a batch (pickled or `.bin`) or the folder of them, in 0..1.
+    """CIFAR-10 or CIFAR-100 as published: a batch (pickled or `.bin`) or a folder of batches, in 0..1.
 
-    split: `test` or `train`, in a folder. labels: `fine`, or CIFAR-100's `coarse`.
+    split: `test` or `train`, for a folder. labels: `fine`, or CIFAR-100's `coarse`.
     """
-    path = needed(path, "cifar")
+    path = required_path(path, "cifar")
     if split not in BATCHES or labels not in LABELS:
         raise UsageError(f"split must be 'test' or 'train' and labels 'fine' or 'coarse', got {split!r} and {labels!r}")
     files = [path]
     if path.is_dir():
-        named = [path / name for batch in BATCHES[split] for name in (batch, f"{batch}.bin")]
-        files = [each for each in named if each.is_file()]
+        candidates = [path / name for batch in BATCHES[split] for name in (batch, f"{batch}.bin")]
+        files = [file for file in candidates if file.is_file()]
         if not files:
             raise DataError(
-                f"{path} must hold CIFAR batches, none of {', '.join(each.name for each in named)} is there: check the "
-                "path, or ?split="
+                f"{path} must hold CIFAR batches, none of {', '.join(file.name for file in candidates)} exists: check "
+                "the path, or ?split="
             )
-    parts = [_binary(each, labels) if each.suffix == ".bin" else _pickled(each, labels) for each in files]
-    numbers = None if any(each is None for _, each in parts) else np.concatenate([np.asarray(b) for _, b in parts])
-    pixels = np.concatenate([pixels for pixels, _ in parts]) if len(parts) > 1 else parts[0][0]
-    return from_arrays(pixels.reshape(-1, 3, 32, 32), numbers, divisor=255.0)
+    batches = [_binary(file, labels) if file.suffix == ".bin" else _pickled(file, labels) for file in files]
+    numbers = [batch_labels for _, batch_labels in batches if batch_labels is not None]
+    pixels = np.concatenate([pixels for pixels, _ in batches]) if len(batches) > 1 else batches[0][0]
+    has_labels = len(numbers) == len(batches)
+    return from_arrays(pixels.reshape(-1, 3, 32, 32), np.concatenate(numbers) if has_labels else None, divisor=255.0)
 
 
 def mosaic_seeds(folder: Path, batches: tuple[str, ...]) -> Seeds:
     """CIFAR-10 from lossless mosaics of 100x100 tiles (`test_batch.webp`, `test_batch_labels.npy`), in 0..1."""
     pictures, labels = [], []
     for batch in batches:
-        mosaic = existing(folder / f"{batch}.webp")
+        mosaic = existing_file(folder / f"{batch}.webp")
         pixels = decode(mosaic, mosaic, mode="RGB").transpose(1, 2, 0)
         if pixels.shape != (3200, 3200, 3):
-            raise DataError(f"{mosaic} must be a 3200x3200 mosaic, got {pixels.shape}: get the file again")
+            raise DataError(f"{mosaic} must be a 3200x3200 mosaic, got {pixels.shape}: download it again")
         pictures.append(pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32))
         labels.append(read_npy(folder / f"{batch}_labels.npy"))
     return from_arrays(np.concatenate(pictures), np.concatenate(labels), divisor=255.0)
 
 
 def _binary(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
-    """Records of a label (CIFAR-100: coarse and fine) and 3,072 pixels."""
-    n_bytes = existing(path).stat().st_size
+    """A binary batch: records of one label (CIFAR-100: coarse and fine) and 3,072 pixels."""
+    n_bytes = existing_file(path).stat().st_size
     n_labels = 2 if path.stem in ("train", "test") and n_bytes % (PIXELS + 2) == 0 else 1
     if n_bytes == 0 or n_bytes % (PIXELS + n_labels):
-        raise DataError(f"{path} must hold records of 3,073 or 3,074 bytes, it has {n_bytes:,} bytes: get it again")
+        raise DataError(
+            f"{path} must hold records of 3,073 or 3,074 bytes, it has {n_bytes:,} bytes: download it again"
+        )
     records = np.fromfile(path, np.uint8).reshape(-1, PIXELS + n_labels)
     if labels == "coarse" and n_labels == 1:
-        raise DataError(f"{path} must be of CIFAR-100 to have coarse labels, it is of CIFAR-10: leave ?labels= out")
+        raise DataError(
+            f"{path} must be a batch of CIFAR-100 to have coarse labels, it is one of CIFAR-10: leave out ?labels="
+        )
     return records[:, n_labels:], records[:, 0 if labels == "coarse" else n_labels - 1]
 
 
 def _pickled(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
     what = "a pickled batch of CIFAR"
-    with explained(path, what):
-        with existing(path).open("rb") as file:
+    with data_errors(path, what):
+        with existing_file(path).open("rb") as file:
             content = read_exactly(file, path.stat().st_size, path)
         batch = _Batch(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(batch, dict):
-            raise DataError(f"{path} must be {what}, a dict, got {type(batch).__name__}: get the file again")
+            raise DataError(f"{path} must be {what}, a dict, got {type(batch).__name__}: download it again")
         batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
         pixels = batch.get(b"data")
         pixels = pixels.array() if isinstance(pixels, _Array) else None
         if pixels is None or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
             got = "none" if pixels is None else f"{list(pixels.shape)} {pixels.dtype}"
-            raise DataError(f"{path} must be {what} with 'data' [pictures, 3072] of bytes, got {got}: get it again")
+            raise DataError(
+                f"{path} must be {what} with 'data' [pictures, 3072] of bytes, got {got}: download it again"
+            )
         numbers = next((batch[name] for name in LABELS[labels] if name in batch), None)
-        if numbers is not None and not all(isinstance(each, int) for each in numbers):
-            raise DataError(f"{path} must be {what} whose labels are whole numbers: get the file again")
+        if numbers is not None and not all(isinstance(number, int) for number in numbers):
+            raise DataError(f"{path} must be {what} whose labels are whole numbers: download it again")
         return pixels, None if numbers is None else np.array(numbers, dtype=np.int64)
 
 
 class _Array:
-    """Stands for a NumPy array in a pickle: it only remembers, NumPy sees no state that a stranger made."""
+    """Stands for a NumPy array in a pickle: it only stores the state, which is never passed to NumPy unchecked."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state: Any = None
@@ -117,23 +124,23 @@ class _Dtype:
 
 
 def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """How newer pickles hold an array."""
-    made = _Array()
-    made.state = (1, shape, dtype, order == "F", content)
-    return made
+    """Replaces the function with which newer pickles build an array."""
+    array = _Array()
+    array.state = (1, shape, dtype, order == "F", content)
+    return array
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes in an old pickle."""
+    """Replaces the function with which Python 3 stores bytes in an old pickle."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"the encoding {encoding!r} is not allowed")
     return text.encode("latin1")
 
 
 class _Batch(pickle._Unpickler):
-    """Reads dicts, lists, numbers, text and arrays. No name in a pickle is looked up: nothing it says can run.
+    """Reads dicts, lists, numbers, text and arrays. No name in the pickle is imported, so none of its code can run.
 
-    The one written in Python: the one in C can be made to take gigabytes for a place in its memo.
+    It derives from the unpickler written in Python: a forged memo index makes the one in C allocate gigabytes.
     """
 
     KNOWN = {  # noqa: RUF012

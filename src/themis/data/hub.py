@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
+"""Data sets from the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import explained
-from themis.data.pictures import Mode, pixels_of, side_of
+from themis.data.files import data_errors
+from themis.data.pictures import Mode, parse_side, pixels_of
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_reader, scaled
 from themis.errors import DataError, MissingExtraError, UsageError, nearest
@@ -27,18 +27,20 @@ def hub_seeds(
     label: str | None = None,
     size: int | str | None = None,
 ) -> Seeds:
-    """`hf:NAME`, a data set of the hub, or the folder of a saved one; pictures become 0..1 and are read as needed.
+    """`hf:NAME`, a data set of the hub, or the folder of a saved one; pictures are scaled to 0..1 and read when needed.
 
-    image, label: the columns, where they have unusual names. config: which data set, where a name has several. size: as
-    for images.
+    image, label: names of the columns, if they are unusual. config: the configuration of the data set, if it has
+    several. size: as for `images`.
     """
     if path is None:
-        raise UsageError("the hf reader needs the name of a data set: write hf:NAME, as hf:mnist?split=test")
+        raise UsageError("the hf reader needs the name of a data set: write hf:NAME, such as hf:mnist?split=test")
     try:
         library = importlib.import_module("datasets")
     except ImportError as error:
-        raise MissingExtraError('reading data sets of the hub needs datasets: pip install "themis-dl[hf]"') from error
-    with explained(f"hf:{path}", "a data set of the hub"):
+        raise MissingExtraError(
+            'reading data sets from the hub needs the package datasets: pip install "themis-dl[hf]"'
+        ) from error
+    with data_errors(f"hf:{path}", "a data set of the hub"):
         if path.is_dir():
             loaded = library.load_from_disk(str(path))
             data = loaded[split] if isinstance(loaded, dict) else loaded
@@ -46,11 +48,11 @@ def hub_seeds(
             data = library.load_dataset(path.as_posix(), config, split=split)
         names = list(data.column_names)
     column = _column(names, image, INPUT_NAMES, "a column of inputs", "image", path)
-    has_labels = label is not None or any(each in names for each in LABEL_NAMES)
-    labelled = _column(names, label, LABEL_NAMES, "a column of labels", "label", path) if has_labels else None
-    labels = None if labelled is None else list(data[labelled])
-    classes = None if labelled is None else getattr(data.features[labelled], "names", None)
-    return _seeds(data, column, labels, path, side_of(size, "size")).classed(classes)
+    has_labels = label is not None or any(name in names for name in LABEL_NAMES)
+    label_column = _column(names, label, LABEL_NAMES, "a column of labels", "label", path) if has_labels else None
+    labels = None if label_column is None else list(data[label_column])
+    classes = None if label_column is None else getattr(data.features[label_column], "names", None)
+    return _seeds(data, column, labels, path, parse_side(size, "size")).with_classes(classes)
 
 
 def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:
@@ -61,7 +63,7 @@ def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) ->
 
     def load(k: int) -> Numbers:
         name = f"hf:{path}, row {k}"
-        with explained(name, "a picture or numbers"):
+        with data_errors(name, "a picture or numbers"):
             value = data[k][column]
             if not hasattr(value, "convert"):
                 return np.asarray(value)
@@ -71,12 +73,12 @@ def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) ->
     return from_reader(load, shape, len(data), labels)
 
 
-def _column(names: list[str], given: str | None, usual: tuple[str, ...], what: str, option: str, path: Path) -> str:
-    if given is not None:
-        if given not in names:
-            raise UsageError(f"the column {given!r} must be in hf:{path}: {nearest(given, names)}")
-        return given
-    found = [each for each in usual if each in names]
-    if not found:
-        raise DataError(f"hf:{path} must have {what}, got {names}: name it as ?{option}=NAME")
-    return found[0]
+def _column(names: list[str], requested: str | None, usual: tuple[str, ...], what: str, option: str, path: Path) -> str:
+    if requested is not None:
+        if requested not in names:
+            raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
+        return requested
+    candidates = [name for name in usual if name in names]
+    if not candidates:
+        raise DataError(f"hf:{path} must have {what}, got {names}: give its name as ?{option}=NAME")
+    return candidates[0]

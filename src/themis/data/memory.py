@@ -1,4 +1,4 @@
-"""How much memory can still be taken, and refusing what would not fit before it is read."""
+"""How much memory is available, and refusing data that would not fit before it is read."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from pathlib import Path
 
 from themis.errors import DataError
 
-UNKNOWN = 8 << 30
-"""Taken for available where the system does not say."""
+FALLBACK_BYTES = 8 << 30
+"""Assumed to be available if the system does not tell."""
 
 
 def available_bytes() -> int:
-    """Memory that can still be taken: the machine's, the container's limit and the process's own."""
+    """Available memory: the least of the machine's, the container's limit and the process's limit."""
     return max(0, min(_machine(), _container(), _process()))
 
 
-def check_room(n_bytes: int, what: str) -> None:
-    """Refuse `what`, which declares to take so much memory, where that is over half of what there is."""
-    _check(n_bytes, available_bytes() // 2, what, "half the memory there is")
+def check_memory(n_bytes: int, what: str) -> None:
+    """Raise an error if `what` declares to need more than half of the available memory."""
+    _check(n_bytes, available_bytes() // 2, what, "half of the available memory")
 
 
-def check_disk_room(n_bytes: int, what: str) -> None:
-    """The same of the folder for temporary files."""
-    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, what, "half the disk there is")
+def check_disk(n_bytes: int, what: str) -> None:
+    """Raise an error if `what` declares to need more than half of the free disk space for temporary files."""
+    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, what, "half of the free disk space")
 
 
-def _check(n_bytes: int, room: int, what: str, of: str) -> None:
-    if n_bytes > room:
+def _check(n_bytes: int, limit: int, what: str, limit_name: str) -> None:
+    if n_bytes > limit:
         raise DataError(
-            f"{what} must fit in {of}, {_size(room)}, it declares {_size(n_bytes)}: check the file, or split it"
+            f"{what} must fit in {limit_name}, {_size(limit)}, it declares {_size(n_bytes)}: check the file, or split "
+            "it"
         )
 
 
@@ -44,11 +45,11 @@ def _machine() -> int:
     try:
         return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
     except (OSError, IndexError, ValueError):
-        pass  # another system than Linux
+        pass  # not Linux
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (OSError, AttributeError, ValueError):
-        return UNKNOWN
+        return FALLBACK_BYTES
 
 
 def _container() -> int:

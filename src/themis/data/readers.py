@@ -1,4 +1,4 @@
-"""Readers: data from files, by name."""
+"""The table of readers, and reading data from a specification such as `csv:table.csv?label=y`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from urllib.parse import parse_qsl
 
 from themis.data.arrays import idx_seeds, npy_seeds, npz_seeds
 from themis.data.cifar import cifar_seeds
-from themis.data.hub import hub_seeds
-from themis.data.known import (
+from themis.data.datasets import (
     data_folder,
     read_cifar10,
     read_digits,
@@ -21,6 +20,7 @@ from themis.data.known import (
     read_pdf,
     read_udacity,
 )
+from themis.data.hub import hub_seeds
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds
 from themis.data.tables import csv_seeds, parquet_seeds
@@ -50,17 +50,19 @@ READERS: dict[str, Callable[..., Seeds]] = {
 def read_data(spec: str) -> Seeds:
     """Seeds from `READER`, `READER:PATH` or `READER:PATH?option=value&option=value`."""
     name, _, rest = spec.partition(":")
-    name, _, own = name.partition("?")
+    name, _, query_of_name = name.partition("?")
     if name not in READERS:
         raise UsageError(f"the data must name a reader or a module:factory, got {spec!r}: {nearest(name, READERS)}")
-    path, _, words = (rest, "", "") if os.path.exists(rest) else rest.partition("?")
-    options = dict(parse_qsl(words or own, keep_blank_values=True))
+    path, _, query = (rest, "", "") if os.path.exists(rest) else rest.partition("?")
+    options = dict(parse_qsl(query or query_of_name, keep_blank_values=True))
     known = [
-        each.name
-        for each in inspect.signature(READERS[name]).parameters.values()
-        if each.kind is each.KEYWORD_ONLY and "tuple" not in str(each.annotation)
+        parameter.name
+        for parameter in inspect.signature(READERS[name]).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and "tuple" not in str(parameter.annotation)
     ]
     for option in options:
         if option not in known:
-            raise UsageError(f"the reader {name!r} has no option {option!r}: {nearest(option, known) if known else ''}")
+            raise UsageError(
+                f"the reader {name!r} has no option {option!r}: {nearest(option, known) if known else 'leave it out'}"
+            )
     return READERS[name](Path(path) if path else None, **options)

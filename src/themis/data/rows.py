@@ -1,4 +1,4 @@
-"""Rows: inputs that are read when they are asked for, so that a data set may be larger than memory."""
+"""Rows: inputs that are read when they are needed, so that a data set may be larger than memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from themis.data.memory import available_bytes
 from themis.errors import DataError
 
 HELD_BYTES = 1 << 30
-"""Data up to this size (and up to a quarter of the memory there is) is read once and then held in memory."""
+"""Data up to this size (and up to a quarter of the available memory) is read once and then held in memory."""
 CACHE_BYTES = 256 << 20
-"""Of larger data the rows read last are kept, up to this size (and up to an eighth of the memory there is)."""
+"""For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
 
 Numbers = NDArray[Any]
 Read = Callable[[int], Tensor | Numbers]
-"""Gives the input at an index of the data, `[...]`, numbers of any type."""
+"""Reads the input at an index of the data: `[...]`, numbers of any type."""
 
 
 def held_bytes() -> int:
-    """How large data may be that is held in memory."""
+    """The size up to which data is held in memory."""
     return min(HELD_BYTES, available_bytes() // 4)
 
 
-class Cache:
+class RowCache:
     """The rows read last, as many as fit in `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -52,9 +52,9 @@ class Cache:
 
 
 class Rows:
-    """Inputs `[seeds, ...]`, float32, that are indexed as a tensor is: `rows[k]`, `rows[tensor]`, `rows[5:9]`.
+    """Inputs `[seeds, ...]`, float32, that are indexed like a tensor: `rows[k]`, `rows[tensor]`, `rows[5:9]`.
 
-    Every row is checked as it is read: it must be finite and of one shape with the others.
+    Every row is checked when it is read: it must be finite and have the same shape as the others.
     """
 
     def __init__(
@@ -64,66 +64,66 @@ class Rows:
         shape: tuple[int, ...],
         *,
         device: torch.device | None = None,
-        cache: Cache | None = None,
+        cache: RowCache | None = None,
     ) -> None:
-        """index `[seeds]`: where in the data each row is. shape: of one input."""
+        """index `[seeds]`: the index of each row in the data. shape: that of one input."""
         self._read, self._index, self._device = read, index, device or torch.device("cpu")
         self.shape = (len(index), *shape)
-        self._cache = cache or Cache(min(CACHE_BYTES, available_bytes() // 8))
+        self._cache = cache or RowCache(min(CACHE_BYTES, available_bytes() // 8))
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
     def nbytes(self) -> int:
-        """What all rows take when held in memory."""
+        """Size of all rows if they were held in memory."""
         n = torch.float32.itemsize
-        for each in self.shape:
-            n *= each
+        for side in self.shape:
+            n *= side
         return n
 
     def __getitem__(self, rows: Any) -> Tensor:
-        at = self._index[rows.cpu() if isinstance(rows, Tensor) else rows]
-        wanted = at.reshape(-1).tolist()
-        # NumPy: torch would take all cores for each single row, and wait for them.
-        inputs = np.empty((len(wanted), *self.shape[1:]), np.float32)
-        first: dict[int, int] = {}  # a chunk often holds a seed more than once
-        for row, k in enumerate(wanted):
-            inputs[row] = inputs[first[k]] if k in first else self._row(k)
-            first.setdefault(k, row)
-        return torch.from_numpy(inputs).reshape(*at.shape, *self.shape[1:]).to(self._device)
+        requested = self._index[rows.cpu() if isinstance(rows, Tensor) else rows]
+        indices = requested.reshape(-1).tolist()
+        # NumPy, because torch would wake and wait for all threads for every single row.
+        inputs = np.empty((len(indices), *self.shape[1:]), np.float32)
+        first_row: dict[int, int] = {}  # a chunk often holds a seed more than once
+        for row, k in enumerate(indices):
+            inputs[row] = inputs[first_row[k]] if k in first_row else self._row(k)
+            first_row.setdefault(k, row)
+        return torch.from_numpy(inputs).reshape(*requested.shape, *self.shape[1:]).to(self._device)
 
     def part(self, rows: Any) -> Rows:
-        """Some of the rows, not read yet."""
+        """Some of the rows, without reading them."""
         return Rows(self._read, self._index[rows].reshape(-1), self.shape[1:], device=self._device, cache=self._cache)
 
     def to(self, device: torch.device) -> Rows:
-        """The same rows, given on a device."""
+        """The same rows, placed on a device when they are read."""
         return Rows(self._read, self._index, self.shape[1:], device=device, cache=self._cache)
 
-    def held(self) -> Tensor | Rows:
-        """All rows in memory, where they are few enough."""
+    def in_memory(self) -> Tensor | Rows:
+        """All rows as a tensor, if they fit in memory."""
         return self[:] if self.nbytes <= held_bytes() else self
 
     def _row(self, k: int) -> Numbers:
         row = self._cache.get(k)
         if row is None:
-            read = as_array(self._read(k))
-            if tuple(read.shape) != self.shape[1:]:
+            values = as_array(self._read(k))
+            if tuple(values.shape) != self.shape[1:]:
                 raise DataError(
-                    f"all inputs must have one shape, seed {k} has {list(read.shape)}, the first "
+                    f"all inputs must have the same shape, seed {k} has {list(values.shape)}, the first "
                     f"{list(self.shape[1:])}: resize them in the data set"
                 )
             with np.errstate(over="ignore"):
-                row = np.array(read, np.float32)  # a copy: a data set may use its memory again
+                row = np.array(values, np.float32)  # a copy: a data set may reuse its memory
             if not np.isfinite(row).all():
-                raise DataError(f"inputs must be finite, seed {k} has a NaN or an infinity: mend or drop it")
+                raise DataError(f"inputs must be finite, seed {k} has a NaN or an infinity: fix or drop it")
             self._cache.put(k, row)
         return row
 
 
 def as_array(values: Tensor | Numbers) -> Numbers:
-    """Numbers for NumPy, wherever a tensor of them is."""
+    """A tensor on any device as a NumPy array; arrays are returned unchanged."""
     if not isinstance(values, Tensor):
         return values
     values = values.detach().cpu()

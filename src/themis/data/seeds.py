@@ -1,4 +1,4 @@
-"""Seeds: the clean inputs a campaign starts from, with their identity and labels."""
+"""Seeds: the clean inputs that a campaign starts from, with their ids and labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from themis.compute.rng import mix
-from themis.data.features import Described, Features, read_features
+from themis.data.features import DataDescription, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError, UsageError
 
@@ -24,21 +24,21 @@ N_LISTED = 5
 """Seeds that a message lists at most."""
 
 Labels = Tensor | Callable[[Tensor], Tensor]
-"""Labels `[seeds, ...]`, or what reads those of some indices of the data."""
+"""Labels `[seeds, ...]`, or a function that reads those at given indices of the data."""
 
 
 class Seeds:
     """Clean inputs `[seeds, ...]` (float32), labels `[seeds, ...]` or None, and each seed's index in the data.
 
-    The inputs are a tensor, or `Rows` that are read when they are asked for; both are indexed alike. The labels are in
-    memory; where they come with the inputs of a data set, asking for them reads it.
+    The inputs are a tensor, or `Rows` that are read when they are needed; both are indexed in the same way. The labels
+    are in memory, unless they come with the items of a data set: then accessing them reads the items.
     """
 
     def __init__(
-        self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor, about: Described | None = None
+        self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor, description: DataDescription | None = None
     ) -> None:
         self.inputs, self._labels, self.seed_id = inputs, labels, seed_id
-        self._about = about or Described(inputs)
+        self._description = description or DataDescription(inputs)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -46,7 +46,7 @@ class Seeds:
     def __getitem__(self, rows: Any) -> Seeds:
         inputs = self.inputs.part(rows) if isinstance(self.inputs, Rows) else self.inputs[rows]
         labels = self._labels[rows] if isinstance(self._labels, Tensor) else self._labels
-        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1), self._about)
+        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1), self._description)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,64 +62,68 @@ class Seeds:
         return self._labels(self.seed_id) if callable(self._labels) else self._labels
 
     def take(self, rows: Tensor) -> Tensor:
-        """The inputs of some seeds, `[rows, ...]`."""
+        """The inputs of the seeds in some rows, `[rows, ...]`."""
         return self.inputs[rows]
 
-    def held(self) -> Seeds:
-        """The same with its inputs in memory, where they are few enough."""
+    def in_memory(self) -> Seeds:
+        """The same seeds with their inputs in memory, if they fit."""
         if isinstance(self.inputs, Tensor):
             return self
-        inputs, about = self.inputs.held(), self._about
-        if about.inputs is self.inputs:  # no need to read them again
-            about = Described(inputs, about.names, classes=about.classes)
-        return Seeds(inputs, self._labels, self.seed_id, about)
+        inputs, description = self.inputs.in_memory(), self._description
+        if description.inputs is self.inputs:  # avoids reading them again
+            description = DataDescription(inputs, description.names, classes=description.classes)
+        return Seeds(inputs, self._labels, self.seed_id, description)
 
     @property
     def features(self) -> Features:
-        """What a table's columns may hold and how they may change: as given, or as all rows of the data show it."""
-        return self._about.features
-
-    def named(self, names: Sequence[str]) -> Seeds:
-        """The same with names for a table's columns."""
-        about = Described(self.inputs, tuple(names), classes=self.classes)
-        return Seeds(self.inputs, self._labels, self.seed_id, about)
+        """What a table's columns may hold and how they may change: as given, or inferred from all rows of the data."""
+        return self._description.features
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names by their numbers, where they are known."""
-        return self._about.classes
+        """The names of the classes in the order of their numbers, if they are known."""
+        return self._description.classes
 
-    def classed(self, classes: Sequence[str] | None) -> Seeds:
-        """The same with names for the classes."""
+    def with_labels(self, labels: Tensor) -> Seeds:
+        """The same seeds with other labels."""
+        return Seeds(self.inputs, labels, self.seed_id, self._description)
+
+    def with_feature_names(self, names: Sequence[str]) -> Seeds:
+        """The same seeds with names for the columns of a table."""
+        description = DataDescription(self.inputs, tuple(names), classes=self.classes)
+        return Seeds(self.inputs, self._labels, self.seed_id, description)
+
+    def with_classes(self, classes: Sequence[str] | None) -> Seeds:
+        """The same seeds with names for the classes."""
         names = None if classes is None else tuple(classes)
-        if names is not None and (isinstance(classes, str) or not all(isinstance(each, str) for each in names)):
+        if names is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in names)):
             raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
-        about = copy(self._about)
-        about.classes = names or None
-        return Seeds(self.inputs, self._labels, self.seed_id, about)
+        description = copy(self._description)
+        description.classes = names or None
+        return Seeds(self.inputs, self._labels, self.seed_id, description)
 
-    def described(self, features: Features | str | Path) -> Seeds:
-        """The same with features as given, or as a CSV file says of those that are known; all seeds must be valid."""
+    def with_features(self, features: Features | str | Path) -> Seeds:
+        """The same seeds with features, or with those that a CSV file describes; all seeds must be valid."""
         if not isinstance(features, Features):
             features = read_features(features, self.features)
         features.check(self.inputs, self.seed_id)
-        about = Described(self.inputs, features.names, features, self.classes)
-        return Seeds(self.inputs, self._labels, self.seed_id, about)
+        description = DataDescription(self.inputs, features.names, features, self.classes)
+        return Seeds(self.inputs, self._labels, self.seed_id, description)
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one.
 
-    `max_seeds` takes a random sample, always the same for the same data: files are often sorted by class. Data that is
-    small is held in memory, larger data is read as it is needed.
+    `max_seeds` takes a random sample, since files are often sorted by class; it is always the same for the same data.
+    Small data is held in memory, larger data is read when it is needed.
     """
     if isinstance(data, Seeds):
         rows = _sample(len(data), max_seeds)
-        return (data if rows is None else data[rows]).held()
+        return (data if rows is None else data[rows]).in_memory()
     inputs: Any
     labels: Any
     dataset = _dataset_of(data)
-    if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # in memory already
+    if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # already in memory
         tensors = dataset.tensors
         inputs, labels = tensors[0], tensors[1] if len(tensors) > 1 else None
     elif isinstance(data, Tensor | np.ndarray):
@@ -127,12 +131,12 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
         inputs, labels = data
     else:
-        return _from_dataset(dataset, data, max_seeds).held()
+        return _from_dataset(dataset, data, max_seeds).in_memory()
     return read_seeds(from_arrays(inputs, labels), max_seeds)
 
 
 def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> Seeds:
-    """Seeds from arrays or tensors, divided by `divisor`; an array in a file stays there until its rows are read."""
+    """Seeds from arrays or tensors, divided by `divisor`; the rows of a memory-mapped array are read when needed."""
     values = inputs if isinstance(inputs, np.ndarray) else _tensor(inputs, "inputs")
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
         raise DataError(f"inputs must be numbers, got an array of {values.dtype}: convert them first")
@@ -143,20 +147,20 @@ def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> See
         return from_reader(lambda k: scaled(as_array(values[k]), divisor), values.shape[1:], len(values), labels)
     if isinstance(values, Tensor):
         return _checked(values.float() if divisor == 1 else values.float() / divisor, labels, seed_id)
-    held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch knows no other
+    held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch supports no other
     return _checked(torch.from_numpy(held), labels, seed_id)
 
 
 def scaled(values: Numbers, divisor: float) -> Numbers:
-    """Numbers as float32, divided."""
-    with np.errstate(over="ignore"):  # an infinity is refused later, by its seed
+    """Numbers as float32, divided by `divisor`."""
+    with np.errstate(over="ignore"):  # an infinity is refused later, with the id of its seed
         if divisor == 1:
             return np.asarray(values, np.float32)
         return np.divide(values, np.float32(divisor), dtype=np.float32, casting="same_kind")
 
 
 def from_reader(read: Read, shape: tuple[int, ...], n: int, labels: Any = None) -> Seeds:
-    """Seeds from a function that reads the input of an index, `[...]` of the shape given."""
+    """Seeds from a function that reads the input at an index, `[...]` of the given shape."""
     index = torch.arange(n)
     return _checked(Rows(read, index, shape), labels, index)
 
@@ -170,18 +174,20 @@ def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
 def _tensor(values: Any, what: str) -> Tensor:
     try:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-            # Torch knows neither the other byte order nor arrays that are read-only.
+            # Torch supports neither the other byte order nor read-only arrays.
             values = np.require(values, values.dtype.newbyteorder("="), ["C", "W"])
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{what} must be numbers, got {type(values).__name__}: {error}") from error
     if tensor.is_complex():
-        raise DataError(f"{what} must be real numbers, got {tensor.dtype}: give their parts as channels")
+        raise DataError(
+            f"{what} must be real numbers, got {tensor.dtype}: give the real and imaginary parts as channels"
+        )
     return tensor
 
 
 def _sample(n: int, max_seeds: int | None) -> Tensor | None:
-    """Rows of at most `max_seeds` seeds, ascending; None for all. A smaller sample is part of a larger one."""
+    """Rows of at most `max_seeds` seeds, ascending; None for all. A larger sample contains the smaller ones."""
     if max_seeds is None or n <= max_seeds:
         return None
     rank = np.argsort(mix(np.arange(n)), kind="stable")
@@ -189,37 +195,37 @@ def _sample(n: int, max_seeds: int | None) -> Tensor | None:
 
 
 def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
-    """Seeds whose items are read when they are asked for."""
+    """Seeds from the items of a data set, which are read when they are needed."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "
-            "an iterable without length or index cannot name its seeds; collect it into tensors first"
+            "the seeds of an iterable without length or index have no ids; collect it into tensors first"
         )
     if len(dataset) == 0:
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
     rows = _sample(len(dataset), max_seeds)
     items, index = _Items(dataset), torch.arange(len(dataset))
     first = items.read(0 if rows is None else int(rows[0]))
-    whole = Rows(items.read, index, tuple(first.shape))
-    seeds = _checked(whole, items.labels if items.has_labels else None, index).classed(_classes_of(dataset))
+    inputs = Rows(items.read, index, tuple(first.shape))
+    seeds = _checked(inputs, items.labels if items.has_labels else None, index).with_classes(_classes_of(dataset))
     return seeds if rows is None else seeds[rows]
 
 
 def _classes_of(dataset: Any) -> list[str] | None:
-    """Names that a data set has for its classes, as torchvision's have; those of a subset are the whole's."""
-    if getattr(dataset, "target_transform", None) is not None:  # other numbers than the names'
+    """The class names of a data set that has them, as those of torchvision do; a subset has those of the full set."""
+    if getattr(dataset, "target_transform", None) is not None:  # the numbers are no longer those of the names
         return None
     names = getattr(dataset, "classes", None)
     if names is None and hasattr(dataset, "dataset"):
         return _classes_of(dataset.dataset)
     if not isinstance(names, list | tuple):
         return None
-    firsts = [each[0] if isinstance(each, tuple) and each else each for each in names]  # of synonyms the first
-    return firsts if all(isinstance(each, str) for each in firsts) else None
+    firsts = [name[0] if isinstance(name, tuple) and name else name for name in names]  # the first of several synonyms
+    return firsts if all(isinstance(name, str) for name in firsts) else None
 
 
 class _Items:
-    """The items of a user's data set: each is read for its input, and its label is remembered."""
+    """The items of a user's data set: reading the input of an item stores its label."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -240,29 +246,29 @@ class _Items:
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise DataError(
                 f"a Dataset must give (input tensor, class number) or (input tensor, label tensor), got "
-                f"{_describe(item)} ({error}): convert them in the data set, with ToTensor()"
+                f"{_describe(item)} ({error}): convert them in the data set, for instance with ToTensor()"
             ) from error
         return inputs
 
     def labels(self, index: Tensor) -> Tensor:
-        """The labels at some indices; items that were not read yet are."""
+        """The labels at some indices; reads the items that have not been read yet."""
         for k in index.tolist():
             if k not in self._labels:
                 self.read(k)
                 if k not in self._labels:
-                    raise DataError(f"all seeds must have a label where one has, seed {k} has none: give it or drop it")
+                    raise DataError(f"all seeds must have a label if one has, seed {k} has none: label it or drop it")
         values = [self._labels[k] for k in index.tolist()]
-        shapes = {np.shape(each) for each in values}
+        shapes = {np.shape(value) for value in values}
         if len(shapes) > 1:
             raise DataError(
-                f"all labels must have one shape, got {sorted(shapes)[:3]}: make them alike in the data set"
+                f"all labels must have the same shape, got {sorted(shapes)[:3]}: reshape them in the data set"
             )
         return _label_tensor(torch.stack(values) if isinstance(values[0], Tensor) else torch.as_tensor(values))
 
     def _item(self, k: int) -> Any:
         try:
             return self._dataset[k]
-        except Exception as error:  # whatever the user's data set does
+        except Exception as error:  # whatever the user's data set raises
             raise DataError(
                 f"the data set must give each of its {len(self._dataset)} items, item {k} raised "
                 f"{type(error).__name__}: {error}"
@@ -270,12 +276,12 @@ class _Items:
 
 
 def _dataset_of(data: Any) -> Any:
-    """The data set of a loader: a loader may shuffle, its data set gives each seed a lasting index."""
+    """The data set of a loader: a loader may shuffle, in its data set every seed has a fixed index."""
     if not isinstance(data, DataLoader):
         return data
     if data.batch_sampler is not None and not isinstance(data.sampler, SequentialSampler | RandomSampler):
         raise DataError(
-            f"a DataLoader must go over its whole data set, got the sampler {type(data.sampler).__name__}: pass "
+            f"a DataLoader must iterate over its whole data set, got the sampler {type(data.sampler).__name__}: pass "
             "Subset(dataset, indices) instead"
         )
     return data.dataset
@@ -283,7 +289,7 @@ def _dataset_of(data: Any) -> Any:
 
 def _describe(item: Any) -> str:
     if isinstance(item, tuple | list):
-        return f"({', '.join(type(each).__name__ for each in item)})"
+        return f"({', '.join(type(part).__name__ for part in item)})"
     return type(item).__name__
 
 
@@ -295,17 +301,18 @@ def _label_tensor(labels: Tensor) -> Tensor:
 def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
     if len(inputs.shape) < 2 or len(inputs) == 0:
         raise DataError(
-            f"the data must hold at least one seed, as [seeds, ...], got shape {list(inputs.shape)}: "
+            f"the data must hold at least one seed and have the shape [seeds, ...], got shape {list(inputs.shape)}: "
             "check the path and the split"
         )
     if labels is not None and not callable(labels):
         labels = _label_tensor(_tensor(labels, "labels"))
         if labels.ndim == 0 or len(labels) != len(inputs):
             raise DataError(
-                f"labels must be one a seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check the "
+                f"labels must be one per seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check "
+                "the "
                 "number of labels"
             )
     if isinstance(inputs, Tensor) and not bool(inputs.isfinite().all()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
-        raise DataError(f"inputs must be finite, seed {int(seed_id[bad])} has a NaN or an infinity: mend or drop it")
+        raise DataError(f"inputs must be finite, seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
     return Seeds(inputs, labels, seed_id.long())

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files, a seed a row, with a column of labels where there is one."""
+"""Readers of tables: CSV and Parquet files with one seed per row and, optionally, a column of labels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from themis.data.files import existing, explained, needed
-from themis.data.memory import check_disk_room, check_room
+from themis.data.files import data_errors, existing_file, required_path
+from themis.data.memory import check_disk, check_memory
 from themis.data.rows import Numbers, held_bytes
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import DataError, MissingExtraError, UsageError, nearest
@@ -21,20 +21,21 @@ from themis.errors import DataError, MissingExtraError, UsageError, nearest
 LABEL_NAMES = ("label", "y", "class")
 SEPARATORS = (",", ";", "\t")
 MAX_LINE = 1 << 24
-"""Characters of a line: a table of a million columns has shorter ones."""
+"""Characters per line at most: even a table of a million columns has shorter lines."""
 
 
 def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
-    """A CSV table with a line of column names; commas, semicolons or tabs. Features become float32 as they are.
+    """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
-    label: the column of labels, by default `label`, `y` or `class`; `?label=` for none. Labels that are names become
-    class numbers, in the order of the names. drop: columns to leave out, as `?drop=id,date`.
+    Features are converted to float32 and not scaled. label: the column of labels, by default `label`, `y` or `class`;
+    `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns to leave
+    out, such as `?drop=id,date`.
     """
-    path = existing(needed(path, "csv"))
-    check_disk_room(3 * path.stat().st_size, str(path))  # two characters a number, at the least
-    with explained(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as file:
-        begin = file.readline(MAX_LINE)
-        separator = max(SEPARATORS, key=begin.count)
+    path = existing_file(required_path(path, "csv"))
+    check_disk(3 * path.stat().st_size, str(path))  # a number takes at least two characters
+    with data_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as file:
+        first_line = file.readline(MAX_LINE)
+        separator = max(SEPARATORS, key=first_line.count)
         file.seek(0)
         lines = csv.reader(_lines(file, path), delimiter=separator, strict=True)
         columns = Columns(next(lines, []), path, label, drop)
@@ -43,89 +44,96 @@ def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str =
 
 def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
     """A Parquet table of numbers; label and drop as for CSV."""
-    path = existing(needed(path, "parquet"))
+    path = existing_file(required_path(path, "parquet"))
     try:
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
         raise MissingExtraError('reading Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
-    with explained(path, "a Parquet table"), parquet.ParquetFile(path) as table:
+    with data_errors(path, "a Parquet table"), parquet.ParquetFile(path) as table:
         columns = Columns(table.schema_arrow.names, path, label, drop)
-        check_disk_room(table.metadata.num_rows * 4 * len(columns.features), str(path))
-        check_room(max(_group_bytes(table.metadata), default=0), f"{path}, a row group")
+        check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))
+        check_memory(max(_group_bytes(table.metadata), default=0), f"{path}, a row group")
         return _seeds(path, columns, _parquet_blocks(table, columns))
 
 
 class Columns:
-    """Which columns of a table are features, and which is the label."""
+    """The columns of a table: which are features, and which one is the label."""
 
     def __init__(self, names: Sequence[str], path: Path, label: str | None, drop: str) -> None:
-        self.path, self.names = path, [each.strip() for each in names]
+        self.path, self.names = path, [name.strip() for name in names]
         if not any(self.names):
             raise DataError(f"{path} must be a table with a line of column names, it is empty: check the file")
-        if all(_is_number(each) for each in self.names):
+        if all(map(_is_number, self.names)):
             raise DataError(f"{path} must begin with a line of column names, got the numbers {self.names[:3]}: add it")
         name, n = Counter(self.names).most_common(1)[0]
         if n > 1:
-            raise DataError(f"{path} must name each column once, got {name!r} {n} times: rename them")
-        dropped = [each for each in drop.split(",") if each]
-        for each in (*dropped, *([label] if label else [])):
-            if each not in self.names:
-                raise UsageError(f"the column {each!r} must be in {path}: {nearest(each, self.names[:50])}")
-        self.label = self._label(label)
-        left_out = {*dropped, self.label}
-        self.features = [k for k, name in enumerate(self.names) if name not in left_out]
+            raise DataError(f"{path} must have distinct column names, got {name!r} {n} times: rename them")
+        dropped = [name for name in drop.split(",") if name]
+        for name in (*dropped, *([label] if label else [])):
+            if name not in self.names:
+                raise UsageError(f"the column {name!r} must be in {path}: {nearest(name, self.names[:50])}")
+        self.label = self._find_label(label)
+        excluded = {*dropped, self.label}
+        self.features = [k for k, name in enumerate(self.names) if name not in excluded]
         if not self.features:
             raise DataError(f"{path} must have a column of features, got {self.names}: check ?label= and ?drop=")
 
-    def _label(self, label: str | None) -> str | None:
+    def _find_label(self, label: str | None) -> str | None:
         if label is not None:
             return label or None
-        found = [each for each in self.names if each.lower() in LABEL_NAMES]
-        if len(found) > 1:
-            raise DataError(f"{self.path} must have one column of labels, got {found}: name it as ?label={found[0]}")
-        return found[0] if found else None
+        candidates = [name for name in self.names if name.lower() in LABEL_NAMES]
+        if len(candidates) > 1:
+            raise DataError(
+                f"{self.path} must have one column of labels, got {candidates}: choose one with ?label={candidates[0]}"
+            )
+        return candidates[0] if candidates else None
 
 
 def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[Any]]]) -> Seeds:
-    """Seeds from blocks of features and labels; a large table goes to a temporary file that has no name."""
+    """Seeds from blocks of features and labels; a large table is written to an unnamed temporary file."""
     labels: list[Any] = []
     parts: list[Numbers] = []
-    n, width, room = 0, len(columns.features), held_bytes()
+    n, width, max_bytes = 0, len(columns.features), held_bytes()
     with ExitStack() as stack:
         file: IO[bytes] | None = None
-        for features, names in blocks:
-            labels += names
+        for features, block_labels in blocks:
+            labels += block_labels
             parts.append(np.ascontiguousarray(features, np.float32))
             n += len(features)
-            if n * width * 4 > room:
+            if n * width * 4 > max_bytes:
                 file = file or stack.enter_context(tempfile.TemporaryFile())
-                file.writelines(each.data for each in parts)
+                file.writelines(part.data for part in parts)
                 parts = []
         if n == 0:
-            raise DataError(f"{path} must hold at least one row under its names, got none: check the file")
+            raise DataError(f"{path} must hold at least one row below the column names, got none: check the file")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
     numbers, classes = (None, None) if columns.label is None else _class_numbers(labels, columns)
-    return from_arrays(values, numbers).classed(classes).named([columns.names[k] for k in columns.features])
+    return (
+        from_arrays(values, numbers)
+        .with_classes(classes)
+        .with_feature_names([columns.names[k] for k in columns.features])
+    )
 
 
 def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[str] | None]:
-    """Labels as whole numbers where they all are, as numbers where they are, else as numbers of sorted names."""
-    is_number = [not isinstance(each, str) or _is_number(each) for each in labels]
+    """Labels as class numbers if all are whole, as floats if all are numbers, otherwise numbered by sorted name."""
+    is_number = [not isinstance(label, str) or _is_number(label) for label in labels]
     if all(is_number):
-        numbers = np.array([float(each) for each in labels])
+        numbers = np.array([float(label) for label in labels])
         bad = np.flatnonzero(~np.isfinite(numbers))
         if len(bad):
             raise DataError(
-                f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: mend or drop it"
+                f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: fix or drop it"
             )
-        is_whole = all(isinstance(each, int) or (isinstance(each, str) and "." not in each) for each in labels)
+        is_whole = all(isinstance(label, int) or (isinstance(label, str) and "." not in label) for label in labels)
         is_class = is_whole and bool((numbers == np.rint(numbers)).all())
         return numbers.astype(np.int64) if is_class else numbers, None
     if any(is_number):
-        at = is_number.index(False)
+        row = is_number.index(False)
         raise DataError(
-            f"{columns.path}, row {at + 1}: labels must be all numbers or all names, got {labels[at]!r} among numbers: "
-            "mend the row"
+            f"{columns.path}, row {row + 1}: labels must be all numbers or all names, got {labels[row]!r} among "
+            "numbers: "
+            "fix the row"
         )
     names, numbered = np.unique(np.array(labels), return_inverse=True)
     return numbered, names.tolist()
@@ -137,7 +145,9 @@ def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[s
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
     while line := file.readline(MAX_LINE):
         if len(line) == MAX_LINE:
-            raise DataError(f"{path} must have lines under {MAX_LINE:,} characters, got a longer one: check the file")
+            raise DataError(
+                f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check the file"
+            )
         yield line
 
 
@@ -147,33 +157,33 @@ def _csv_blocks(lines: Any, columns: Columns) -> Iterator[tuple[Numbers, list[An
     size = max(1, (1 << 20) // width)
     features: list[list[float]] = []
     labels: list[str] = []
-    at: list[int] = []
+    line_numbers: list[int] = []
     for cells in lines:
         if not cells:
             continue  # an empty line
         if len(cells) != width:
             raise DataError(
-                f"{columns.path}, line {lines.line_num}: a row must have {width} cells, got {len(cells)}: mend the row"
+                f"{columns.path}, line {lines.line_num}: a row must have {width} cells, got {len(cells)}: fix the row"
             )
         features.append(_numbers(cells, columns, lines.line_num))
-        at.append(lines.line_num)
+        line_numbers.append(lines.line_num)
         if label is not None:
             labels.append(cells[label].strip())
             if not labels[-1]:
                 raise DataError(
                     f"{columns.path}, line {lines.line_num}: a row must have a label, {columns.label!r} is empty: "
-                    "mend or drop the row"
+                    "fix or drop the row"
                 )
         if len(features) == size:
-            yield _block(features, at, columns), labels
-            features, labels, at = [], [], []
+            yield _block(features, line_numbers, columns), labels
+            features, labels, line_numbers = [], [], []
     if features:
-        yield _block(features, at, columns), labels
+        yield _block(features, line_numbers, columns), labels
 
 
 def _numbers(cells: list[str], columns: Columns, line: int) -> list[float]:
     try:
-        if "_" not in "".join(cells):  # Python reads 1_0 as ten
+        if "_" not in "".join(cells):  # float() reads 1_0 as ten
             return [float(cells[k]) for k in columns.features]
     except ValueError:
         pass
@@ -183,12 +193,12 @@ def _numbers(cells: list[str], columns: Columns, line: int) -> list[float]:
     return [float(cells[k]) for k in columns.features]
 
 
-def _block(features: list[list[float]], at: list[int], columns: Columns) -> Numbers:
+def _block(features: list[list[float]], line_numbers: list[int], columns: Columns) -> Numbers:
     values = np.array(features)
     bad = np.argwhere(~(np.abs(values) <= np.finfo(np.float32).max))
     if len(bad):
         row, column = bad[0].tolist()
-        raise _not_a_number(columns, at[row], columns.features[column], f"{features[row][column]:g}")
+        raise _not_a_number(columns, line_numbers[row], columns.features[column], f"{features[row][column]:g}")
     return values.astype(np.float32)
 
 
@@ -196,7 +206,7 @@ def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataEr
     name = columns.names[column]
     return DataError(
         f"{columns.path}, line {line}: column {name!r} must be a finite number, got {text[:40] or 'nothing'!r}: "
-        f"mend or drop the row, or the column with ?drop={name}"
+        f"fix or drop the row, or drop the column with ?drop={name}"
     )
 
 
@@ -223,14 +233,14 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
                 f"{columns.path}: column {columns.names[k]!r} must be numbers, it is {kind}: leave it out with "
                 f"?drop={columns.names[k]}"
             )
-    wanted = [*names, *([columns.label] if columns.label is not None else [])]
+    requested = [*names, *([columns.label] if columns.label is not None else [])]
     first = 0
-    for batch in table.iter_batches(max(1, (1 << 20) // len(wanted)), columns=wanted):
-        for name in wanted:
+    for batch in table.iter_batches(max(1, (1 << 20) // len(requested)), columns=requested):
+        for name in requested:
             if batch.column(name).null_count:
                 row = first + batch.column(name).is_null().to_pylist().index(True) + 1
                 raise DataError(
-                    f"{columns.path}, row {row}: column {name!r} must have a value, it is empty: mend or drop the row"
+                    f"{columns.path}, row {row}: column {name!r} must have a value, it is empty: fix or drop the row"
                 )
         features = np.empty((batch.num_rows, len(names)), np.float32)
         for k, name in enumerate(names):
@@ -240,13 +250,13 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
         if len(bad):
             row, name = first + int(bad[0][0]) + 1, names[int(bad[0][1])]
             raise DataError(
-                f"{columns.path}, row {row}: column {name!r} must be a finite number, it is not: mend or drop the row"
+                f"{columns.path}, row {row}: column {name!r} must be a finite number, it is not: fix or drop the row"
             )
         labels = [] if columns.label is None else batch.column(columns.label).to_pylist()
         if labels and not isinstance(labels[0], str | int | float):
             raise DataError(
                 f"{columns.path}: labels must be numbers or names, {columns.label!r} holds {type(labels[0]).__name__}: "
-                "name another column with ?label="
+                "choose another column with ?label="
             )
         yield features, labels
         first += batch.num_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from themis.data.rows import Cache, Rows
+from themis.data.rows import RowCache, Rows
 from themis.errors import DataError
 
 
@@ -16,7 +16,7 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
         return inputs.to(device)
     held = inputs
-    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=Cache(0))
+    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=RowCache(0))
 
 
 def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:

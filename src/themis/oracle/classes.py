@@ -150,7 +150,7 @@ def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) ->
     """Refuse labels that are no class numbers, one a seed, of `n_classes`."""
     if labels.shape != (n_seeds,):
         raise DataError(
-            f"labels must be one a seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: "
+            f"labels must be one per seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: "
             "give class numbers, not one-hot rows"
         )
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):

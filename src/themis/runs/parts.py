@@ -78,7 +78,7 @@ class SeedSplit:
             raise DataError(
                 f"the data must hold the seeds that were searched, got {len(seeds)} other seeds: give the run's data"
             )
-        return seeds[torch.from_numpy(np.flatnonzero(is_searched))].held()
+        return seeds[torch.from_numpy(np.flatnonzero(is_searched))].in_memory()
 
     def as_bytes(self) -> bytes:
         """The content of a safetensors file."""

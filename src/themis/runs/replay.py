@@ -187,7 +187,7 @@ class Replayer:
         row = (self.seeds.seed_id == fault.seed_id).nonzero()
         if not len(row):
             raise DataError(missing_seed(fault.seed_id, len(self.seeds)))
-        seed = self.seeds[row[0]].held()
+        seed = self.seeds[row[0]].in_memory()
         stored = self.run.tensors([fault.id]).get(fault.id)
         oracle = recorded_oracle(self.run, self.target.oracle)
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
@@ -207,7 +207,7 @@ class Replayer:
             is_requested = torch.isin(seeds.seed_id, torch.from_numpy(np.unique(seed_id)))
             if not bool(is_requested.any()):
                 raise DataError(missing_seed(seed_id[0], len(seeds)))
-            seeds = seeds[is_requested.nonzero()[:, 0]].held()
+            seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
         return Calculator(
             self.target,
             seeds,

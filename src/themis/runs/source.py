@@ -119,7 +119,7 @@ class Origin:
         from themis.data.seeds import read_seeds
 
         with self.at_home():
-            return read_seeds(data).described(self.features)
+            return read_seeds(data).with_features(self.features)
 
     def read_rivals(self) -> list[AnyTarget]:
         """The rivals, made again: those of the zoo with their weights, others around as the target is."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from themis.data import Seeds
-from themis.data.known import data_folder
+from themis.data.datasets import data_folder
 from themis.errors import DataError, UsageError, nearest
 from themis.target.activations import Granularity
 from themis.target.loaders import Trust, load_weights

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from themis.data import Seeds, known
+from themis.data import Seeds, datasets
 from themis.data.features import Features
 from themis.data.files import read_npz
 from themis.errors import DataError
@@ -36,22 +36,22 @@ disguise are counted twice).
 
 def read_mnist(folder: Path, split: Split) -> Seeds:
     """60,000 digits to train on, 10,000 to test with."""
-    return known.read_mnist(folder, split=split)
+    return datasets.read_mnist(folder, split=split)
 
 
 def read_cifar10(folder: Path, split: Split) -> Seeds:
     """50,000 pictures to train on, 10,000 to test with."""
-    return known.read_cifar10(folder, split=split)
+    return datasets.read_cifar10(folder, split=split)
 
 
 def read_pdf(folder: Path, split: Split) -> Seeds:
     """Features of PDF files, on `FeatureAxes`: Contagio's to train on, those of Google and VirusTotal to test with."""
-    everything = known.read_pdf(folder).inputs[:]
-    seeds = known.read_pdf(folder, split="contagio" if split == "train" else "other")
+    everything = datasets.read_pdf(folder).inputs[:]
+    seeds = datasets.read_pdf(folder, split="contagio" if split == "train" else "other")
     axes, raw = FeatureAxes(everything), Features.of(everything, _names(folder / "pdf_features.npz"))
     features = replace(raw, change=tuple("raise" if name in RAISED else "fixed" for name in raw.names), axes=axes)
     placed = Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
-    return placed.described(features).classed(seeds.classes)
+    return placed.with_features(features).with_classes(seeds.classes)
 
 
 def read_drebin(folder: Path, split: Split) -> Seeds:
@@ -59,21 +59,21 @@ def read_drebin(folder: Path, split: Split) -> Seeds:
 
     An app can be given more permissions and calls, and still does what it did; taken away they may be missed.
     """
-    seeds = _part(known.read_drebin(folder), known.read_drebin(folder, split="test"), split)
+    seeds = _part(datasets.read_drebin(folder), datasets.read_drebin(folder, split="test"), split)
     features = Features.of(seeds.inputs, _names(folder / "drebin215.npz"))
-    return seeds.described(features.set("*", kind="binary", change="raise"))
+    return seeds.with_features(features.set("*", kind="binary", change="raise"))
 
 
 def read_udacity(folder: Path, split: Split) -> Seeds:
     """One drive: every fifth block of 100 frames is to test with, the others are to train on."""
-    return _part(known.read_udacity(folder), known.read_udacity(folder, split="test"), split)
+    return _part(datasets.read_udacity(folder), datasets.read_udacity(folder, split="test"), split)
 
 
 def read_imagenet(folder: Path, split: Split) -> Seeds:
     """One picture of each class to test with; there is nothing to train on."""
     if split == "train":
         raise DataError(f"{folder} must hold pictures to train on, it has one a class to test with: train elsewhere")
-    return known.read_imagenet(folder)
+    return datasets.read_imagenet(folder)
 
 
 class FeatureAxes:
@@ -106,8 +106,8 @@ class StandardPdf:
     """What the PDF net expects: raw features, less their mean over Contagio's files, in units of their spread there."""
 
     def __init__(self, folder: Path) -> None:
-        self.axes = FeatureAxes(known.read_pdf(folder).inputs[:])
-        contagio = known.read_pdf(folder, split="contagio").inputs[:].double()
+        self.axes = FeatureAxes(datasets.read_pdf(folder).inputs[:])
+        contagio = datasets.read_pdf(folder, split="contagio").inputs[:].double()
         spread = contagio.std(0, correction=0)
         self.mean, self.spread = contagio.mean(0), torch.where(spread > 0, spread, 1)
 

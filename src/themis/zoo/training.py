@@ -37,7 +37,7 @@ def train(
     epochs = recipe.epochs if epochs is None else epochs
     if epochs < 1:
         raise UsageError(f"epochs must be 1 or more, got {epochs}")
-    seeds = data(name, "train").held()
+    seeds = data(name, "train").in_memory()
     if len(seeds) < recipe.batch:
         raise DataError(f"the training data must hold a batch of {recipe.batch} inputs, got {len(seeds)}")
     module = build(entry, random_seed)

@@ -65,7 +65,7 @@ def test_a_table_is_edited_as_the_campaign_did():
     target = themis.Target(module, oracle="wrong")
     inputs = rows(80)
     with torch.no_grad():
-        seeds = read_seeds((inputs, module(inputs).argmax(1))).described(features)
+        seeds = read_seeds((inputs, module(inputs).argmax(1))).with_features(features)
     perturbation, run = found(target, seeds, "edit", None)
     material = of_faults(run.faults, seeds, perturbation, target)
     assert len(material) > 3

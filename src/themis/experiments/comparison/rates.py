@@ -44,7 +44,7 @@ def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> Parts
         if not len(rows):
             raise DataError(f"the data must have seeds for the {name}, {len(seeds)} are too few: give more data")
         kept = np.sort(rows[np.argsort(rank[rows], kind="stable")[:n]])
-        parts[name] = seeds[torch.from_numpy(kept)].held()
+        parts[name] = seeds[torch.from_numpy(kept)].in_memory()
     return Parts(**parts)
 
 

@@ -106,7 +106,7 @@ def of_tests(
         if not is_labelled:
             pool, clean = _answered(pool, target, oracle), _answered(clean, target, oracle)
         rows = np.unique(seed)
-        failing, within = pool[torch.from_numpy(rows)].held(), np.searchsorted(rows, seed)
+        failing, within = pool[torch.from_numpy(rows)].in_memory(), np.searchsorted(rows, seed)
         if perturbation.passes:
             places = places or _in_turn(len(seed), target)
             disturbed = _attacked(within, theta, noise_seed, failing, perturbation, target, oracle, places)
@@ -177,7 +177,7 @@ def _answered(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seeds:
 
 def labelled(seeds: Seeds, labels: Tensor) -> Seeds:
     """The same seeds with other labels."""
-    return Seeds(seeds.inputs, labels, seeds.seed_id, seeds._about)
+    return seeds.with_labels(labels)
 
 
 def answers(seeds: Seeds, target: AnyTarget, size: int = AT_ONCE) -> Tensor:
