@@ -27,7 +27,9 @@ def changes_of(out, seeds, perturbation, **options):
 
 def test_tables_show_which_features_changed(tmp_path):
     rows = torch.rand(80, 12, generator=torch.Generator().manual_seed(0)).round(decimals=2)
-    kept, changes = changes_of(tmp_path / "run", read_seeds(rows).with_feature_names(NAMES), "table_noise", magnitude=0.8)
+    kept, changes = changes_of(
+        tmp_path / "run", read_seeds(rows).with_feature_names(NAMES), "table_noise", magnitude=0.8
+    )
     moved = (kept.inputs[0] != kept.clean_inputs[0]).sum().item()
     assert (changes.n, changes.of) == (moved, 12)
     name, before, after = changes.rows[0]
@@ -40,7 +42,9 @@ def test_values_on_axes_are_shown_as_they_were_recorded(tmp_path):
     raw = torch.randint(0, 900, (80, 12), generator=torch.Generator().manual_seed(0)).float()
     axes = FeatureAxes(raw)
     features = Features(**{**vars(Features.of(raw, tuple(NAMES))), "axes": axes})
-    kept, changes = changes_of(tmp_path / "run", read_seeds(axes.place(raw)).with_features(features), "edit", magnitude=3)
+    kept, changes = changes_of(
+        tmp_path / "run", read_seeds(axes.place(raw)).with_features(features), "edit", magnitude=3
+    )
     assert changes.rows
     assert all(value == round(value) for _, *pair in changes.rows for value in pair)  # counts, not places
     for name, before, after in changes.rows:
