@@ -248,7 +248,9 @@ def test_features_on_axes_are_checked_by_their_raw_values():
     on_axes.check_inside((-0.2, 1.0))
     with pytest.raises(DataError, match=r"'n_files' must be a whole number in -2..10, seed 9 has 3.04"):
         on_axes.check(TABLE / 10 + torch.tensor([0, 0.004, 0, 0]), torch.tensor([9, 10, 11]))
-    with pytest.raises(DataError, match=r"must stay in the input's bounds \(0, 1\), it ranges from -0.2 to 1"):
+    with pytest.raises(
+        DataError, match=r"'n_files' must stay in the input's bounds \(0, 1\), it ranges from -0.2 to 1"
+    ):
         on_axes.check_inside((0.0, 1.0))
 
 

@@ -292,7 +292,7 @@ def test_a_run_goes_on_with_its_own_features_alone(tmp_path):
 
 
 def test_what_would_leave_the_bounds_is_refused_before_anything_runs(tmp_path):
-    with pytest.raises(DataError, match=r"'n_files' must stay in the input's bounds \(0, 8\), it may be 0 to 20"):
+    with pytest.raises(DataError, match=r"'n_files' must stay in the input's bounds \(0, 8\), it ranges from 0 to 20"):
         themis.run(Target(net(), bounds=(0, 8)), table(), EDIT, features=FEATURES.set("n_files", high=20))
     with pytest.raises(DataError, match="seed 0 has"):
         themis.run(Target(net(), bounds=(0, 8)), table(), EDIT, features=FEATURES.set("n_files", low=8))
