@@ -58,7 +58,7 @@ coverage: $(READY)  ## run the tests and print which lines they execute
 	$(PYTEST) $(PARALLEL) --cov --cov-report=term
 
 docs: $(TOOLS)  ## build the documentation into site/ and check its links
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(TOOLS)  ## build the source distribution and a wheel into dist/
 	$(BIN)/python -m build

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 FILE = re.compile(r"# (\w+\.py)\n")
 
 

@@ -1,0 +1,44 @@
+"""Adds files from outside docs/ to the site: the README as its home page, other documents, and the examples."""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+LANGUAGES = {".py": "python", ".yml": "yaml"}
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> None:
+    """Add the generated pages."""
+    for name, page in DOCUMENTS.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    files.append(File.generated(config, "examples.md", content=examples()))
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Let links to files outside docs/ lead to the pages made from them."""
+    for name, page in DOCUMENTS.items():
+        markdown = re.sub(rf"\]\((?:\.\./)?{re.escape(name)}", f"]({page}", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)?examples/?\)", "](examples.md)", markdown)
+    return re.sub(r"\]\((?:\.\./)?examples/([\w-]+)\.\w+\)", r"](examples.md#\1)", markdown)
+
+
+def examples() -> str:
+    """One page with every file of examples/."""
+    parts = ["# Examples", "Each example is one file of the folder `examples/` and runs as it is."]
+    for path in sorted((ROOT / "examples").iterdir()):
+        if language := LANGUAGES.get(path.suffix):
+            parts += [
+                f"## `{path.name}` {{ #{path.stem} }}",
+                f"```{language}\n{path.read_text(encoding='utf-8').strip()}\n```",
+            ]
+    return "\n\n".join(parts) + "\n"

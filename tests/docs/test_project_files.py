@@ -1,0 +1,46 @@
+"""Files at the top of the repository agree with the package."""
+
+import re
+import tomllib
+
+import yaml
+from documents import ROOT
+
+import themis
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == themis.__version__
+    assert citation["preferred-citation"]["authors"][0]["family-names"] == "Huang"
+
+
+def test_the_map_of_the_code_lists_the_layers_from_the_lowest_to_the_highest():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    lowest = [f"{name.strip()}.py" for name in layers[-1].split(":")]
+    folders = [f"{name}/" for name in reversed(layers[:-1]) if name != "__main__"]
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## A map of the code")[2]
+    rows = [re.findall(r"`([\w.]+/?)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(rows[0]) == sorted(lowest)
+    assert [row[0] for row in rows[1 : len(folders) + 1]] == folders
+
+
+def test_every_extra_of_development_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {
+        re.split("==", line)[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()
+    }
+    for extra in ("test", "check", "docs", "dev"):
+        for requirement in project["optional-dependencies"][extra]:
+            name = re.match(r"[\w.-]+", requirement)[0].lower()
+            assert name == "themis-dl" or name in pinned, name
+
+
+def test_the_workflow_runs_every_supported_python_with_the_oldest_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    supported = [line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
+    oldest = next(line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch"))
+    assert f"torch=={oldest}." in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
