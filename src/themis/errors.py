@@ -1,4 +1,4 @@
-"""Errors a user can act on: each message states the rule, the value that broke it and the remedy."""
+"""Errors that a user can act on: each message states the rule, the value that breaks it, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 
 class ThemisError(Exception):
-    """Anything Themis refuses or cannot go on with; catch this one to catch them all."""
+    """Base class of all errors that Themis raises on purpose."""
 
 
 class UsageError(ThemisError, ValueError):
-    """An argument breaks its rule."""
+    """An argument is invalid."""
 
 
 class DataError(ThemisError, ValueError):
-    """The data does not fit: empty, outside the bounds, labels that do not match the outputs."""
+    """The data is invalid: empty, outside the bounds, or with labels that do not match the outputs."""
 
 
 class ModelError(ThemisError, RuntimeError):
-    """The model failed: it raised, gave values that are not finite, or an output Themis cannot read."""
+    """The model failed: it raised, returned values that are not finite, or returned an output Themis cannot read."""
 
 
 class StoreError(ThemisError, OSError):
@@ -26,14 +26,19 @@ class StoreError(ThemisError, OSError):
 
 
 class MissingExtraError(ThemisError, ImportError):
-    """An optional package is needed for what was asked."""
+    """An optional package is required but not installed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy for an unknown name: the closest known one, then all of them."""
+    """Return a remedy for an unknown name: the closest known name, then all of them."""
     from difflib import get_close_matches
 
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Options as fields of a dataclass, and the rules that all of them keep."""
+"""Options as fields of a dataclass, and the checks that all options share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from themis.errors import UsageError, nearest
 
 
 def option(default: Any, text: str) -> Any:
-    """A field with its default and the help text of its flag."""
+    """Return a field with a default and the help text of its flag."""
     return field(default=default, metadata={"help": text})
 
 
 def check_known(kind: Any, options: Iterable[str]) -> None:
-    """Refuse an option that is no field of `kind`."""
+    """Refuse an option that is not a field of `kind`."""
     known = {each.name for each in fields(kind)}
     for name in options:
         if name not in known:
@@ -24,7 +24,10 @@ def check_known(kind: Any, options: Iterable[str]) -> None:
 
 
 def check_numbers(options: Any) -> None:
-    """Whole numbers for counts (1e4 is one), numbers for the rest; None where the field may be None."""
+    """Refuse values of the wrong type: counts must be whole numbers (1e4 is one), other fields numbers.
+
+    None is allowed if the type of the field allows it.
+    """
     for each in fields(options):
         value, kind = getattr(options, each.name), str(each.type)
         if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
@@ -38,13 +41,13 @@ def check_numbers(options: Any) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Refuse anything but a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def check_rules(options: Any, rules: dict[str, tuple[bool, str]]) -> None:
-    """Refuse the first option whose rule is broken; by name, whether it is kept and what it says after `must`."""
+    """Refuse the first option that breaks its rule; `rules` holds whether it is kept, and the text after `must`."""
     for name, (is_kept, rule) in rules.items():
         if not is_kept:
             raise UsageError(f"{name} must {rule}, got {getattr(options, name)!r}")

@@ -39,15 +39,15 @@ def test_a_name_makes_an_oracle_whose_name_makes_it_again(name):
 WRONG = {
     "wron": "did you mean 'wrong'?",
     "regresion:0.1": "did you mean 'regression'?",
-    "wrong:3": "'wrong' must be followed by nothing, got 'wrong:3': write wrong",
-    "auto:3": "must be followed by nothing",
-    "top5:2": "must be followed by nothing",
+    "wrong:3": "'wrong' takes no argument, got 'wrong:3': write wrong",
+    "auto:3": "takes no argument",
+    "top5:2": "takes no argument",
     "top0": "did you mean 'top5'?",
     "threshold:half": "must be followed by a number, got 'threshold:half': write threshold:0.5",
     "threshold:nan": "must be followed by a number",
-    "regression:-1": "'regression' must be followed by a number over 0, got 'regression:-1': write regression:0.1",
+    "regression:-1": "'regression' must be followed by a number above 0, got 'regression:-1': write regression:0.1",
     "regression:sd": "or regression:2sd for standard deviations",
-    "off:0sd": "a number over 0",
+    "off:0sd": "a number above 0",
     "segmentation:1": "a number between 0 and 1, got 'segmentation:1': write segmentation:0.1",
     "nowhere:function": "No module named 'nowhere'",
     f"{__name__}:fra": "did you mean 'far'?",
@@ -95,7 +95,7 @@ def test_auto_reads_the_task_off_outputs_and_labels(name):
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
 def test_auto_refuses_what_it_cannot_tell(shape):
-    with pytest.raises(ModelError, match=r"the task must be known by its outputs, .* or a comparison of your own"):
+    with pytest.raises(ModelError, match=r"for the task to be known, .* or your own comparison"):
         choose_oracle("auto").settle(torch.zeros(shape), None)
 
 
@@ -155,7 +155,7 @@ def test_clean_outputs_that_break_by_themselves_are_left_out():
 
 def test_an_attack_needs_a_loss():
     net, data = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.rand(8, 4)
-    with pytest.raises(UsageError, match="an attack needs a loss to climb, oracle 'mine' has none"):
+    with pytest.raises(UsageError, match="an attack needs a loss to maximise, oracle 'mine' has none"):
         themis.run(themis.Target(net, oracle=Compare(far, "mine")), data, "fgsm", max_tests=10)
 
 

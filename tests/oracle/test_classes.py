@@ -67,16 +67,16 @@ def test_seeds_whose_label_is_not_among_the_highest_are_left_out():
     labels = torch.tensor([2, 0, 1])
     assert Top(2).check(CLEAN, labels).tolist() == [False, False, True]
     assert Top(2).grade(CLEAN, labels) == {"accuracy": pytest.approx(1 / 3)}
-    with pytest.raises(ModelError, match="'top3' must leave a class out, the model gives 3 scores: use oracle='top2'"):
+    with pytest.raises(ModelError, match="'top3' must leave a class out, the model has 3 scores: use oracle='top2'"):
         Top(3).check(CLEAN, labels)
 
 
 WRONG_LABELS = {
     "none": (None, "oracle 'wrong' needs labels, got none"),
-    "too large": (torch.tensor([0, 1, 3]), r"labels must lie in 0\.\.2 since the model gives 3 scores, got 3"),
+    "too large": (torch.tensor([0, 1, 3]), r"labels must lie in 0\.\.2 since the model has 3 scores, got 3"),
     "negative": (torch.tensor([0, 1, -1]), r"labels must lie in 0\.\.2"),
     "all wrong": (torch.tensor([1, 2, 0]), "got 0 of 3: check the preprocessing"),
-    "one-hot": (torch.eye(3), r"3 inputs, got labels of shape \[3, 3\]: give class numbers, not one-hot rows"),
+    "one-hot": (torch.eye(3), r"3 inputs, got labels of shape \[3, 3\]: pass class numbers, not one-hot rows"),
     "half": (torch.tensor([0.0, 0.5, 1.0]), "labels must be class numbers, got 0.5"),
 }
 

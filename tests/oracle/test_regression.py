@@ -51,9 +51,11 @@ def test_standard_deviations_are_those_of_the_clean_answers():
 def test_answers_and_labels_that_do_not_fit_are_refused():
     oracle, clean = choose_oracle("regression:0.1"), torch.rand(3, 1)
     for call in (oracle.check, oracle.settle):
-        with pytest.raises(ModelError, match=r"one number an input, \[inputs\] or \[inputs, 1\], got \[3, 2\]"):
+        with pytest.raises(ModelError, match=r"one number per input, \[inputs\] or \[inputs, 1\], got \[3, 2\]"):
             call(torch.rand(3, 2), None)
-    with pytest.raises(ModelError, match=r"got 3 equal to 0\.5: give an absolute tolerance, as oracle='regression:0"):
+    with pytest.raises(
+        ModelError, match=r"got 3 equal to 0\.5: pass an absolute tolerance, such as oracle='regression:0"
+    ):
         choose_oracle("regression").settle(torch.full((3,), 0.5), None)
     with pytest.raises(DataError, match="oracle 'off' needs labels, got none"):
         choose_oracle("off:0.1").check(clean, None)

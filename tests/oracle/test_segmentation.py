@@ -54,7 +54,7 @@ def test_maps_that_do_not_fit_are_refused():
         for call in (oracle.check, oracle.settle):
             with pytest.raises(ModelError, match=r"scores \[inputs, classes, height, width\]"):
                 call(torch.zeros(shape), None)
-    with pytest.raises(DataError, match=r"a class a pixel, \[1, 2, 2\], got shape \[1, 4, 4\]"):
+    with pytest.raises(DataError, match=r"one class per pixel, \[1, 2, 2\], got shape \[1, 4, 4\]"):
         oracle.check(scores(HALVES), torch.zeros(1, 4, 4))
     with pytest.raises(DataError, match=r"labels must lie in 0\.\.2 .* got 3"):
         oracle.check(scores(HALVES), torch.full((1, 2, 2), 3))

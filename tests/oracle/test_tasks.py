@@ -231,7 +231,7 @@ def test_another_oracle_may_judge_a_replay(tmp_path):
     lenient = themis.Target(model, oracle="regression:99")
     assert not Replayer(reader, lenient, data).replay(fault).is_fault
     assert Replayer(reader, themis.Target(model, oracle="regression:1e-6"), data).replay(fault).is_fault
-    with pytest.raises(themis.ModelError, match="give an absolute tolerance"):
+    with pytest.raises(themis.ModelError, match="pass an absolute tolerance"):
         Replayer(reader, themis.Target(model, oracle="regression:3sd"), data).replay(fault)
 
 

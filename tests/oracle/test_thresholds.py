@@ -45,7 +45,7 @@ def test_binary_outputs_and_labels_that_do_not_fit_are_refused():
     oracle, clean = Threshold(0.5), torch.rand(3)
     with pytest.raises(ModelError, match=r"\[inputs\] or \[inputs, 1\], got \[3, 2\]: pass output="):
         oracle.check(torch.rand(3, 2), None)
-    with pytest.raises(DataError, match=r"0 or 1, one a seed: 3 inputs, got shape \[3\] with values 0 to 2"):
+    with pytest.raises(DataError, match=r"0 or 1, one per seed: 3 inputs, got shape \[3\] with values 0 to 2"):
         oracle.check(clean, torch.tensor([0, 1, 2]))
     with pytest.raises(DataError, match=r"got shape \[2\]"):
         oracle.check(clean, torch.tensor([0, 1]))

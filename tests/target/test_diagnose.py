@@ -28,7 +28,7 @@ class Expects(nn.Module):
 MISTAKES = {
     "bytes": (lambda x: x / 255, "the model expects inputs in 0..255"),
     "transposed": (lambda x: x.transpose(2, 3), "rows and columns are swapped"),
-    "negatives": (lambda x: 1 - x, "the pictures are negatives"),
+    "negatives": (lambda x: 1 - x, "the images are negatives"),
 }
 
 
@@ -73,7 +73,7 @@ def test_channels_in_another_order_are_found():
     target = Target(Colours())
     with target.opened():
         found = suspect(target, inputs.flip(1), labels)
-    assert "the channels are in the other order (BGR for RGB)" in [each.what for each in found]
+    assert "the channels are in reverse order (BGR instead of RGB)" in [each.what for each in found]
 
 
 def test_normalisation_that_was_forgotten_is_found():

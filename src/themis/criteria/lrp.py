@@ -43,7 +43,7 @@ class Lrp:
             import captum.attr  # noqa: F401
         except ImportError:
             raise MissingExtraError("relevance by LRP needs captum: pip install 'themis-dl[lrp]'") from None
-        if not isinstance(target._tracer, ActivationTracer):
+        if not isinstance(target.tracer, ActivationTracer):
             raise UncoveredError("a compiled model has no modules to put rules on")
         try:
             module = deepcopy(target.module).eval()
@@ -89,7 +89,7 @@ class _Tapped(nn.Module):
     def forward(self, prepared: Tensor) -> Tensor:
         self._outside.is_after = False
         with self._outside:
-            scores = self._target._scores(self._target._tracer.forward(prepared, self._visit, self._wanted))
+            scores = self._target.scores(self._target.tracer.forward(prepared, self._visit, self._wanted))
         self.scores = scores.detach()
         return scores
 

@@ -9,26 +9,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, mark_not_finite
+from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, check_some_correct, mark_not_finite
 
 LEAST = 1e-12
-"""The least probability that is told from 0 in a loss."""
+"""Lower bound of probabilities in a loss."""
+IGNORED = -1
+"""Reference of a pixel that does not count."""
 
 
 def class_loss(outputs: Tensor, reference: Tensor, is_probability: bool = False) -> Tensor:
-    """Cross-entropy of the classes `reference`, `[tests]`; of maps of classes the mean over pixels, under 0 is none."""
+    """Return the cross-entropy of the classes `reference`, `[tests]`; for maps of classes, its mean over the pixels."""
     outputs = outputs.float()
     log = outputs.clamp_min(LEAST).log() if is_probability else outputs.log_softmax(1)
     loss = F.nll_loss(log, reference, reduction="none", ignore_index=IGNORED)
     return loss if loss.ndim == 1 else loss.flatten(1).mean(1)
 
 
-IGNORED = -1
-"""The reference of a pixel that does not count."""
-
-
 @dataclass(frozen=True)
-class _Classes(Oracle):
+class _Classifier(Oracle):
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         check_scores(clean_outputs)
         return replace(self, is_probability=are_probabilities(clean_outputs))
@@ -44,7 +42,7 @@ class _Classes(Oracle):
 
 
 @dataclass(frozen=True)
-class Changed(_Classes):
+class Changed(_Classifier):
     """A fault is an answer that differs from the seed's own (the paper's definition)."""
 
     def spec(self) -> str:
@@ -67,8 +65,8 @@ class Changed(_Classes):
 
 
 @dataclass(frozen=True)
-class Wrong(_Classes):
-    """A fault is an answer that differs from the label. Seeds answered wrongly at once are left out."""
+class Wrong(_Classifier):
+    """A fault is an answer that differs from the label. Seeds with a wrong clean answer are left out."""
 
     def spec(self) -> str:
         return "wrong"
@@ -79,12 +77,12 @@ class Wrong(_Classes):
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         check_scores(clean_outputs)
         if labels is None:
-            raise DataError("oracle 'wrong' needs labels, got none: give (inputs, labels), or use oracle='changed'")
+            raise DataError("oracle 'wrong' needs labels, got none: pass (inputs, labels), or use oracle='changed'")
         check_classes(labels, len(clean_outputs), clean_outputs.shape[1])
-        return check_some(clean_outputs.argmax(1) == labels, "or use oracle='changed'")
+        return check_some_correct(clean_outputs.argmax(1) == labels, "or use oracle='changed'")
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        assert labels is not None  # `check` has refused data without labels
+        assert labels is not None  # `check` refuses data without labels
         return labels.long()
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
@@ -92,10 +90,10 @@ class Wrong(_Classes):
 
 
 @dataclass(frozen=True)
-class Top(_Classes):
+class Top(_Classifier):
     """A fault is a label, or without labels a clean answer, that is no longer among the k highest scores.
 
-    The outcome is the new top answer; of equal scores the class that comes first is the higher, as in argmax.
+    The outcome is the new top answer. Among equal scores, the class with the lower number comes first, as in argmax.
     """
 
     k: int = 5
@@ -111,14 +109,14 @@ class Top(_Classes):
         n_classes = clean_outputs.shape[1]
         if self.k >= n_classes:
             raise ModelError(
-                f"oracle {self.spec()!r} must leave a class out, the model gives {n_classes} scores: use "
-                f"oracle='top{n_classes - 1}' or fewer, or check that the output is the scores"
+                f"oracle {self.spec()!r} must leave a class out, the model has {n_classes} scores: use "
+                f"oracle='top{n_classes - 1}' or fewer, or check that the output holds the scores"
             )
         if labels is None:
             return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
         check_classes(labels, len(clean_outputs), n_classes)
         is_inside = _rank(clean_outputs, labels.long()) < self.k
-        return check_some(is_inside, "or leave the labels out")
+        return check_some_correct(is_inside, "or leave the labels out")
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         return clean_outputs.argmax(1) if labels is None else labels.long()
@@ -135,55 +133,45 @@ class Top(_Classes):
 
 
 def are_probabilities(outputs: Tensor) -> bool:
-    """Whether outputs `[inputs, classes, ...]` are probabilities already, not scores; asked of many inputs at once."""
+    """Return whether outputs `[inputs, classes, ...]` are probabilities, not scores; pass many inputs at once."""
     is_inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     return is_inside and bool(((outputs.float().sum(1) - 1).abs() < 1e-3).all())
 
 
 def confidence(outputs: Tensor, is_probability: bool = False) -> Tensor:
-    """The probability of each answer `[tests]`: softmax of scores; probabilities are taken as they are."""
+    """Return the probability of each answer `[tests]`; scores are passed through a softmax."""
     outputs = outputs.float()
     return (outputs if is_probability else outputs.softmax(1)).amax(1)
 
 
 def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) -> None:
-    """Refuse labels that are no class numbers, one a seed, of `n_classes`."""
+    """Refuse labels other than one class number per seed, below `n_classes` if that is given."""
     if labels.shape != (n_seeds,):
         raise DataError(
             f"labels must be one per seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: "
-            "give class numbers, not one-hot rows"
+            "pass class numbers, not one-hot rows"
         )
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise DataError(
-            f"labels must be class numbers, got {labels[labels != labels.round()][0].item():g}: give whole numbers, or "
+            f"labels must be class numbers, got {labels[labels != labels.round()][0].item():g}: pass whole numbers, or "
             "name the task with oracle=..."
         )
     if n_classes is not None:
         outside = (labels < 0) | (labels >= n_classes)
         if bool(outside.any()):
             raise DataError(
-                f"labels must lie in 0..{n_classes - 1} since the model gives {n_classes} scores, "
+                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, "
                 f"got {int(labels[outside][0])}: check the label column, or the model's number of classes"
             )
-
-
-def check_some(is_right: Tensor, otherwise: str) -> Tensor:
-    """Refuse a model that answers no clean input rightly."""
-    if not bool(is_right.any()):
-        raise DataError(
-            f"the model must answer some clean inputs rightly, got 0 of {len(is_right)}: check the preprocessing, "
-            f"the order of the labels and the weights, {otherwise}"
-        )
-    return is_right
 
 
 def check_scores(clean_outputs: Tensor) -> None:
     """Refuse outputs that are not the scores of a classifier."""
     if clean_outputs.ndim != 2 or clean_outputs.shape[1] < 2:
         raise ModelError(
-            f"a classifier must give scores [inputs, classes] with 2 classes or more, got {list(clean_outputs.shape)}: "
-            "pass output=... to Target to pick the scores out of what the model returns, or name its task with "
-            "oracle=..."
+            f"a classifier must return scores [inputs, classes] with 2 classes or more, got "
+            f"{list(clean_outputs.shape)}: pass output=... to Target to pick the scores from the model's result, or "
+            "name its task with oracle=..."
         )
 
 
@@ -197,7 +185,7 @@ def _compare(reference: Tensor, outputs: Tensor) -> Verdict:
 
 
 def _rank(outputs: Tensor, reference: Tensor) -> Tensor:
-    """How many classes stand before the reference, `[tests]`."""
+    """Return how many classes rank before the reference, `[tests]`."""
     score = outputs.gather(1, reference[:, None])
     is_earlier = torch.arange(outputs.shape[1], device=outputs.device) < reference[:, None]
     return ((outputs > score) | ((outputs == score) & is_earlier)).sum(1)

@@ -1,4 +1,4 @@
-"""Any other task: a comparison function of the user's own."""
+"""Any other task, by a comparison function of the user's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from themis.errors import ThemisError, UsageError
+from themis.errors import ThemisError, UsageError, first_line
 from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite
 
 Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
@@ -17,12 +17,13 @@ Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
 
 @dataclass(frozen=True)
 class Compare(Oracle):
-    """A fault is what a function says it is.
+    """A fault is whatever a function says it is.
 
-    `function(clean_outputs, outputs, labels)` gets rows of tests on the model's device and returns which are faults,
-    bool `[tests]`; or that, an outcome (a whole number, 0 or more: one seed's faults with different ones are distinct)
-    and a margin (how far from breaking, negative for faults: it guides the search). Seeds whose clean output is a fault
-    against itself are left out. `loss_function(outputs, clean_outputs)`, `[tests]`, is what an attack climbs.
+    `function(clean_outputs, outputs, labels)` gets one row per test on the model's device and returns which tests are
+    faults, bool `[tests]`; or a tuple of that, an outcome (a whole number of at least 0; faults of one seed with
+    different outcomes are distinct) and a margin (how far a test is from being a fault, negative for faults; it guides
+    the search). Seeds whose clean output is a fault compared with itself are left out. Attacks maximise
+    `loss_function(outputs, clean_outputs)`, `[tests]`.
     """
 
     function: Comparison
@@ -36,7 +37,7 @@ class Compare(Oracle):
             )
 
     def spec(self) -> str:
-        return self.name or name_of(self.function)
+        return self.name or _name_of(self.function)
 
     def describe(self) -> str:
         return f"what {self.spec()} says"
@@ -46,7 +47,7 @@ class Compare(Oracle):
         if not bool(usable.any()):
             raise UsageError(
                 f"oracle {self.spec()!r} must accept some clean outputs, it calls all {len(usable)} faults: an output "
-                "compared with itself should be none"
+                "compared with itself should not be a fault"
             )
         return usable
 
@@ -55,18 +56,18 @@ class Compare(Oracle):
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         try:
-            said = self.function(clean_outputs, outputs, labels)
+            result = self.function(clean_outputs, outputs, labels)
         except ThemisError:
             raise
         except Exception as error:
             raise UsageError(
                 f"oracle {self.spec()!r} raised {type(error).__name__} on outputs {list(outputs.shape)}: "
-                f"{(str(error).splitlines() or ['no more is known'])[0]}"
+                f"{first_line(error)}"
             ) from error
-        parts = said if isinstance(said, tuple) else (said,)
+        parts = result if isinstance(result, tuple) else (result,)
         if len(parts) not in (1, 3):
             raise self._refusal(len(outputs), f"{len(parts)} values")
-        is_fault, outcome, margin = (self._column(each, outputs) for each in (*parts, *(None,) * (3 - len(parts))))
+        is_fault, outcome, margin = (self._column(part, outputs) for part in (*parts, *(None,) * (3 - len(parts))))
         if is_fault is None or is_fault.dtype != torch.bool:
             raise self._refusal(len(outputs), f"{'nothing' if is_fault is None else is_fault.dtype}")
         if outcome is None or margin is None:
@@ -94,12 +95,12 @@ class Compare(Oracle):
 
     def _refusal(self, n: int, got: str) -> UsageError:
         return UsageError(
-            f"oracle {self.spec()!r} must return a bool tensor [{n}], or that with outcomes of 0 or more and margins, "
-            f"got {got}"
+            f"oracle {self.spec()!r} must return a bool tensor [{n}], or a tuple of that, outcomes of at least 0 and "
+            f"margins, got {got}"
         )
 
 
-def name_of(function: Any) -> str:
-    """`module:function` where another process can find it so, else its bare name."""
+def _name_of(function: Any) -> str:
+    """Return `module:function` if another process can import it, otherwise its bare name."""
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     return name if "<" in name else f"{getattr(function, '__module__', type(function).__module__)}:{name}"

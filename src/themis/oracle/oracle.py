@@ -1,4 +1,4 @@
-"""What an oracle is: a task's rule for what a fault is."""
+"""The interface of an oracle, and the checks that several tasks share."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from themis.errors import UsageError
+from themis.errors import DataError, ModelError, UsageError
 
 NOT_FINITE = -1
-"""The outcome of a test whose output has a NaN or an infinity: no other has this number."""
+"""Outcome of a test whose output contains a NaN or an infinity; no other outcome has this number."""
 KEPT = -2
-"""The outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
+"""Outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
 
 
 class Verdict(NamedTuple):
-    """What an oracle says of a batch of tests; each `[tests]`.
+    """An oracle's verdict on a batch of tests; each field is `[tests]`.
 
-    `outcome` is the answer given, or what changed: one seed's faults with different outcomes are distinct. `margin` is
-    how far the answer is from breaking, in the output's own unit: negative where it has broken. `value` is the answer
-    as a number, in tasks that have one.
+    `outcome` is the answer, or what changed in it: faults of one seed with different outcomes are distinct. `margin`
+    is how far the answer is from being a fault, in the unit of the output, and negative for faults. `value` is the
+    answer as a number, in tasks that have one.
     """
 
     is_fault: Tensor
@@ -33,58 +33,58 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Oracle(ABC):
-    """A task's rule for what a fault is. A new task needs `check`, `reference`, `compare` and its words."""
+    """Decides which tests of a task are faults. A new task implements the abstract methods."""
 
     is_probability: bool = field(default=False, kw_only=True)
-    """Whether the outputs are probabilities, not scores; `settle` finds out."""
+    """Whether the outputs are probabilities rather than scores; set by `settle`."""
 
     @abstractmethod
     def spec(self) -> str:
-        """The oracle as it is named on the command line."""
+        """Return the oracle's name on the command line."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What a fault is, as a noun."""
+        """Return a noun phrase for what counts as a fault."""
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        """The oracle with everything fixed that depends on the clean outputs of all seeds."""
+        """Return the oracle with everything fixed that depends on the clean outputs of all seeds."""
         return self
 
     @abstractmethod
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Refuse outputs and labels that do not fit; which seeds can be tested, bool `[seeds]`."""
+        """Refuse unsuitable outputs and labels, and return which seeds can be tested, bool `[seeds]`."""
 
     @abstractmethod
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """The answer each seed should keep, `[seeds, ...]`; what an attack tries to change."""
+        """Return the answers that the seeds should keep, `[seeds, ...]`, and that an attack tries to change."""
 
     @abstractmethod
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        """Which tests are faults."""
+        """Return which tests are faults."""
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """How far outputs are from the reference answers, `[tests]`: what an attack climbs."""
+        """Return how far outputs are from the reference answers, `[tests]`; attacks maximise it."""
         raise UsageError(
-            f"an attack needs a loss to climb, oracle {self.spec()!r} has none: give it one, as "
+            f"an attack needs a loss to maximise, oracle {self.spec()!r} has none: define one with "
             "Compare(function, loss_function=...), or choose a perturbation that needs no gradient"
         )
 
     def confidence(self, outputs: Tensor) -> Tensor:
-        """The probability of each answer `[tests]`; NaN in tasks that have none."""
+        """Return the probability of each answer `[tests]`; NaN in tasks without probabilities."""
         return torch.full((len(outputs),), torch.nan, device=outputs.device)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """How good the clean outputs are: `accuracy`, `error` (mean absolute) or `iou` (mean)."""
+        """Return the quality of the clean outputs: `accuracy`, `error` (mean absolute) or `iou` (mean)."""
         return {}
 
 
 def are_finite(outputs: Tensor) -> Tensor:
-    """Which outputs have neither a NaN nor an infinity, `[tests]`."""
+    """Return which outputs contain neither a NaN nor an infinity, `[tests]`."""
     return outputs.reshape(len(outputs), -1).isfinite().all(1)
 
 
 def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:
-    """The verdict with every output that is not finite made a fault of its own kind."""
+    """Return the verdict in which every output that is not finite is a fault with the outcome `NOT_FINITE`."""
     is_finite = are_finite(outputs)
     return Verdict(
         verdict.is_fault | ~is_finite,
@@ -94,20 +94,34 @@ def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:
     )
 
 
+def check_some_correct(is_correct: Tensor, alternative: str) -> Tensor:
+    """Refuse a model that answers no clean input correctly; otherwise return `is_correct`."""
+    if not bool(is_correct.any()):
+        raise DataError(
+            f"the model must answer some clean inputs correctly, got 0 of {len(is_correct)}: check the preprocessing, "
+            f"the order of the labels and the weights, {alternative}"
+        )
+    return is_correct
+
+
+def check_one_number(outputs: Tensor, task: str) -> Tensor:
+    """Refuse outputs that are not one number per input; otherwise return them as `[inputs]`."""
+    if outputs.ndim > 2 or outputs.numel() != len(outputs):
+        raise ModelError(
+            f"{task} must have one number per input, [inputs] or [inputs, 1], got {list(outputs.shape)}: pass "
+            "output=... to Target to pick it from the model's result, or name another task with oracle=..."
+        )
+    return outputs.reshape(-1)
+
+
 def read_number(text: str, name: str, example: str, low: float = -torch.inf, high: float = torch.inf) -> float:
-    """The number after the colon of an oracle's name; it must lie between the two, excluded."""
+    """Return the number after the colon of an oracle's name, which must lie strictly between `low` and `high`."""
     try:
         number = float(text)
     except ValueError:
         number = torch.nan
     if not low < number < high:
-        between = f" over {low:g}" if high == torch.inf else f" between {low:g} and {high:g}"
-        rule = "a number" if low == -torch.inf else f"a number{between}"
+        interval = f" above {low:g}" if high == torch.inf else f" between {low:g} and {high:g}"
+        rule = "a number" if low == -torch.inf else f"a number{interval}"
         raise UsageError(f"oracle {name!r} must be followed by {rule}, got {f'{name}:{text}'!r}: write {example}")
     return number
-
-
-def refuse_argument(text: str, name: str) -> None:
-    """Refuse something after the colon where the oracle takes nothing."""
-    if text:
-        raise UsageError(f"oracle {name!r} must be followed by nothing, got {f'{name}:{text}'!r}: write {name}")

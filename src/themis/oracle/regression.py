@@ -1,4 +1,4 @@
-"""One number an input, such as a steering angle: `regression` and `off`; outputs `[inputs]` or `[inputs, 1]`."""
+"""One number per input, such as a steering angle: `regression` and `off`; outputs are `[inputs]` or `[inputs, 1]`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.binary import one_score
-from themis.oracle.classes import check_some
-from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite, read_number
+from themis.oracle.oracle import (
+    KEPT,
+    Oracle,
+    Verdict,
+    check_one_number,
+    check_some_correct,
+    mark_not_finite,
+    read_number,
+)
 
 SMALLER, LARGER = 0, 1
-"""Outcomes: the answer moved down (steering: left), or up (right)."""
+"""Outcomes: the answer became smaller (steering: left) or larger (right)."""
 DEVIATIONS = 2.0
+"""Default tolerance in standard deviations of the clean answers."""
+NAMES = {"clean": "regression", "label": "off"}
 
 
 @dataclass(frozen=True)
 class Regression(Oracle):
     """A fault is an answer further than a tolerance from the clean one (`regression`) or from the label (`off`).
 
-    The tolerance is absolute, or counted in standard deviations of the clean answers over all seeds (`2sd`). With `off`
-    seeds that are off at once are left out.
+    The tolerance is absolute, or in standard deviations of the clean answers over all seeds (`2sd`). With `off`, seeds
+    whose clean answer is already that far from the label are left out.
     """
 
     tolerance: float | None = None
@@ -43,9 +51,9 @@ class Regression(Oracle):
         return f"{NAMES[self.compared_with]}:{size}"
 
     def describe(self) -> str:
-        of = "" if self.deviations is None else f" ({self.deviations:g} standard deviations of the clean answers)"
+        unit = "" if self.deviations is None else f" ({self.deviations:g} standard deviations of the clean answers)"
         origin = "the clean one" if self.compared_with == "clean" else "the label"
-        return f"an answer further than {self._reach():.4g}{of} from {origin}"
+        return f"an answer further than {self._reach():.4g}{unit} from {origin}"
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         answers = self._answers(clean_outputs)
@@ -54,8 +62,8 @@ class Regression(Oracle):
         spread = float(answers.double().std(unbiased=False))
         if spread == 0:
             raise ModelError(
-                f"the clean answers must differ to count in their standard deviations, got {len(answers)} equal to "
-                f"{float(answers[0]):g}: give an absolute tolerance, as oracle='{NAMES[self.compared_with]}:0.1'"
+                f"the clean answers must differ for a tolerance in standard deviations, got {len(answers)} equal to "
+                f"{float(answers[0]):g}: pass an absolute tolerance, such as oracle='{NAMES[self.compared_with]}:0.1'"
             )
         return replace(self, tolerance=self.deviations * spread)
 
@@ -63,23 +71,23 @@ class Regression(Oracle):
         answers = self._answers(clean_outputs)
         if labels is None and self.compared_with == "label":
             raise DataError(
-                "oracle 'off' needs labels, got none: give (inputs, labels), or compare with the clean answers by "
+                "oracle 'off' needs labels, got none: pass (inputs, labels), or compare with the clean answers with "
                 "oracle='regression'"
             )
         if labels is not None and (labels.numel() != len(answers) or not bool(labels.double().isfinite().all())):
             raise DataError(
-                f"labels must be one finite number a seed: {len(answers)} inputs, got shape {list(labels.shape)}: "
+                f"labels must be one finite number per seed: {len(answers)} inputs, got shape {list(labels.shape)}: "
                 "check the label column, or leave the labels out"
             )
         if self.compared_with == "clean":
             return torch.ones_like(answers, dtype=torch.bool)
         is_near = (answers - self.reference(clean_outputs, labels)).abs() <= self._reach()
-        return check_some(is_near, "or use oracle='regression'")
+        return check_some_correct(is_near, "or use oracle='regression'")
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if self.compared_with == "clean":
             return clean_outputs.reshape(-1)
-        assert labels is not None  # `check` has refused data without labels
+        assert labels is not None  # `check` refuses data without labels
         return labels.reshape(-1).to(clean_outputs.dtype)
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
@@ -90,10 +98,10 @@ class Regression(Oracle):
         return mark_not_finite(Verdict(is_fault, outcome, self._reach() - gap.abs(), answers), outputs)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """The absolute error: per test its gradient has the direction of the squared one's.
+        """Return the absolute error, whose gradient has the same direction as that of the squared error.
 
-        With one difference: at no error the squared one is flat, and an attack that starts at the clean answer would
-        never leave it; this one goes up.
+        The squared error is flat where there is no error, so an attack that starts at the clean answer would never
+        leave it; the absolute error is not.
         """
         gap = outputs.reshape(-1).float() - reference
         return torch.where(gap >= 0, gap, -gap)
@@ -103,14 +111,11 @@ class Regression(Oracle):
         return {"error": float(gap.abs().mean())}
 
     def _answers(self, clean_outputs: Tensor) -> Tensor:
-        return one_score(clean_outputs, "a regression needs")
+        return check_one_number(clean_outputs, "the outputs of a regression")
 
     def _reach(self) -> float:
-        assert self.tolerance is not None  # `settle` has set it
+        assert self.tolerance is not None  # set by `settle`
         return self.tolerance
-
-
-NAMES = {"clean": "regression", "label": "off"}
 
 
 def _parse(text: str, compared_with: Literal["clean", "label"]) -> Regression:

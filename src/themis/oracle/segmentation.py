@@ -1,4 +1,4 @@
-"""A class a pixel: `segmentation`; outputs are scores `[inputs, classes, height, width]`."""
+"""One class per pixel: `segmentation`; outputs are scores `[inputs, classes, height, width]`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.classes import IGNORED, are_probabilities, check_some, class_loss
-from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite, read_number
+from themis.oracle.classes import IGNORED, are_probabilities, class_loss
+from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 TOLERANCE = 0.1
 VOID = 255
-"""The label of a pixel that does not count, as PASCAL VOC and Cityscapes have it."""
+"""Label of a pixel that does not count, as in PASCAL VOC and Cityscapes."""
 
 
 @dataclass(frozen=True)
 class Segmentation(Oracle):
-    """A fault is a map of classes whose mean IoU falls by more than a tolerance; its outcome: the class that lost most.
+    """A fault is a map of classes whose mean IoU falls by more than a tolerance.
 
-    The IoU is that with the label map `[seeds, height, width]` or, without labels, with the clean answer, and its mean
-    is over the classes of either map. Pixels labelled 255 do not count, unless there are so many classes.
+    The outcome is the class that lost most. The IoU is that with the label map `[seeds, height, width]` or, without
+    labels, with the clean answer; its mean is over the classes that occur in either map. Pixels labelled 255 do not
+    count, unless the model has that many classes.
     """
 
     tolerance: float = TOLERANCE
@@ -47,16 +48,16 @@ class Segmentation(Oracle):
             return torch.ones(n, dtype=torch.bool, device=clean_outputs.device)
         if list(labels.shape) != [n, *size]:
             raise DataError(
-                f"labels must be a class a pixel, {[n, *size]}, got shape {list(labels.shape)}: give class numbers at "
-                "the size of the output, or none to compare with the clean answer"
+                f"labels must be one class per pixel, {[n, *size]}, got shape {list(labels.shape)}: pass class "
+                "numbers at the size of the output, or leave them out to compare with the clean answer"
             )
         outside = ((labels < 0) | (labels >= n_classes) | (labels != labels.round())) & (labels != VOID)
         if bool(outside.any()):
             raise DataError(
-                f"labels must lie in 0..{n_classes - 1} since the model gives {n_classes} scores, or be {VOID} for "
+                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, or be {VOID} for "
                 f"pixels that do not count, got {float(labels[outside][0]):g}: check the label maps"
             )
-        return check_some(self._overlap(clean_outputs, clean_outputs, labels)[0] > 0, "or leave the labels out")
+        return check_some_correct(self._overlap(clean_outputs, clean_outputs, labels)[0] > 0, "or leave the labels out")
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None:
@@ -80,26 +81,26 @@ class Segmentation(Oracle):
         return {"iou": float(mean.nanmean())}
 
     def _overlap(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN where the reference has none of it."""
+        """Return the mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN if the reference lacks it."""
         n_classes = outputs.shape[1]
         reference, answer = self.reference(clean_outputs, labels).flatten(1), outputs.argmax(1).flatten(1)
         counts = reference != IGNORED
         reference = torch.where(counts, reference, 0)
 
-        def count(classes: Tensor, which: Tensor) -> Tensor:
-            blank = torch.zeros(len(outputs), n_classes, dtype=torch.int64, device=outputs.device)
-            return blank.scatter_add_(1, classes, which.long())
+        def count(classes: Tensor, counts: Tensor) -> Tensor:
+            zeros = torch.zeros(len(outputs), n_classes, dtype=torch.int64, device=outputs.device)
+            return zeros.scatter_add_(1, classes, counts.long())
 
         of_reference, both = count(reference, counts), count(reference, counts & (reference == answer))
         either = of_reference + count(answer, counts) - both
-        iou = both.double() / either  # NaN where neither map has the class
+        iou = both.double() / either  # NaN if neither map has the class
         return iou.nanmean(1), torch.where(of_reference > 0, iou, torch.nan)
 
 
 def _check_maps(clean_outputs: Tensor) -> None:
     if clean_outputs.ndim != 4 or clean_outputs.shape[1] < 2:
         raise ModelError(
-            "a segmentation must give scores [inputs, classes, height, width] with 2 classes or more, got "
-            f"{list(clean_outputs.shape)}: pass output=... to Target to pick them out of what the model returns, or "
-            "name another task with oracle=..."
+            "a segmentation must return scores [inputs, classes, height, width] with 2 classes or more, got "
+            f"{list(clean_outputs.shape)}: pass output=... to Target to pick them from the model's result, or name "
+            "another task with oracle=..."
         )

@@ -1,7 +1,7 @@
-"""Activations by layer, seen as the model computes them; and which neurons they make.
+"""The activations of each layer, traced while the model computes them, and the neurons they consist of.
 
-A `TorchFunctionMode` sees every activation function, also a functional one (`F.relu`) that module hooks miss, and
-each call of a module that is called several times. Hooks only say in which module a call happens; they are removed
+A `TorchFunctionMode` sees every activation function, including functional calls (`F.relu`) that module hooks miss, and
+every call of a module that is called several times. Hooks only tell in which module a call happens; they are removed
 after every pass.
 """
 
@@ -25,6 +25,7 @@ OUTPUT = "output"
 
 Granularity = Literal["element", "channel"]
 OnActivation = Callable[[str, Tensor], None]
+"""Called with the name of a layer and its activation."""
 
 _NAMES = """
     relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh
@@ -32,25 +33,25 @@ _NAMES = """
 """
 ACTIVATION_NAMES = tuple(_NAMES.split())
 ACTIVATIONS = frozenset(
-    found
-    for space in (F, torch, Tensor)
+    function
+    for namespace in (F, torch, Tensor)
     for name in ACTIVATION_NAMES
     for variant in (name, f"{name}_")
-    if (found := getattr(space, variant, None)) is not None
+    if (function := getattr(namespace, variant, None)) is not None
 )
-"""Functions whose results are neurons. Softmax is left out: it only rescales scores."""
+"""Functions whose results are neurons. Softmax is not among them: it only rescales scores."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One place in the forward pass: `n_neurons` neurons from `start` on in the flat order of all neurons."""
+    """One place in the forward pass. Its `n_neurons` neurons start at `start` in the flat order of all neurons."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     n_neurons: int
     channel_axis: int | None
-    """Which dimension of `shape` holds the neurons when a neuron is a channel's mean; None when it is an element."""
+    """Dimension of `shape` that holds the channels if a neuron is the mean of a channel; None if it is an element."""
 
     @property
     def stop(self) -> int:
@@ -59,7 +60,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class TracedActivation:
-    """What one traced call showed: the activation's shape, and whether an activation function made it."""
+    """One traced tensor: its name and shape, and whether an activation function computed it.
+
+    `storage` identifies the value: tensors with equal `storage` are the same one under two names.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -68,71 +72,71 @@ class TracedActivation:
 
 
 class Tracer(Protocol):
-    """Runs a module and shows its activations: `ActivationTracer`, and in `programs.py` those of compiled models."""
+    """Runs a module and reports its activations: `ActivationTracer`, or one for compiled models in `compiled.py`."""
 
     module: nn.Module
-    made_by_activation: set[str]
-    """Names of those activations, seen in the last pass, that an activation function made."""
+    activation_results: set[str]
+    """Names of the tensors reported in the last pass that an activation function computed."""
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
-        """`module(inputs)`, with everything that can be a layer shown to `on_activation`."""
+        """Return `module(inputs)`; `on_activation` gets everything that can be a layer."""
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
-        """`module(inputs)`, with each wanted activation shown to `on_activation`."""
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+        """Return `module(inputs)`; `on_activation` gets the activations with these names."""
 
     def run(self, inputs: Tensor) -> Any:
-        """`module(inputs)`, the same to the bit."""
+        """Return `module(inputs)`, equal to the last bit to what the other two return."""
 
 
 class ActivationTracer(TorchFunctionMode):
-    """Sees the activations of one module; made once, used for any number of forward passes."""
+    """Traces the activations of one module in any number of forward passes."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.paths = {id(each): path for path, each in module.named_modules()}
+        self.paths = {id(submodule): path for path, submodule in module.named_modules()}
         # A leaf without parameters that calls an activation function *is* an activation (nn.ReLU, a user's Swish):
-        # what it returns is the neuron, not what it computes on the way.
+        # its neurons are the values it returns, not its intermediate results.
         self.pure = {id(m) for m in module.modules() if m is not module and not _has(m.children(), m.parameters())}
-        # Those of torch return what the function returns: they are seen at the call, without waiting for the end.
+        # Torch's own activation modules return the function's result, so it can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
-        self.callers = set(self.paths)  # modules that call activation functions; all, until a pass has shown which
+        self.callers = set(self.paths)  # modules that call activation functions; all of them until a pass was traced
         self._begin(_ignore, None)
 
-    def _begin(self, on_activation: OnActivation, wanted: Container[str] | None) -> None:
-        self.on_activation, self.wanted = on_activation, wanted
+    def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
+        self.on_activation, self.names = on_activation, names
         self.stack: list[int] = []
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
-        self.made_by_activation: set[str] = set()
+        self.activation_results: set[str] = set()
         self.called: set[int] = set()
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
-        """`module(inputs)`, with every activation and every module's result shown to `on_activation`."""
+        """Return `module(inputs)`; `on_activation` gets every activation and the result of every module."""
         self.callers = set(self.paths)
         result = self._run(inputs, on_activation, None, list(self.module.modules()))
         self.callers = self.called
         return result
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
-        """`module(inputs)`, with each wanted activation shown to `on_activation` as it is computed.
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+        """Return `module(inputs)`; `on_activation` gets the named activations as they are computed.
 
-        A visited tensor may be overwritten later by an in-place operation of the model: use it at once, or copy it.
+        The model may overwrite a reported tensor later with an in-place operation: use it at once, or copy it.
         """
         hooked = [
             module
             for path, module in self.module.named_modules()
-            if not path or id(module) in self.callers or path in wanted
+            if not path or id(module) in self.callers or path in names
         ]
-        return self._run(inputs, on_activation, wanted, hooked)
+        return self._run(inputs, on_activation, names, hooked)
 
     def run(self, inputs: Tensor) -> Any:
         return self.module(inputs)
 
     def _run(
-        self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str] | None, hooked: list[nn.Module]
+        self, inputs: Tensor, on_activation: OnActivation, names: Container[str] | None, hooked: list[nn.Module]
     ) -> Any:
-        self._begin(on_activation, wanted)
+        self._begin(on_activation, names)
         handles = []
         try:
             for module in hooked:
@@ -143,23 +147,23 @@ class ActivationTracer(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
-            self.on_activation = _ignore  # a on_activation may hold gigabytes of activations
+            self.on_activation = _ignore  # the callback may hold gigabytes of activations
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
         if func in ACTIVATIONS and self.stack and isinstance(result, Tensor):
-            inside = self.stack[-1]
-            self.called.add(inside)
-            if inside in self.plain:
+            caller = self.stack[-1]
+            self.called.add(caller)
+            if caller in self.plain:
                 self.activated.add(len(self.stack))
-                self._see(self.paths[inside], result, is_activation=True)
-            elif inside in self.pure:
+                self._report(self.paths[caller], result, is_activation=True)
+            elif caller in self.pure:
                 self.activated.add(len(self.stack))
             else:
-                name = f"{self.paths[inside]}.{func.__name__.rstrip('_')}()".lstrip(".")
-                self._see(name, result, is_activation=True)
+                name = f"{self.paths[caller]}.{func.__name__.rstrip('_')}()".lstrip(".")
+                self._report(name, result, is_activation=True)
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -175,30 +179,31 @@ class ActivationTracer(TorchFunctionMode):
             return
         tensor = first_tensor(result)
         if tensor is not None:
-            self._see(path, tensor, is_activation)
+            self._report(path, tensor, is_activation)
 
-    def _see(self, name: str, result: Tensor, is_activation: bool) -> None:
+    def _report(self, name: str, result: Tensor, is_activation: bool) -> None:
         call = self.calls[name] = self.calls.get(name, 0) + 1
         if call > 1:
             name = f"{name}#{call}"
-        if self.wanted is None or name in self.wanted:
+        if self.names is None or name in self.names:
             if is_activation:
-                self.made_by_activation.add(name)
+                self.activation_results.add(name)
             self.on_activation(name, result)
 
 
 def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[TracedActivation]:
-    """Everything that can be a layer, in the order of the forward pass; the output last."""
-    found: list[tuple[str, Tensor, int]] = []
+    """Return everything that can be a layer in the order of the forward pass, the output last."""
+    tensors: list[tuple[str, Tensor, int]] = []
     with torch.no_grad():
-        result = tracer.trace(inputs, lambda name, activation: found.append((name, activation, activation._version)))
+        result = tracer.trace(inputs, lambda name, activation: tensors.append((name, activation, activation._version)))
     scores = output(result)
-    found.append((OUTPUT, scores, scores._version))
-    # `found` keeps every tensor alive, so equal addresses are one tensor; another version is another value.
-    made = tracer.made_by_activation
+    tensors.append((OUTPUT, scores, scores._version))
+    # `tensors` keeps every tensor alive, so equal addresses mean the same tensor; a new version means a new value.
     return [
-        TracedActivation(name, tuple(t.shape), (t.data_ptr(), t.numel(), version), name in made)
-        for name, t, version in found
+        TracedActivation(
+            name, tuple(tensor.shape), (tensor.data_ptr(), tensor.numel(), version), name in tracer.activation_results
+        )
+        for name, tensor, version in tensors
     ]
 
 
@@ -210,9 +215,9 @@ def find_layers(
     neurons: Granularity = "element",
     output: Callable[[Any], Tensor],
 ) -> tuple[Layer, ...]:
-    """The layers of a module: what follows each activation plus the output (`auto`), or names matching the globs.
+    """Return the layers of a module: after each activation and the output (`auto`), or those that match the globs.
 
-    `example(n)` gives a model-ready batch of n inputs; two sizes tell the batch dimension from the others.
+    `example(n)` returns a batch of n preprocessed inputs; two batch sizes tell the batch dimension from the others.
     """
     two, three = trace_activations(tracer, example(2), output), trace_activations(tracer, example(3), output)
     has_conv1d = any(
@@ -229,58 +234,62 @@ def choose_layers(
     *,
     has_conv1d: bool = False,
 ) -> tuple[Layer, ...]:
-    """The layers among what was seen with two inputs and with three."""
-    if [s.name for s in two] != [s.name for s in three]:
+    """Return the layers among the tensors traced with two inputs and with three."""
+    if [traced.name for traced in two] != [traced.name for traced in three]:
         raise ModelError(
             "the model must compute the same layers for every batch, got different ones for 2 and 3 inputs: "
             "name layers that are always computed with layers=[...]"
         )
-    splits = {a.name: _has_batch_dimension(a.shape, b.shape) for a, b in zip(two, three, strict=True)}
+    has_batch = {a.name: _has_batch_dimension(a.shape, b.shape) for a, b in zip(two, three, strict=True)}
     if layers == "auto":
-        chosen = [s for s in three if (s.is_activation or s.name == OUTPUT) and splits[s.name]]
+        chosen = [
+            traced for traced in three if (traced.is_activation or traced.name == OUTPUT) and has_batch[traced.name]
+        ]
         # A net that ends in an activation has one last layer, not two.
         if len(chosen) > 1 and chosen[-1].storage == chosen[-2].storage:
             chosen.pop(-2)
     else:
         patterns = (layers,) if isinstance(layers, str) else tuple(layers)
-        chosen = _match(three, patterns, splits)
+        chosen = _match(three, patterns, has_batch)
     return _number(chosen, neurons, has_conv1d)
 
 
-def _match(found: list[TracedActivation], patterns: tuple[str, ...], splits: dict[str, bool]) -> list[TracedActivation]:
-    names = [s.name for s in found]
+def _match(
+    activations: list[TracedActivation], patterns: tuple[str, ...], has_batch: dict[str, bool]
+) -> list[TracedActivation]:
+    names = [traced.name for traced in activations]
     for pattern in patterns:
-        matched = [name for name in names if fnmatchcase(name, pattern)]
-        if not matched:
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches:
             raise UsageError(
                 f"layers: each pattern must match a layer, {pattern!r} matches none: {nearest(pattern, names)}"
             )
-        for name in matched:
-            if not splits[name]:
+        for name in matches:
+            if not has_batch[name]:
                 raise UsageError(
-                    f"layers: the first dimension of a layer must be the batch, {name!r} has another: leave it out"
+                    f"layers: the first dimension of a layer must be the batch, that of {name!r} is not: leave it out"
                 )
     chosen: dict[tuple[int, int, int], TracedActivation] = {}
-    for traced in found:
+    for traced in activations:
         if any(fnmatchcase(traced.name, pattern) for pattern in patterns):
-            chosen.setdefault(traced.storage, traced)  # one tensor seen under two names is one layer
+            chosen.setdefault(traced.storage, traced)  # one tensor with two names is one layer
     return list(chosen.values())
 
 
 def _number(chosen: list[TracedActivation], neurons: Granularity, has_conv1d: bool) -> tuple[Layer, ...]:
-    result, start = [], 0
+    layers, start = [], 0
     for traced in chosen:
-        per_input = traced.shape[0] // 3  # more than one where a model folds windows into the batch
+        per_input = traced.shape[0] // 3  # more than one if a model folds windows into the batch
         shape = (per_input, *traced.shape[1:]) if per_input > 1 or len(traced.shape) == 1 else traced.shape[1:]
         axis = None if neurons == "element" else _channel_axis(len(shape), has_conv1d)
         n_neurons = math.prod(shape) if axis is None else shape[axis]
-        result.append(Layer(traced.name, shape, start, n_neurons, axis))
+        layers.append(Layer(traced.name, shape, start, n_neurons, axis))
         start += n_neurons
-    return tuple(result)
+    return tuple(layers)
 
 
 def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
-    """An activation as `[inputs, neurons]`: its elements, or each channel's mean; float32 at least."""
+    """Return an activation as `[inputs, neurons]`: its elements, or the mean of each channel; at least float32."""
     if activation.numel() != n_inputs * math.prod(layer.shape):
         raise ModelError(
             f"layer {layer.name!r} must keep its shape {layer.shape}, got {tuple(activation.shape[1:])}: "
@@ -296,7 +305,7 @@ def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
 
 
 def first_tensor(result: Any) -> Tensor | None:
-    """The tensor a module returned: itself, `.logits`, or the first one in a tuple or dict."""
+    """Return the tensor in a module's result: the result itself, its `.logits`, or the first in a tuple or dict."""
     if isinstance(result, Tensor):
         return result
     logits = getattr(result, "logits", None)
@@ -308,12 +317,12 @@ def first_tensor(result: Any) -> Tensor | None:
                 return result[key]  # type: ignore[no-any-return]
         result = tuple(result.values())
     if isinstance(result, list | tuple):
-        return next((each for each in result if isinstance(each, Tensor)), None)
+        return next((item for item in result if isinstance(item, Tensor)), None)
     return None
 
 
 def _channel_axis(n_dims: int, has_conv1d: bool) -> int:
-    # Pictures are [channel, ...]; of two dimensions, Conv1d has [channel, time] and a transformer [token, channel].
+    # Images are [channel, ...]. With two dimensions, Conv1d has [channel, time] and a transformer [token, channel].
     return 1 if n_dims == 2 and not has_conv1d else 0
 
 
@@ -328,4 +337,4 @@ def _ignore(name: str, activation: Tensor) -> None:
 
 
 def _has(*iterables: Any) -> bool:
-    return any(next(iter(each), None) is not None for each in iterables)
+    return any(next(iter(iterable), None) is not None for iterable in iterables)

@@ -16,28 +16,29 @@ from themis.errors import ModelError, UsageError
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.fingerprint import hash_text
-from themis.target.target import check_options, explained
+from themis.target.target import check_options, explain_errors
 
 Array = NDArray[Any]
-Activations = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class BlackBox:
-    """A function under test: NumPy in, NumPy out. It has no gradient; policies that climb take finite differences.
+    """A function under test, from NumPy arrays to NumPy arrays.
 
-    predict: `inputs [inputs, ...]` (float32) to scores, one row an input; or to scores and a dict of activations by
-    layer, each with one row an input.
-    activations: the same dict from a function of its own. Without one the output is the only layer.
-    bounds, preprocess, layers, neurons, oracle: as of `Target`.
-    version: tells this model from others, as the hash of its file; a run is resumed only on the same. By default it is
-    the name of the function, which says nothing of its weights.
+    It has no gradient: policies that need one use finite differences.
+
+    predict: maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and a
+        dict of activations by layer, each with one row per input.
+    activations: a separate function that returns such a dict. Without activations, the output is the only layer.
+    bounds, preprocess, layers, neurons, oracle: as for `Target`.
+    version: identifies the model, for instance the hash of its file; a run can only be resumed with the same version.
+        By default it is the name of the function, which says nothing about its weights.
     """
 
     predict: Callable[[Array], Any]
     _: KW_ONLY
     bounds: tuple[float, float] = (0.0, 1.0)
-    activations: Callable[[Array], Activations] | None = None
+    activations: Callable[[Array], Mapping[str, Array]] | None = None
     preprocess: Callable[[Tensor], Tensor] | None = None
     layers: str | Sequence[str] = "auto"
     neurons: Granularity = "element"
@@ -60,73 +61,76 @@ class BlackBox:
 
     @property
     def has_gradient(self) -> bool:
+        """False: a function of arrays cannot be differentiated."""
         return False
 
     def fingerprint(self) -> str:
-        """SHA-256 of `version`, or of the function's name."""
+        """Return the SHA-256 of `version`, or of the function's name."""
         kind = self.predict if hasattr(self.predict, "__qualname__") else type(self.predict)
         return hash_text(self.version or f"{kind.__module__}:{kind.__qualname__}")
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
-        """The layers whose neurons are tested; `example` is one raw input `[...]`."""
+        """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
         two, three = (self._trace(example[None].expand(n, *example.shape)) for n in (2, 3))
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         return choose_layers(two, three, layers, self.neurons)
 
     def forward(
-        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+        self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
-        """The scores on raw `inputs`; with `on_activation`, each wanted layer's activation is shown to it."""
-        outputs, activations = self._call(inputs, has_activations=on_activation is not None)
+        """Return the scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
+        outputs, activations = self._call(inputs, needs_activations=on_activation is not None)
         if on_activation is not None:
             for name in activations:
-                if name in (wanted or ()):
+                if name in (layers or ()):
                     on_activation(name, as_tensor(activations[name], f"layer {name!r}"))
         return outputs
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Nothing is to be done: a function has no mode."""
+        """Do nothing: a function has no mode to set."""
         yield
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
-        outputs, activations = self._call(inputs.contiguous(), has_activations=True)
-        shapes = {name: tuple(np.shape(each)) for name, each in activations.items()}
+        outputs, activations = self._call(inputs.contiguous(), needs_activations=True)
+        shapes = {name: tuple(np.shape(activation)) for name, activation in activations.items()}
         if OUTPUT in shapes:
-            raise UsageError(f"a layer must not be named {OUTPUT!r}, that is the output itself: give it another name")
+            raise UsageError(f"a layer must not be named {OUTPUT!r}, the name of the output itself: rename it")
         shapes[OUTPUT] = tuple(outputs.shape)
         return [
             TracedActivation(name, shape, (k, 0, 0), is_activation=True)
             for k, (name, shape) in enumerate(shapes.items())
         ]
 
-    def _call(self, inputs: Tensor, has_activations: bool) -> tuple[Tensor, Activations]:
-        with explained(inputs, self.bounds, self.device), torch.no_grad():
+    def _call(self, inputs: Tensor, needs_activations: bool) -> tuple[Tensor, Mapping[str, Array]]:
+        with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
             prepared = inputs if self.preprocess is None else self.preprocess(inputs)
-            given = prepared.detach().cpu().float().numpy()
-            result = self.predict(given)
-            activations: Activations = {}
+            array = prepared.detach().cpu().float().numpy()
+            result = self.predict(array)
+            activations: Mapping[str, Array] = {}
             if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
                 result, activations = result
-            if has_activations and self.activations is not None:
-                activations = {**activations, **self.activations(given)}
+            if needs_activations and self.activations is not None:
+                activations = {**activations, **self.activations(array)}
         outputs = as_tensor(result, "the output")
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(
-                f"the model must give one output an input, got shape {list(outputs.shape)} for {len(inputs)} inputs: "
-                "return an array with one row an input"
+                f"the model must return one output per input, got shape {list(outputs.shape)} for {len(inputs)} "
+                "inputs: return an array with one row per input"
             )
         return outputs, activations
 
 
-def as_tensor(value: Any, what: str) -> Tensor:
-    """An array as a tensor of floating-point numbers."""
+def as_tensor(value: Any, name: str) -> Tensor:
+    """Return an array as a tensor of floating-point numbers; `name` identifies it in an error."""
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
             value = torch.from_numpy(array if array.flags.writeable else array.copy())
         except Exception as error:
-            text = f"{what} of the model must be an array of numbers, got {type(value).__name__}"
-            raise ModelError(f"{text}: return a NumPy array with one row an input") from error
+            raise ModelError(
+                f"{name} of the model must be an array of numbers, got {type(value).__name__}: return a NumPy array "
+                "with one row per input"
+            ) from error
     tensor: Tensor = value.detach().cpu()
     return tensor if tensor.is_floating_point() else tensor.float()

@@ -1,4 +1,4 @@
-"""Activations of compiled models, TorchScript and torch.export: programs in which Python sees no function call."""
+"""Activations of compiled models, TorchScript and torch.export, whose function calls Python does not see."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from torch import Tensor, fx, nn
 from themis.errors import ModelError
 from themis.target.activations import ACTIVATION_NAMES, OnActivation
 
-KINDS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
-"""Operators whose results are neurons, with the name of each that does not work in place."""
-MODE_AT = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
-"""Which argument of an operator says that it works as in training."""
+OPERATORS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
+"""Operators whose results are neurons, each with the name of its variant that does not work in place."""
+MODE_ARGUMENT = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
+"""Position of the argument that puts an operator into training mode."""
 
 
-class Script:
-    """Sees inside a TorchScript module: runs its graph with the activations as further outputs.
+class ScriptTracer:
+    """Traces a TorchScript module by running its graph with the activations as additional outputs.
 
-    The graph is frozen: calls inlined, weights constants. The names of submodules are lost on the way, so a layer is
-    called by its function and its place: `relu()`, `relu()#2`.
+    The graph is frozen: calls are inlined and weights are constants. Names of submodules are lost in the process, so a
+    layer is named after its function and its position: `relu()`, `relu()#2`.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         self.module: nn.Module = module
-        self.made_by_activation: set[str] = set()
+        self.activation_results: set[str] = set()
         self._names: list[str] = []
         self._function: Any = None
-        self._further: list[Any] = []
-        self._has_said = False
+        self._default_arguments: list[Any] = []
+        self._has_warned = False
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
-        self._expose()  # anew: the weights may have changed
+        self._expose()  # every time, since the weights may have changed
         return self.forward(inputs, on_activation, self._names)
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
         if self._function is None:
             return self.run(inputs)
-        with _plainly():
-            result, *seen = self._function(inputs, *self._further)
-        for name, activation in zip(self._names, seen, strict=True):
-            if name in wanted:
+        with _without_optimizer():
+            result, *activations = self._function(inputs, *self._default_arguments)
+        for name, activation in zip(self._names, activations, strict=True):
+            if name in names:
                 on_activation(name, activation)
         return result
 
     def run(self, inputs: Tensor) -> Any:
-        with _plainly():
+        with _without_optimizer():
             return self.module(inputs)
 
     def _expose(self) -> None:
         try:
-            graph, self._further = _frozen_graph(self.module)
+            graph, self._default_arguments = _frozen_graph(self.module)
         except RuntimeError as error:
-            return self._say(f"its graph cannot be frozen ({_first_line(error)})")
+            return self._warn(f"its graph cannot be frozen ({_last_line(error)})")
         _refuse_training_mode(
             (node.kind().removeprefix("aten::"), _constant, list(node.inputs())) for node in _all_nodes(graph)
         )
-        found = [(node, KINDS[kind]) for node in graph.nodes() if (kind := _kind(node)) in KINDS]
-        n_hidden = sum(_kind(node) in KINDS for node in _all_nodes(graph)) - len(found)
+        nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
+        n_hidden = sum(_kind(node) in OPERATORS for node in _all_nodes(graph)) - len(nodes)
         try:
-            self._function = _with_outputs(graph, [node for node, _ in found])
+            self._function = _with_outputs(graph, [node for node, _ in nodes])
         except RuntimeError as error:
-            return self._say(f"its graph cannot be given further outputs ({_first_line(error)})")
-        self._names = numbered([f"{name}()" for _, name in found])
-        self.made_by_activation = set(self._names)
+            return self._warn(f"its graph does not accept additional outputs ({_last_line(error)})")
+        self._names = numbered([f"{name}()" for _, name in nodes])
+        self.activation_results = set(self._names)
         if n_hidden:
-            self._say(f"{n_hidden} of its activations are computed inside a branch or a loop", "those are left out")
+            self._warn(f"{n_hidden} of its activations are computed inside a branch or a loop", "those are left out")
 
-    def _say(self, why: str, what: str = "only its output is a layer") -> None:
-        if not self._has_said:
-            self._has_said = True
-            warnings.warn(f"the TorchScript model hides layers: {why}; {what}", RuntimeWarning, stacklevel=2)
+    def _warn(self, reason: str, consequence: str = "only its output is a layer") -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"the TorchScript model hides layers: {reason}; {consequence}", RuntimeWarning, stacklevel=2)
 
 
-class Exported:
-    """Sees inside the module of a torch.export program, by running its graph node by node.
+class ExportTracer:
+    """Traces the module of a torch.export program by running its graph node by node.
 
     Layers are named as in the model that was exported.
     """
@@ -86,82 +86,84 @@ class Exported:
     def __init__(self, module: nn.Module) -> None:
         assert isinstance(module, fx.GraphModule)
         self.module: nn.Module = module
-        nodes = [each for each in module.graph.nodes if isinstance(each.target, torch._ops.OpOverload)]
-        _refuse_training_mode((_operator(each), lambda value: value, list(each.args)) for each in nodes)
-        _refuse_one_batch_size(module.graph)
-        found = [each for each in nodes if _operator(each) in KINDS]
-        self._names = dict(zip(found, numbered([_path(each) for each in found]), strict=True))
-        self.made_by_activation = set(self._names.values())
+        nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        _refuse_training_mode((_operator(node), lambda value: value, list(node.args)) for node in nodes)
+        _refuse_fixed_batch_size(module.graph)
+        activations = [node for node in nodes if _operator(node) in OPERATORS]
+        self._names = dict(zip(activations, numbered([_path(node) for node in activations]), strict=True))
+        self.activation_results = set(self._names.values())
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
-        return self.forward(inputs, on_activation, self.made_by_activation)
+        return self.forward(inputs, on_activation, self.activation_results)
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, wanted: Container[str]) -> Any:
-        return _Shown(self.module, self._names, on_activation, wanted).run(inputs)
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+        return _TracingInterpreter(self.module, self._names, on_activation, names).run(inputs)
 
     def run(self, inputs: Tensor) -> Any:
         return self.module(inputs)
 
 
-class _Shown(fx.Interpreter):
+class _TracingInterpreter(fx.Interpreter):
     def __init__(
-        self, module: Any, names: dict[fx.Node, str], on_activation: OnActivation, wanted: Container[str]
+        self, module: Any, layer_names: dict[fx.Node, str], on_activation: OnActivation, names: Container[str]
     ) -> None:
         super().__init__(module)
-        self.names, self.on_activation, self.wanted = names, on_activation, wanted
+        self.layer_names, self.on_activation, self.names = layer_names, on_activation, names
         self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        if n in self.names and self.names[n] in self.wanted:
-            self.on_activation(self.names[n], result)
+        name = self.layer_names.get(n)
+        if name is not None and name in self.names:
+            self.on_activation(name, result)
         return result
 
 
-def _plainly() -> AbstractContextManager[None]:
-    """TorchScript as it is written: its optimizer sets in after some passes, and those before must not differ."""
+def _without_optimizer() -> AbstractContextManager[None]:
+    """Run TorchScript as written: its optimizer starts after a few passes, and would change the last bits."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 
 def is_exported(module: nn.Module) -> bool:
-    """Whether a module is what `ExportedProgram.module()` gives: a graph of operators, not of modules."""
+    """Return whether a module comes from `ExportedProgram.module()`: a graph of operators, not of modules."""
     return isinstance(module, fx.GraphModule) and any(
-        isinstance(each.target, torch._ops.OpOverload) for each in module.graph.nodes
+        isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
     )
 
 
 def _frozen_graph(module: Any) -> tuple[Any, list[Any]]:
-    """A copy of a module's graph that is one block as far as possible, and its further arguments' defaults."""
-    modes = [(each, each.training) for each in module.modules()]
+    """Return a copy of a module's graph, in one block as far as possible, and the defaults of further arguments."""
+    modes = [(each, each.training) for each in module.modules() if hasattr(each, "training")]
     module.eval()
     try:
         frozen = torch._C._freeze_module(module._c, [], True, False)
     finally:
-        for each, mode in modes:
-            each.training = mode
+        for submodule, mode in modes:
+            submodule.training = mode
     graph = frozen._get_method("forward").graph.copy()
-    return graph, [each.default_value for each in module._c._get_method("forward").schema.arguments[2:]]
+    arguments = module._c._get_method("forward").schema.arguments[2:]
+    return graph, [argument.default_value for argument in arguments]
 
 
 def _with_outputs(graph: Any, nodes: list[Any]) -> Any:
-    """The graph as a function that returns its result and those of some nodes."""
-    is_written = any(_kind(each).endswith("_") for each in _all_nodes(graph))
-    shown = [_copied(graph, each) if is_written else each.output() for each in nodes]
-    values = [*graph.outputs(), *shown]
-    together = graph.create("prim::TupleConstruct", values, 1)
-    together.output().setType(torch._C.TupleType([each.type() for each in values]))
-    graph.appendNode(together)
+    """Return the graph as a function that also returns the results of `nodes`."""
+    writes_in_place = any(_kind(node).endswith("_") for node in _all_nodes(graph))
+    outputs = [_copied(graph, node) if writes_in_place else node.output() for node in nodes]
+    values = [*graph.outputs(), *outputs]
+    result = graph.create("prim::TupleConstruct", values, 1)
+    result.output().setType(torch._C.TupleType([value.type() for value in values]))
+    graph.appendNode(result)
     graph.eraseOutput(0)
-    graph.registerOutput(together.output())
-    graph.eraseInput(0)  # the module itself, of which nothing is used any more
-    return torch._C._create_function_from_graph("shown", graph)
+    graph.registerOutput(result.output())
+    graph.eraseInput(0)  # the module itself, which a frozen graph does not use
+    return torch._C._create_function_from_graph("traced", graph)
 
 
 def _copied(graph: Any, node: Any) -> Any:
-    """A node's result as it is then: the model may overwrite it later."""
-    nothing = graph.insertConstant(None)
-    nothing.node().moveBefore(node)
-    copy = graph.create("aten::clone", [node.output(), nothing], 1)
+    """Return a copy of a node's result, taken before the model can overwrite it."""
+    none = graph.insertConstant(None)
+    none.node().moveBefore(node)
+    copy = graph.create("aten::clone", [node.output(), none], 1)
     copy.insertAfter(node)
     return copy.output()
 
@@ -183,21 +185,21 @@ def _constant(value: Any) -> Any:
 
 
 def _operator(node: fx.Node) -> str:
-    """`relu` of `aten.relu.default`."""
+    """Return `relu` for `aten.relu.default`."""
     return str(getattr(node.target, "_schema").name).removeprefix("aten::")  # noqa: B009  # typed as a mere callable
 
 
 def _path(node: fx.Node) -> str:
-    """Where the model called an activation: its module, or the module that called the function."""
+    """Return where the model called an activation: its module, or the module that called the function."""
     stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
     path, kind = stack[-1]
     kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    is_own = path and kind.startswith(nn.ReLU.__module__)
-    return str(path) if is_own else f"{path}.{KINDS[_operator(node)]}()".lstrip(".")
+    is_activation_module = path and kind.startswith(nn.ReLU.__module__)
+    return str(path) if is_activation_module else f"{path}.{OPERATORS[_operator(node)]}()".lstrip(".")
 
 
 def numbered(names: list[str]) -> list[str]:
-    """Each name but the first of its kind with its number, as `relu()#2`."""
+    """Return the names with a number appended to every repetition, as in `relu()#2`."""
     calls: dict[str, int] = {}
     numbered = []
     for name in names:
@@ -208,23 +210,24 @@ def numbered(names: list[str]) -> list[str]:
 
 def _refuse_training_mode(operators: Iterator[tuple[str, Any, list[Any]]]) -> None:
     for name, value, arguments in operators:
-        at = MODE_AT.get(name)
-        if at is not None and len(arguments) > at and value(arguments[at]) is True:
+        position = MODE_ARGUMENT.get(name)
+        if position is not None and len(arguments) > position and value(arguments[position]) is True:
             raise ModelError(
-                f"the program must answer the same each time, its {name} works as in training: call model.eval() "
-                "before tracing or exporting it"
+                f"the program must be deterministic, its {name} is in training mode: call model.eval() before tracing "
+                "or exporting it"
             )
 
 
-def _refuse_one_batch_size(graph: fx.Graph) -> None:
+def _refuse_fixed_batch_size(graph: fx.Graph) -> None:
     for node in graph.nodes:
         shape = getattr(node.meta.get("val"), "shape", None) if node.op == "placeholder" else None
         if shape and isinstance(shape[0], int):
             raise ModelError(
-                f"the program must take any number of inputs, it was exported for {shape[0]} at a time: export it with "
-                'dynamic_shapes=({0: torch.export.Dim("batch")},)'
+                f"the program must accept any number of inputs, it was exported for {shape[0]} at a time: export it "
+                'with dynamic_shapes=({0: torch.export.Dim("batch")},)'
             )
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
+    """Return the line of a TorchScript error that says what went wrong."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

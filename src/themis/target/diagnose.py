@@ -1,7 +1,8 @@
-"""Guards against the common silent mistakes: what a model that is right at random may have been given wrongly.
+"""Diagnosis of common silent mistakes, for a classifier that is correct no more often than by chance.
 
-Inputs scaled or normalised otherwise than the model expects, channels or labels in another order: nothing raises, and
-the campaign tests a model that was broken from the start. Each suspicion is tried on the model, not guessed.
+If inputs are scaled or normalised differently than the model expects, or if channels or labels are in another order,
+nothing raises, and the campaign tests a model that was broken from the start. Each suspicion is tested on the model,
+not guessed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from themis.target.target import AnyTarget
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 BETTER = 0.2
-"""A suspicion is told when it makes the accuracy so much better, and at least half of the answers right."""
+"""A suspicion is reported if it raises the accuracy by this much, and to at least one half."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What seems to be wrong, what to do about it, and the accuracy when it is done."""
+    """A possible mistake, its remedy, and the accuracy once it is corrected."""
 
     what: str
     remedy: str
@@ -33,39 +34,39 @@ class Suspicion:
 
 
 def is_near_chance(n_right: int, n: int, n_classes: int) -> bool:
-    """Whether a model that answers at random would be as right as this in more than one of a thousand cases."""
+    """Return whether random answers would be at least this accurate with a probability above 0.001."""
     from scipy.stats import binom
 
     return n > 0 and n_classes > 1 and bool(binom.sf(n_right - 1, n, 1 / n_classes) > 1e-3)
 
 
 def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:
-    """Say so when a campaign begins on a classifier that knows nothing of its clean inputs."""
+    """Warn if a campaign starts with a classifier that only guesses on its clean inputs."""
     if accuracy is not None and n >= 50 and is_near_chance(round(accuracy * n), n, n_classes):
         warnings.warn(
-            f"the model is right on {accuracy:.1%} of the clean inputs, no more often than by chance: something is not "
-            "as it expects; `themis check` finds out what",
+            f"the model answers {accuracy:.1%} of the clean inputs correctly, no more often than by chance: the "
+            "inputs or labels are probably not what it expects; run `themis check` to find out why",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion]:
-    """What would make a classifier right more often on these raw inputs, best first; the target must be open."""
+    """Return the mistakes whose correction makes a classifier more accurate, best first; the target must be open."""
     with torch.no_grad():
         outputs = target.forward(inputs.to(target.device)).cpu()
         if outputs.ndim != 2 or labels.ndim != 1 or outputs.shape[1] <= int(labels.max()):
             return []
-        now = _accuracy(outputs, labels)
-        found = list(_suspect_labels(outputs, labels))
+        accuracy = _accuracy(outputs, labels)
+        suspicions = list(_suspect_labels(outputs, labels))
         for what, remedy, change in _changes(inputs, target):
             try:
                 answers = target.forward(change(inputs).to(target.device)).cpu()
-            except Exception:  # a change that the model cannot take is not the mistake
+            except Exception:  # a change that the model does not accept is not the mistake
                 continue
-            found.append(Suspicion(what, remedy, _accuracy(answers, labels)))
-    worth = [each for each in found if each.accuracy >= max(0.5, now + BETTER)]
-    return sorted(worth, key=lambda each: -each.accuracy)
+            suspicions.append(Suspicion(what, remedy, _accuracy(answers, labels)))
+    likely = [each for each in suspicions if each.accuracy >= max(0.5, accuracy + BETTER)]
+    return sorted(likely, key=lambda suspicion: -suspicion.accuracy)
 
 
 def _accuracy(outputs: Tensor, labels: Tensor) -> float:
@@ -73,7 +74,7 @@ def _accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 
 def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
-    """What may have been done to the inputs, what to do about it, and how to try it."""
+    """Yield possible mistakes in the inputs, each with its remedy and a function that corrects it."""
     low, high = target.bounds
     if high <= 1:
         yield "the model expects inputs in 0..255", "multiply them by 255 and pass bounds 0,255", lambda x: x * 255
@@ -86,21 +87,21 @@ def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Call
             f"pass the normalisation: mean {middle:g}, std {half:g}",
             lambda x: (x - middle) / half,
         )
-    is_picture = inputs.ndim == 4 and inputs.shape[1] == 3
-    if is_picture:
-        yield "the channels are in the other order (BGR for RGB)", "reverse them in the data", lambda x: x.flip(1)
-    if is_picture and getattr(target, "preprocess", None) is None:
+    is_rgb = inputs.ndim == 4 and inputs.shape[1] == 3
+    if is_rgb:
+        yield "the channels are in reverse order (BGR instead of RGB)", "reverse them in the data", lambda x: x.flip(1)
+    if is_rgb and getattr(target, "preprocess", None) is None:
         for name, (mean, std) in {"ImageNet": IMAGENET, "CIFAR-10": CIFAR}.items():
-            words = " ".join((",".join(map(str, mean)), "and --std", ",".join(map(str, std))))
+            values = " ".join((",".join(map(str, mean)), "and --std", ",".join(map(str, std))))
             yield (
                 f"the model expects inputs normalised as for {name}",
-                f"pass the normalisation: --mean {words}",
+                f"pass the normalisation: --mean {values}",
                 partial(_normalise, bounds=target.bounds, mean=mean, std=std),
             )
     if inputs.ndim == 4 and inputs.shape[2] == inputs.shape[3]:
-        yield "rows and columns are swapped", "transpose the pictures in the data", lambda x: x.transpose(2, 3)
+        yield "rows and columns are swapped", "transpose the images in the data", lambda x: x.transpose(2, 3)
     if inputs.ndim == 4:
-        yield "the pictures are negatives", "invert them in the data", lambda x: low + high - x
+        yield "the images are negatives", "invert them in the data", lambda x: low + high - x
 
 
 def _normalise(x: Tensor, bounds: tuple[float, float], mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -109,7 +110,7 @@ def _normalise(x: Tensor, bounds: tuple[float, float], mean: Sequence[float], st
 
 
 def _suspect_labels(outputs: Tensor, labels: Tensor) -> Iterator[Suspicion]:
-    """Labels in another order: the best one to one match of answers and labels, where there is enough to tell."""
+    """Yield a suspicion if a one-to-one mapping of labels explains the answers, given enough labels to tell."""
     from scipy.optimize import linear_sum_assignment
 
     n_classes = outputs.shape[1]
@@ -120,7 +121,7 @@ def _suspect_labels(outputs: Tensor, labels: Tensor) -> Iterator[Suspicion]:
     rows, answers = linear_sum_assignment(-table)
     moved = [(int(label), int(answer)) for label, answer in zip(rows, answers, strict=True) if label != answer]
     if moved:
-        label, answer = max(moved, key=lambda each: table[each])
+        label, answer = max(moved, key=lambda pair: table[pair])
         yield Suspicion(
             f"the labels are in another order: the model says {answer} where the label is {label}",
             "put the labels in the order that the model was trained with",

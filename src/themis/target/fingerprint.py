@@ -1,4 +1,4 @@
-"""Hashes of a model and of data: whether a run is gone on with, or a fault replayed, on what was tested."""
+"""Hashes of models and data, which tell whether a run is resumed, or a fault replayed, on what was tested."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from torch import Tensor, nn
 from themis.data.seeds import Seeds
 
 STEP_BYTES = 16 << 20
-"""Inputs that are hashed at a time."""
+"""Size of the inputs that are hashed at a time."""
 
 
 def hash_model(module: nn.Module, version: str = "") -> str:
-    """SHA-256 of all parameters and buffers, by name; and of what else tells the model from others."""
+    """Return the SHA-256 of all named parameters and buffers, and of `version` if there is one."""
     of_weights = _hash(module.state_dict().items())
     return hash_text(of_weights + version) if version else of_weights
 
 
 def hash_text(text: str) -> str:
-    """SHA-256 of a text."""
+    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_seeds(seeds: Seeds) -> str:
-    """SHA-256 of inputs, labels and seed ids; inputs are read a part at a time."""
+    """Return the SHA-256 of inputs, labels and seed ids; inputs are read in steps."""
     digest = hashlib.sha256()
     digest.update(f"inputs {torch.float32} {list(seeds.shape)};".encode())
     step = max(1, STEP_BYTES * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
     for first in range(0, len(seeds), step):
         digest.update(_bytes(seeds.take(torch.arange(first, min(first + step, len(seeds))))))
-    labels = torch.empty(0) if seeds.labels is None else seeds.labels  # known now where they came with the inputs
+    # Asked for after the inputs, since some readers only learn the labels while reading them.
+    labels = torch.empty(0) if seeds.labels is None else seeds.labels
     return _hash([("labels", labels), ("seed_id", seeds.seed_id)], digest)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors, by name."""
+    """Return the SHA-256 of named tensors."""
     return _hash(sorted(tensors.items()))
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, as sha256sum prints it."""
+    """Return the SHA-256 of a file, as sha256sum prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -52,7 +53,7 @@ def hash_file(path: Path) -> str:
 def _hash(tensors: Iterable[tuple[str, object]], digest: hashlib._Hash | None = None) -> str:
     digest = digest or hashlib.sha256()
     for name, tensor in tensors:
-        if isinstance(tensor, Tensor):  # a state dict may hold other things
+        if isinstance(tensor, Tensor):  # a state dict may hold other objects
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
             digest.update(_bytes(tensor))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The target: a model, how to feed it, and which of its neurons are tested. The model leaves as it came."""
+"""The model under test: what it takes, what it returns, and how it is run without being changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from themis.errors import DataError, ModelError, ThemisError, UsageError
+from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line
 from themis.oracle import Oracle, choose_oracle
 from themis.target.activations import (
     ActivationTracer,
@@ -23,13 +23,13 @@ from themis.target.activations import (
     find_layers,
     first_tensor,
 )
-from themis.target.compiled import Exported, Script, is_exported
+from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
 from themis.target.fingerprint import hash_model
 
 
 @runtime_checkable
 class AnyTarget(Protocol):
-    """What can be tested: a `Target` around a PyTorch model, a `BlackBox` around any function, or one of your own."""
+    """Anything that can be tested: a `Target` around a PyTorch model, a `BlackBox` around a function, or your own."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -40,45 +40,48 @@ class AnyTarget(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must lie, and outputs and activations are given."""
+        """Device of inputs, outputs and activations."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     @property
     def has_gradient(self) -> bool:
-        """Whether outputs and activations can be differentiated in the inputs."""
+        """Whether this kind of target can be differentiated; `probe_gradient` tells whether this model really can."""
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
-        """The layers whose neurons are tested, found with a batch of two and one of three; `example` is one input."""
+        """Return the layers whose neurons are tested, found with batches of two and of three copies of `example`."""
 
     def forward(
-        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+        self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
-        """Return the scores on raw `inputs`, one row per input; `on_activation` gets each wanted layer but the output."""
+        """Return the scores on raw `inputs`, one row per input.
+
+        `on_activation` is called once with each of `layers`, except for the output.
+        """
 
     def opened(self) -> AbstractContextManager[None]:
-        """A block in which it is used; afterwards it is as it was."""
+        """Prepare the target for use; when the context ends, it is as it was before."""
 
     def fingerprint(self) -> str:
-        """64 hex digits that change with the model."""
+        """Return 64 hex digits that change with the model."""
 
 
 class Normalize:
-    """`(inputs - mean) / std` by channel: part of the target, so that perturbations act on real inputs."""
+    """`(inputs - mean) / std` per channel. It is part of the target, so that perturbations act on raw inputs."""
 
     def __init__(self, mean: Sequence[float] | float, std: Sequence[float] | float) -> None:
         self.mean = torch.as_tensor(mean, dtype=torch.float32).reshape(-1)
         self.std = torch.as_tensor(std, dtype=torch.float32).reshape(-1)
         if not bool((self.std > 0).all()):
-            raise UsageError(f"Normalize: std must be positive, got {std}: give the spread of each channel")
+            raise UsageError(f"Normalize: std must be positive, got {std}: give the standard deviation of each channel")
 
     def __call__(self, inputs: Tensor) -> Tensor:
         n_channels = inputs.shape[1]
         for name, value in (("mean", self.mean), ("std", self.std)):
             if len(value) not in (1, n_channels):
                 raise DataError(
-                    f"Normalize: {name} must have one value, or one a channel, got {len(value)} for inputs with "
+                    f"Normalize: {name} must have one value, or one per channel, got {len(value)} for inputs with "
                     f"{n_channels} channels: inputs are [batch, channel, ...]"
                 )
         shape = (1, -1) + (1,) * (inputs.ndim - 2)
@@ -92,16 +95,17 @@ class Normalize:
 class Target:
     """A model under test.
 
-    module: any `nn.Module`; it is used in evaluation mode and given back as it came.
+    module: any `nn.Module`; it is run in evaluation mode and left as it was.
     bounds: lowest and highest value of a raw input; every test stays inside.
-    preprocess: what the model expects done to raw inputs (`Normalize`, any differentiable function).
-    layers: `auto` (what follows each activation, plus the output) or globs over layer names.
-    neurons: `element` (each activation is a neuron, as the paper counts) or `channel` (each channel's mean).
-    oracle: what a fault is. `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off`,
-        `segmentation`, some with a number as `regression:0.1`; `Compare(function)`; or `auto`: read off the outputs and
-        the labels.
-    output: picks the scores out of what the model returns; by default the tensor, its `.logits`, or the first one.
-    version: what else tells this model from others, beside its weights: the hash of the file it came from.
+    preprocess: applied to raw inputs before the model (`Normalize`, or any differentiable function).
+    layers: `auto` (after each activation, and the output) or globs over layer names.
+    neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
+        channel is).
+    oracle: defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off` and
+        `segmentation`, some of which take a number, such as `regression:0.1`; or `Compare(function)`; or `auto`, which
+        chooses by the outputs and the labels.
+    output: picks the scores from the model's result; by default the tensor itself, its `.logits`, or the first tensor.
+    version: identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
 
     module: nn.Module
@@ -123,85 +127,90 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
-        return next((t.device for t in _tensors(self.module)), torch.device("cpu"))
+        """The device of the model's weights."""
+        return next((tensor.device for tensor in _tensors(self.module)), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's floating-point type; inputs are cast to it after the preprocessing."""
-        return next((t.dtype for t in _tensors(self.module) if t.is_floating_point()), torch.float32)
+        """The model's floating-point type; inputs are cast to it after preprocessing."""
+        return next((tensor.dtype for tensor in _tensors(self.module) if tensor.is_floating_point()), torch.float32)
 
     @property
     def has_gradient(self) -> bool:
+        """True: modules can be differentiated, unless `probe_gradient` finds that this one cannot."""
         return True
 
     @cached_property
-    def _tracer(self) -> Tracer:
+    def tracer(self) -> Tracer:
+        """The tracer that suits the module: eager, TorchScript or torch.export."""
         if isinstance(self.module, torch.jit.ScriptModule):
-            return Script(self.module)
-        return Exported(self.module) if is_exported(self.module) else ActivationTracer(self.module)
+            return ScriptTracer(self.module)
+        return ExportTracer(self.module) if is_exported(self.module) else ActivationTracer(self.module)
 
     def fingerprint(self) -> str:
-        """SHA-256 of all parameters and buffers, and of `version`."""
+        """Return the SHA-256 of all parameters and buffers, and of `version`."""
         return hash_model(self.module, self.version)
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
-        """The layers whose neurons are tested; `example` is one raw input `[...]`."""
+        """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
 
         def batch(n: int) -> Tensor:
-            return self._prepare(example[None].expand(n, *example.shape).contiguous())
+            return self.prepare(example[None].expand(n, *example.shape).contiguous())
 
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
-        _check_devices(self.module)
-        with self._explained(example[None]):
-            return find_layers(self._tracer, batch, layers=layers, neurons=self.neurons, output=self._scores)
+        _refuse_meta_weights(self.module)
+        with self._explain_errors(example[None]):
+            return find_layers(self.tracer, batch, layers=layers, neurons=self.neurons, output=self.scores)
 
     def forward(
-        self, inputs: Tensor, on_activation: OnActivation | None = None, wanted: dict[str, Layer] | None = None
+        self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
-        """The model's scores on raw `inputs`; with `on_activation`, each wanted layer's activation is shown to it."""
-        with self._explained(inputs):
-            prepared = self._prepare(inputs)
-            result = (
-                self._tracer.run(prepared)
-                if on_activation is None
-                else self._tracer.forward(prepared, on_activation, wanted or ())
-            )
-            scores = self._scores(result)
+        """Return the model's scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
+        with self._explain_errors(inputs):
+            prepared = self.prepare(inputs)
+            if on_activation is None:
+                result = self.tracer.run(prepared)
+            else:
+                result = self.tracer.forward(prepared, on_activation, layers or ())
+            scores = self.scores(result)
             if scores.ndim == 0 or len(scores) != len(inputs):
                 raise ModelError(
-                    f"the model must give one output an input, got shape {list(scores.shape)} for {len(inputs)} "
+                    f"the model must return one output per input, got shape {list(scores.shape)} for {len(inputs)} "
                     "inputs: pass output=... to Target to pick the scores"
                 )
             return scores
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The model in evaluation mode; afterwards flags, parameters and buffers are as they were, to the bit."""
+        """Put the model into evaluation mode; afterwards, restore its flags, parameters and buffers to the last bit."""
         modules = list(self.module.modules())
-        held = [(each, each.training, dict(each._parameters), dict(each._buffers)) for each in modules]
+        modes = [(module, module.training) for module in modules if hasattr(module, "training")]
+        states = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
         copies = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in _tensors(self.module)]
         try:
             self.module.eval()
-        except NotImplementedError:  # a torch.export program stays as it was exported
-            for each in modules:
-                each.training = False
+        except NotImplementedError:  # a torch.export program keeps the mode it was exported in
+            for module in modules:
+                module.training = False
         try:
             yield
         finally:
-            for each, training, parameters, buffers in held:
-                each.training = training
-                _put_back(each, parameters, buffers)
+            for module, training in modes:
+                module.training = training
+            for module, parameters, buffers in states:
+                _put_back(module, parameters, buffers)
             with torch.no_grad():
                 for tensor, copy, version in copies:
                     if version is not None and tensor._version != version:
                         tensor.copy_(copy)
 
-    def _prepare(self, inputs: Tensor) -> Tensor:
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return raw `inputs` preprocessed and cast to the model's type."""
         prepared = inputs if self.preprocess is None else self.preprocess(inputs)
         return prepared.to(self.dtype)
 
-    def _scores(self, result: Any) -> Tensor:
+    def scores(self, result: Any) -> Tensor:
+        """Return the scores in what the module returned."""
         scores = first_tensor(result) if self.output is None else self.output(result)
         if not isinstance(scores, Tensor):
             raise ModelError(
@@ -210,8 +219,8 @@ class Target:
             )
         return scores
 
-    def _explained(self, inputs: Tensor) -> AbstractContextManager[None]:
-        return explained(inputs, self.bounds, self.device, self.module)
+    def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
+        return explain_errors(inputs, self.bounds, self.device, self.module)
 
 
 def as_target(target: Any) -> AnyTarget:
@@ -226,9 +235,9 @@ def as_target(target: Any) -> AnyTarget:
 
 
 def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:
-    """Refuse what no target can have; gives the bounds back as two numbers."""
+    """Refuse options that no target can have, and return the bounds as two numbers."""
     try:
-        low, high = (float(each) for each in bounds)
+        low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
         raise UsageError(f"bounds must be two numbers, got {bounds!r}: write bounds=(0, 1)") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -240,10 +249,10 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
 
 
 @contextmanager
-def explained(
+def explain_errors(
     inputs: Tensor, bounds: tuple[float, float], device: torch.device, module: nn.Module | None = None
 ) -> Iterator[None]:
-    """Whatever a model raises on `inputs`, as a `ModelError` that says what to check."""
+    """Turn anything a model raises on `inputs` into a `ModelError` that says what to check."""
     try:
         yield
     except ThemisError:
@@ -251,57 +260,57 @@ def explained(
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelError(
             f"out of memory on {device} with {len(inputs)} inputs at once: pass a smaller clean_memory_gib, "
-            f"use neurons='channel', or a smaller model ({(str(error).splitlines() or ['no more is known'])[0]})"
+            f"use neurons='channel', or a smaller model ({first_line(error)})"
         ) from error
     except Exception as error:
         remedy = None if module is None else _remedy(module, tuple(inputs.shape))
         raise ModelError(
             f"the model raised {type(error).__name__} on inputs {list(inputs.shape)} in {bounds}: {error}; "
-            f"{remedy or 'check that it takes this shape, and the preprocess given to Target'}"
+            f"{remedy or 'check that it accepts this shape, and check the preprocess option of Target'}"
         ) from error
 
 
 def permutation_that_fits(shape: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> str | None:
-    """Words for the permutation of the axes of inputs `[batch, ...]` that a model could take; None if there is none."""
+    """Return advice on how to permute the axes of inputs `[batch, ...]` so that a model accepts them, or None."""
     if fits(shape):
         return None
     axes = range(1, len(shape))
-    # Moving one axis comes first: channels that stand last are the common mistake.
+    # Moves of a single axis come first, since channels in the last place are the common mistake.
     moves = [(k, *(axis for axis in axes if axis != k)) for k in axes]
     moves += [(*(axis for axis in axes if axis != k), k) for k in axes]
     for move in moves:
-        found = [shape[0], *(shape[axis] for axis in move)]
-        if fits(found):
-            return f"permute the data to {found[1:]} an input, as inputs.permute{(0, *move)}"
+        permuted = [shape[0], *(shape[axis] for axis in move)]
+        if fits(permuted):
+            return f"permute each input to {permuted[1:]}, for instance with inputs.permute{(0, *move)}"
     return None
 
 
 def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """What to try when a module raises on inputs of a shape: another order of axes, another device."""
+    """Return what to try when a module raises on inputs of a shape: another order of axes, or one device."""
     devices = sorted({str(tensor.device) for tensor in _tensors(module)})
     if len(devices) > 1:
-        return f"its weights lie on {' and '.join(devices)}: move them to one device with model.to({devices[0]!r})"
+        return f"its weights are on {' and '.join(devices)}: move them to one device with model.to({devices[0]!r})"
     for path, layer in module.named_modules():
         channels, features = getattr(layer, "in_channels", None), getattr(layer, "in_features", None)
         if not isinstance(channels or features, int):
             continue
 
-        def fits(found: Sequence[int], channels: Any = channels, features: Any = features) -> bool:
-            return len(found) > 2 and (found[1] == channels if channels else found[-1] == features)
+        def fits(shape: Sequence[int], channels: Any = channels, features: Any = features) -> bool:
+            return len(shape) > 2 and (shape[1] == channels if channels else shape[-1] == features)
 
         permute = permutation_that_fits(shape, fits)
-        takes = f"{channels} channels first" if channels else f"{features} features last"
-        return permute and f"its layer {path!r} takes {takes}: {permute}"
+        expected = f"{channels} channels first" if channels else f"{features} features last"
+        return permute and f"its layer {path!r} expects {expected}: {permute}"
     return None
 
 
-def _check_devices(module: nn.Module) -> None:
+def _refuse_meta_weights(module: nn.Module) -> None:
     if any(tensor.is_meta for tensor in _tensors(module)):
-        raise ModelError("the model must have its weights, some are on the device 'meta' and have no values: load them")
+        raise ModelError("the model must have its weights, some are on device 'meta' and have no values: load them")
 
 
 def _put_back(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any]) -> None:
-    """A forward may have put new tensors in the place of a module's own."""
+    """Restore the tensors of a module, since a forward pass may have replaced them."""
     if not isinstance(module, torch.jit.ScriptModule):
         module._parameters.update(parameters)
         module._buffers.update(buffers)
@@ -312,7 +321,7 @@ def _put_back(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, 
 
 
 def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; tensors made in inference mode do not count, nor can they be written to."""
+    """Return how often a tensor was written to; None for inference tensors, which do not count writes."""
     return None if tensor.is_inference() else tensor._version
 
 

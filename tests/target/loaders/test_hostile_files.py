@@ -89,7 +89,7 @@ def harmful_in_a_folder():
     files.harmful()
 
 
-PICKLED, SCRIPT, EXPORT = "whole.pt must be a model that is read without running code", "net.pt", "net.pt2 must be "
+PICKLED, SCRIPT, EXPORT = "whole.pt must be a model that can be read without running code", "net.pt", "net.pt2 must be "
 HOSTILE = {
     # what is set up, the options, the message
     "no file": (list, "--model net.onnx", "the model file must exist, net.onnx does not"),
@@ -98,7 +98,7 @@ HOSTILE = {
     "text for a program": (text("whole.pt"), "--model whole.pt", PICKLED),
     "an empty program": (empty("whole.pt"), "--model whole.pt", PICKLED),
     "half a TorchScript program": (halved(files.script, "whole.pt"), "--model whole.pt", PICKLED),
-    "a pickled model": (files.pickled, "--model whole.pt", f"{PICKLED}, it is a pickled one"),
+    "a pickled model": (files.pickled, "--model whole.pt", f"{PICKLED}, it is pickled"),
     "a pickled model, another trusted": (files.pickled, "--model whole.pt --trust mine.py", PICKLED),
     "a pickled model, its namesake trusted": (
         harmful_in_a_folder,
@@ -107,7 +107,7 @@ HOSTILE = {
     ),
     "a pickle that runs code": (files.harmful, "--model whole.pt", PICKLED),
     "a bare pickle that runs code": (bare_pickle("whole.pt"), "--model whole.pt", PICKLED),
-    "weights for a model": (files.state, "--model weights.pt", "weights.pt must be a model, it holds weights: give"),
+    "weights for a model": (files.state, "--model weights.pt", "weights.pt must be a model, it holds weights: pass"),
     "a tensor for a model": (saved("x.pt", torch.zeros(3)), "--model x.pt", "x.pt must be a model, it holds Tensor"),
     "a number, trusted": (
         saved("x.pt", {"a": 1}),
@@ -118,13 +118,13 @@ HOSTILE = {
     "TorchScript that maps a file": (
         partial(files.script, net=Writes()),
         "--model net.pt",
-        "net.pt must be trusted, it is TorchScript that may read and write files: give --trust net.pt",
+        "net.pt must be trusted, it is TorchScript that may read and write files: pass --trust net.pt",
     ),
     "TorchScript that saves a file": (partial(files.script, net=Saves()), "--model net.pt", "net.pt must be trusted"),
     "torch.export without trust": (
         files.export,
         "--model net.pt2",
-        "net.pt2 must be trusted, it is a torch.export program, whose reader runs code in it: give --trust net.pt2",
+        "net.pt2 must be trusted, it is a torch.export program, and reading it runs code in it: pass --trust net.pt2",
     ),
     "torch.export that runs code": (harmful_export, "--model net.pt2", "net.pt2 must be trusted"),
     "torch.export by another ending": (partial(files.export, "x.pt"), "--model x.pt", "x.pt must be trusted"),
@@ -142,7 +142,7 @@ HOSTILE = {
     "torch.export in training mode": (
         lambda: files.export(net=files.make_net()),
         "--model net.pt2 --trust net.pt2",
-        "its dropout works as in training: call model.eval() before",
+        "its dropout is in training mode: call model.eval() before",
     ),
     "text for ONNX": (text("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, it cannot be read"),
     "empty ONNX": (empty("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, it has no graph"),
@@ -151,12 +151,12 @@ HOSTILE = {
     "an ONNX operator of its own": (
         partial(files.onnx, last="Frobnicate"),
         "--model net.onnx",
-        "net.onnx must be an ONNX model that onnxruntime runs",
+        "net.onnx must be an ONNX model that onnxruntime can run",
     ),
     "ONNX in training mode": (
         partial(files.onnx, training=True),
         "--model net.onnx",
-        "its Dropout works as in training: call model.eval() before exporting it",
+        "its Dropout is in training mode: call model.eval() before exporting it",
     ),
     "weights beside ONNX": (
         lambda: (files.onnx(), files.state()),
@@ -178,7 +178,7 @@ HOSTILE = {
     "weights that run code": (
         files.harmful,
         "--model mine:blank --weights whole.pt",
-        "or give --trust whole.pt to run the code in it",
+        "or pass --trust whole.pt to run the code in it",
     ),
     "weights that are TorchScript": (
         files.script,
@@ -188,7 +188,7 @@ HOSTILE = {
     "a checkpoint of another net": (
         saved("w.pt", {"state_dict": {"module.conv9": torch.zeros(1)}}),
         "--model mine:blank --weights w.pt",
-        "must fit the model, missing ['conv.weight', 'conv.bias', 'fc.weight'], unexpected ['conv9']",
+        "must match the model, missing ['conv.weight', 'conv.bias', 'fc.weight'], unexpected ['conv9']",
     ),
     # factories
     "code for an argument": (list, "--model mine:needs_width(open('harm','w'))", "must be literal values"),
@@ -196,10 +196,10 @@ HOSTILE = {
     "stars": (list, "--model mine:needs_width(**{'width':6})", "must be literal values"),
     "a call that goes on": (list, "--model mine:needs_width(6).mro()", "must be literal values"),
     "no end": (list, "--model mine:needs_width(6", "must be literal values"),
-    "arguments for an object": (list, "--model mine:NET(3)", "NET takes no arguments, it is a Net"),
+    "arguments for an object": (list, "--model mine:NET(3)", "NET is a Net and takes no arguments"),
     "arguments that do not fit": (list, "--model mine:needs_width(depth=6)", "unexpected keyword argument 'depth'"),
     "no package": (list, "--model timm:resnet18", "this model needs timm: pip install timm"),
-    "no name": (list, "--model timm:", "must name a model, as timm:NAME"),
+    "no name": (list, "--model timm:", "must name a model: write timm:NAME"),
 }
 
 
@@ -211,7 +211,7 @@ def test_a_hostile_file_gets_one_line_and_nothing_runs(kind, capfd):
         setup()
     code = main([*RUN.split(), *options.split()])
     said = capfd.readouterr().err
-    lines = [line for line in said.splitlines() if " was taken off the names" not in line]
+    lines = [line for line in said.splitlines() if " from the names" not in line]
     assert len(lines) == 1, said
     assert message in lines[0]
     assert code in (2, 3)

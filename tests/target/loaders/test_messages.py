@@ -31,25 +31,27 @@ ORDERS = {
     "channels last": (
         lambda _: files.make_net(),
         PICTURES,
-        "its layer 'conv' takes 1 channels first: permute the data to [1, 6, 6] an input, as inputs.permute(0, 3, 1, 2",
+        "its layer 'conv' expects 1 channels first: permute each input to [1, 6, 6], for instance with "
+        "inputs.permute(0, 3, 1, 2",
     ),
     "features first": (
         lambda _: Tokens(),
         torch.rand(10, 5, 7),
-        "its layer 'project' takes 5 features last: permute the data to [7, 5] an input, as inputs.permute(0, 2, 1)",
+        "its layer 'project' expects 5 features last: permute each input to [7, 5], for instance with "
+        "inputs.permute(0, 2, 1)",
     ),
     "channels last for ONNX": (
         onnx_box,
         PICTURES,
-        "net.onnx takes inputs of shape [1, 6, 6], got [6, 6, 1]: permute the data to [1, 6, 6] an input",
+        "net.onnx expects inputs of shape [1, 6, 6], got [6, 6, 1]: permute each input to [1, 6, 6]",
     ),
     "a shape that no order mends": (
         lambda _: files.make_net(),
         torch.rand(10, 3, 9, 9),
-        "check that it takes this shape, and the preprocess given to Target",
+        "check that it accepts this shape, and check the preprocess option of Target",
     ),
-    "another shape for ONNX": (onnx_box, torch.rand(10, 1, 9, 9), "got [1, 9, 9]: give inputs of this shape"),
-    "another rank for ONNX": (onnx_box, torch.rand(10, 36), "got [36]: give inputs of this shape"),
+    "another shape for ONNX": (onnx_box, torch.rand(10, 1, 9, 9), "got [1, 9, 9]: pass inputs of this shape"),
+    "another rank for ONNX": (onnx_box, torch.rand(10, 36), "got [36]: pass inputs of this shape"),
 }
 
 
@@ -64,7 +66,7 @@ def test_another_order_of_axes_is_suggested_where_it_would_fit(kind, tmp_path):
 def test_a_model_without_weights_is_refused():
     with torch.device("meta"):
         net = files.Net()
-    with pytest.raises(ModelError, match="some are on the device 'meta' and have no values"):
+    with pytest.raises(ModelError, match="some are on device 'meta' and have no values"):
         themis.run(net, files.inputs(), "gaussian")
 
 
@@ -73,7 +75,7 @@ def test_a_model_without_weights_is_refused():
 def test_a_model_on_two_devices_is_named():
     net = files.make_net()
     net.fc.to("cuda")
-    with pytest.raises(ModelError, match="its weights lie on cpu and cuda:0: move them to one device"):
+    with pytest.raises(ModelError, match="its weights are on cpu and cuda:0: move them to one device"):
         themis.run(net, files.inputs(), "gaussian")
 
 

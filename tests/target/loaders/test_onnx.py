@@ -65,8 +65,11 @@ def test_floating_point_types_are_cast(kind, tmp_path):
 
 
 WRONG = {
-    "whole numbers": ({"kind": TensorProto.INT64}, "must take one input of floating-point numbers, it takes x tensor"),
-    "two inputs": ({"inputs": ("x", "z")}, "must take one input of floating-point numbers, it takes x .*, z "),
+    "whole numbers": (
+        {"kind": TensorProto.INT64},
+        "must accept one input of floating-point numbers, it accepts x tensor",
+    ),
+    "two inputs": ({"inputs": ("x", "z")}, "must accept one input of floating-point numbers, it accepts x .*, z "),
 }
 
 

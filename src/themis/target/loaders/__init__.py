@@ -1,6 +1,6 @@
-"""Models by what the command line says: a factory, a file, or a name that a package knows."""
+"""Load a model by what the command line gives: a factory, a file, or a name that a package knows."""
 
-from themis.target.loaders.loading import FILES, PACKAGES, is_file, load_model
+from themis.target.loaders.model import FILES, PACKAGES, is_file, load_model
 from themis.target.loaders.trust import Trust
 from themis.target.loaders.weights import load_weights
 

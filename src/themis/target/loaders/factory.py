@@ -1,4 +1,4 @@
-"""`module:factory(width=32)`: what a function of the user's makes."""
+"""Call a function of the user's that is given as `module:factory(width=32)`."""
 
 from __future__ import annotations
 
@@ -7,67 +7,64 @@ import importlib
 import sys
 from typing import Any, NamedTuple
 
-from themis.errors import DataError, ModelError, UsageError, nearest
+from themis.errors import DataError, ModelError, UsageError, first_line, nearest
 
 
 class Call(NamedTuple):
-    """A name and the literal arguments written after it in brackets."""
+    """A name and the literal arguments in parentheses after it."""
 
     name: str
     args: list[Any]
     kwargs: dict[str, Any]
 
 
-def read_call(text: str, what: str) -> Call:
-    """`name`, `name(3)` or `name(width=32, act='relu')`; values are literals, nothing is evaluated."""
-    name, bracket, _ = text.partition("(")
-    if not bracket:
+def read_call(text: str, flag: str) -> Call:
+    """Parse `name`, `name(3)` or `name(width=32, act='relu')`; the arguments are literals, nothing is evaluated."""
+    name, parenthesis, _ = text.partition("(")
+    if not parenthesis:
         return Call(text, [], {})
     try:
         call = ast.parse(f"_{text[len(name) :]}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError
-        if any(each.arg is None for each in call.keywords):
+        if any(keyword.arg is None for keyword in call.keywords):
             raise ValueError
-        args = [ast.literal_eval(each) for each in call.args]
-        return Call(name.strip(), args, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+        args = [ast.literal_eval(argument) for argument in call.args]
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return Call(name.strip(), args, kwargs)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise UsageError(
-            f"--{what} {text!r}: what stands in brackets must be literal values, as {name}(width=32, act='relu'): "
-            "numbers, quoted text, lists, True, False or None"
+            f"--{flag} {text!r}: arguments must be literal values, such as {name}(width=32, act='relu'): numbers, "
+            "quoted text, lists, True, False or None"
         ) from None
 
 
-def call_factory(spec: str, what: str) -> Any:
-    """What `module:factory` or `module:factory(arguments)` makes; `what` is the option it was given to."""
+def call_factory(spec: str, flag: str) -> Any:
+    """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option it was given to."""
     name, _, rest = spec.partition(":")
-    attribute, args, kwargs = read_call(rest, what)
+    attribute, args, kwargs = read_call(rest, flag)
     if not attribute:
-        raise UsageError(f"--{what} must be module:factory, got {spec!r}: write for instance mymodels:make_net")
-    failure = ModelError if what == "model" else DataError
+        raise UsageError(f"--{flag} must be module:factory, got {spec!r}: write for instance mymodels:make_net")
+    failure = ModelError if flag == "model" else DataError
     try:
-        made = getattr(importlib.import_module(name), attribute)
+        factory = getattr(importlib.import_module(name), attribute)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--{what} {spec!r}: {error}; modules are looked up in the working directory and the environment"
+            f"--{flag} {spec!r}: {error}; modules are looked up in the working directory and the environment"
         ) from error
     except AttributeError as error:
         module = sys.modules.get(name)
         known = [each for each in vars(module) if not each.startswith("_")] if module else []
-        raise UsageError(f"--{what} {spec!r}: {error}: {nearest(attribute, known)}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
-        raise failure(f"--{what} {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
+        raise UsageError(f"--{flag} {spec!r}: {error}: {nearest(attribute, known)}") from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
+        raise failure(f"--{flag} {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
     import torch
 
-    if isinstance(made, torch.nn.Module) or not callable(made):
+    if isinstance(factory, torch.nn.Module) or not callable(factory):
         if args or kwargs:
-            raise UsageError(f"--{what} {spec!r}: {attribute} takes no arguments, it is a {type(made).__name__}")
-        return made
+            raise UsageError(f"--{flag} {spec!r}: {attribute} is a {type(factory).__name__} and takes no arguments")
+        return factory
     try:
-        return made(*args, **kwargs)
+        return factory(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        raise failure(f"--{what} {spec!r} raised {type(error).__name__}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise failure(f"--{flag} {spec!r} raised {type(error).__name__}: {first_line(error)}") from error

@@ -12,7 +12,7 @@ from themis.target.blackbox import BlackBox
 
 
 def black_box(cell: Any, **options: Any) -> BlackBox:
-    """A `BlackBox` around a MindSpore cell; its activation cells are the layers, each call of one a layer.
+    """Return a `BlackBox` around a MindSpore cell; every call of an activation cell is a layer.
 
     options: those of `BlackBox`. The cell is put into evaluation mode, and must run in PyNative mode for hooks to fire.
     """
@@ -22,23 +22,23 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
         raise MissingExtraError("MindSpore models need mindspore: pip install mindspore") from error
     if not isinstance(cell, mindspore.nn.Cell):
         raise UsageError(f"black_box needs a mindspore.nn.Cell, got {type(cell).__name__}: pass the model itself")
-    activation = importlib.import_module("mindspore.nn.layer.activation").__name__
+    activation_module = importlib.import_module("mindspore.nn.layer.activation").__name__
     cell.set_train(False)
 
     def predict(inputs: NDArray[Any]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
-        seen: dict[str, NDArray[Any]] = {}
+        activations: dict[str, NDArray[Any]] = {}
 
         def hook(name: str) -> Any:
             def keep(_cell: Any, _inputs: Any, output: Any) -> None:
-                calls = 1 + sum(each == name or each.startswith(f"{name}#") for each in seen)
-                seen[name if calls == 1 else f"{name}#{calls}"] = output.asnumpy()
+                calls = 1 + sum(each == name or each.startswith(f"{name}#") for each in activations)
+                activations[name if calls == 1 else f"{name}#{calls}"] = output.asnumpy()
 
             return keep
 
         handles = [
-            each.register_forward_hook(hook(name or "cell"))
-            for name, each in cell.cells_and_names()
-            if type(each).__module__ == activation
+            submodule.register_forward_hook(hook(name or "cell"))
+            for name, submodule in cell.cells_and_names()
+            if type(submodule).__module__ == activation_module
         ]
         try:
             result = cell(mindspore.Tensor(inputs))
@@ -48,6 +48,6 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
         scores = result[0] if isinstance(result, tuple | list) else result
         if not hasattr(scores, "asnumpy"):
             raise ModelError(f"the cell must return a tensor or a tuple of them, got {type(result).__name__}")
-        return scores.asnumpy(), seen
+        return scores.asnumpy(), activations
 
     return BlackBox(predict, **options)

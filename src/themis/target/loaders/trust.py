@@ -1,8 +1,8 @@
 """Files whose code the user allows to run.
 
-Weights, ONNX and TorchScript files are read without running Python code. A pickled model and a torch.export program
-are not: what reads them runs what is in them. They are refused, unless the user names exactly that file. A run
-remembers the file with its hash, so that another file put in its place is refused again.
+Weights, ONNX and TorchScript files are read without running Python code. Reading a pickled model or a torch.export
+program runs the code in it, so these are refused unless the user names exactly that file. A run records the file with
+its hash, so that a different file in its place is refused again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK = "@sha256:"
 
 @dataclass(frozen=True)
 class Trust:
-    """Trusted files, each as `FILE` or `FILE@sha256:HASH`; relative ones are looked up in the working directory."""
+    """Trusted files, each as `FILE` or `FILE@sha256:HASH`; relative paths start at the working directory."""
 
     files: tuple[str, ...] = ()
 
@@ -29,26 +29,26 @@ class Trust:
         return Trust(tuple(files or ()))
 
     def covers(self, path: Path) -> bool:
-        """Whether the user trusts this file."""
-        for each in self.files:
-            name, _, known = each.partition(MARK)
+        """Return whether the user trusts this file; raise if it has changed since."""
+        for file in self.files:
+            name, _, expected = file.partition(MARK)
             if os.path.realpath(name) == os.path.realpath(path):
-                if known and path.is_file() and hash_file(path) != known:
+                if expected and path.is_file() and hash_file(path) != expected:
                     raise ModelError(
-                        f"{path} must be the file that was trusted, it has changed since: look at it, and give --trust "
+                        f"{path} must be the file that was trusted, it has changed since: inspect it, and pass --trust "
                         f"{name} again"
                     )
                 return True
         return False
 
-    def require(self, path: Path, what: str, remedy: str) -> None:
-        """Refuse a file that is not trusted; `what` it is and why that matters."""
+    def require(self, path: Path, kind: str, remedy: str) -> None:
+        """Refuse a file that is not trusted; `kind` says what it is and why that matters."""
         if not self.covers(path):
-            raise DataError(f"{path} must be trusted, it is {what}: give --trust {path} if you know it, or {remedy}")
+            raise DataError(f"{path} must be trusted, it is {kind}: pass --trust {path} if you know it, or {remedy}")
 
     def as_list(self, folder: Path) -> list[str]:
-        """Each file with its hash, for a run to remember."""
-        return [_with_hash(each, folder) for each in self.files]
+        """Return each file with its hash, for a run to record."""
+        return [_with_hash(file, folder) for file in self.files]
 
 
 def _with_hash(name: str, folder: Path) -> str:

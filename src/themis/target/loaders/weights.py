@@ -1,4 +1,4 @@
-"""Weights from a file into a model, without running code."""
+"""Load weights from a file into a model without running code."""
 
 from __future__ import annotations
 
@@ -11,30 +11,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from themis.errors import DataError, ModelError
+from themis.errors import DataError, ModelError, first_line
 from themis.target.ledger import read_ledger, remember
-from themis.target.loaders.factory import first_line
 from themis.target.loaders.trust import Trust
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
-"""Where training scripts put the state dict into a checkpoint."""
+"""Keys under which training scripts store the state dict in a checkpoint."""
 PREFIXES = ("module.", "_orig_mod.")
-"""What DataParallel and torch.compile put before each name."""
-BROKEN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, ImportError)
+"""Prefixes that DataParallel and torch.compile add to every name."""
+LOAD_ERRORS = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    ImportError,
+)
+"""Errors of `torch.load` on a file that it cannot read."""
 
 
 def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> None:
-    """Load a state dict or a checkpoint; every key must find its place. Code in it runs only if it is trusted."""
+    """Load a state dict or a checkpoint, in which every key must match. Code in the file runs only if it is trusted."""
     state = _unwrap(_read(path, trust or Trust()), path)
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise ModelError(f"the weights in {path} must fit the model: {' '.join(str(error).split())}") from error
-    missing = [key for key in missing if not key.endswith("num_batches_tracked")]  # older files have none
+        raise ModelError(f"the weights in {path} must match the model: {' '.join(str(error).split())}") from error
+    missing = [key for key in missing if not key.endswith("num_batches_tracked")]  # missing in older files
     if missing or unexpected:
         raise ModelError(
-            f"the weights in {path} must fit the model, missing {missing[:3] or 'none'}, "
-            f"unexpected {list(unexpected)[:3] or 'none'}: check that they are of this architecture"
+            f"the weights in {path} must match the model, missing {missing[:3] or 'none'}, "
+            f"unexpected {list(unexpected)[:3] or 'none'}: check that they belong to this architecture"
         )
     ledger = read_ledger(path)
     if len(ledger):
@@ -45,29 +54,29 @@ def _read(path: Path, trust: Trust) -> Any:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if is_script(path):
-        raise DataError(f"{path} must be a state dict, it is a TorchScript program: give --model {path} alone")
+        raise DataError(f"{path} must be a state dict, it is a TorchScript program: pass --model {path} alone")
     is_trusted = trust.covers(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except FileNotFoundError:
         raise DataError(f"the weights file must exist, {path} does not: check the path") from None
-    except BROKEN as error:
-        is_pickle = isinstance(error, pickle.UnpicklingError)  # torch's own text advises to load it unsafely
-        why = "it is damaged, or holds more than tensors" if is_pickle else first_line(error)
-        trusting = "" if is_trusted or not is_pickle else f", or give --trust {path} to run the code in it"
+    except LOAD_ERRORS as error:
+        is_pickle = isinstance(error, pickle.UnpicklingError)  # torch's own message advises loading it unsafely
+        reason = "it is damaged, or holds more than tensors" if is_pickle else first_line(error)
+        or_trust = "" if is_trusted or not is_pickle else f", or pass --trust {path} to run the code in it"
         raise DataError(
-            f"{path} must be a state dict that torch.load(weights_only=True) reads: {why}; save model.state_dict()"
-            f"{trusting}"
+            f"{path} must be a state dict that torch.load(weights_only=True) can read: {reason}; save "
+            f"model.state_dict(){or_trust}"
         ) from error
 
 
 def is_script(path: Path) -> bool:
-    """Whether a file is a TorchScript program."""
+    """Return whether a file is a TorchScript program."""
     return any(name.endswith("/constants.pkl") for name in names_in_archive(path))
 
 
 def names_in_archive(path: Path) -> list[str]:
-    """The members of a zip archive; none of what is no such archive."""
+    """Return the members of a zip archive, or nothing if the file is not one."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
@@ -88,24 +97,24 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _unwrap(state: Any, path: Path) -> dict[str, Any]:
-    """The state dict in what a file holds: itself, a model, or a training checkpoint with it under a known key."""
+    """Return the state dict in the content of a file: a state dict, a model, or a checkpoint that contains one."""
     if isinstance(state, nn.Module):
         state = state.state_dict()
     if not isinstance(state, dict):
         raise DataError(f"{path} must hold a state dict, got {type(state).__name__}: save model.state_dict()")
-    said = []
+    notes = []
     for key in CHECKPOINT_KEYS:
         inner = state.get(key)
         if isinstance(inner, nn.Module):
             inner = inner.state_dict()
         if isinstance(inner, dict):
-            said.append(f"the weights under {key!r} of a checkpoint were taken")
+            notes.append(f"loaded the weights under {key!r} of a checkpoint")
             state = inner
             break
     for prefix in PREFIXES:
         if state and all(str(key).startswith(prefix) for key in state):
-            said.append(f"{prefix!r} was taken off the names")
+            notes.append(f"removed {prefix!r} from the names")
             state = {str(key).removeprefix(prefix): value for key, value in state.items()}
-    if said:
-        warnings.warn(f"{path}: {', and '.join(said)}", RuntimeWarning, stacklevel=4)
+    if notes:
+        warnings.warn(f"{path}: {', and '.join(notes)}", RuntimeWarning, stacklevel=4)
     return dict(state)

@@ -1,0 +1,127 @@
+"""The oracle of a task, chosen by name or by the clean outputs and the labels."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from themis.errors import ModelError, UsageError, first_line, nearest
+from themis.oracle.classes import Changed, Top, Wrong
+from themis.oracle.compare import Compare
+from themis.oracle.oracle import Oracle, Verdict
+from themis.oracle.regression import Regression
+from themis.oracle.segmentation import Segmentation
+from themis.oracle.thresholds import Multilabel, Threshold, are_bits
+
+
+@dataclass(frozen=True)
+class Auto(Oracle):
+    """Becomes the oracle of a task as soon as the clean outputs are known.
+
+    `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if rows have several labels.
+    `[inputs]` or `[inputs, 1]`: `threshold` if all labels are 0 or 1, otherwise `regression:2sd`.
+    `[inputs, classes, height, width]`: `segmentation`.
+    """
+
+    def spec(self) -> str:
+        return "auto"
+
+    def describe(self) -> str:
+        return "what the outputs and labels suggest"
+
+    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
+        return _choose_task(clean_outputs, labels).settle(clean_outputs, labels)
+
+    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return self.settle(clean_outputs, labels).check(clean_outputs, labels)
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return self.settle(clean_outputs, labels).reference(clean_outputs, labels)
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        return self.settle(clean_outputs, labels).compare(clean_outputs, outputs, labels)
+
+
+def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
+    shape = clean_outputs.shape
+    if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
+        return Threshold() if labels is not None and are_bits(labels) else Regression()
+    if len(shape) == 2:
+        if labels is None:
+            return Changed()
+        has_several = labels.shape == shape and are_bits(labels) and not bool((labels.sum(1) == 1).all())
+        return Multilabel() if has_several else Wrong()
+    if len(shape) == 4 and shape[1] > 1:
+        return Segmentation()
+    raise ModelError(
+        "outputs must be [inputs, classes], [inputs] or [inputs, classes, height, width] for the task to be known, got "
+        f"{list(shape)}: pass output=... to Target to pick the scores, or your own comparison as "
+        "oracle=Compare(function)"
+    )
+
+
+def _without_argument(name: str, make: Callable[[], Oracle], text: str) -> Oracle:
+    if text:
+        raise UsageError(f"oracle {name!r} takes no argument, got {f'{name}:{text}'!r}: write {name}")
+    return make()
+
+
+ORACLES: dict[str, Callable[[str], Oracle]] = {
+    "changed": partial(_without_argument, "changed", Changed),
+    "wrong": partial(_without_argument, "wrong", Wrong),
+    "top5": partial(_without_argument, "top5", Top),
+    "threshold": Threshold.parse,
+    "multilabel": Multilabel.parse,
+    "regression": Regression.parse,
+    "off": Regression.parse_off,
+    "segmentation": Segmentation.parse,
+}
+"""Oracles by name; each is made from the text after the colon, which is empty or a number."""
+
+
+def choose_oracle(oracle: str | Oracle) -> Oracle:
+    """Return the oracle with a name: `NAME`, `NAME:NUMBER`, `topK`, `auto`, or `module:function` for the user's own."""
+    if isinstance(oracle, Oracle):
+        return oracle
+    if not isinstance(oracle, str):
+        raise UsageError(
+            f"oracle must be a name or an Oracle, got {type(oracle).__name__}: wrap a function as Compare(function)"
+        )
+    name, colon, text = oracle.partition(":")
+    if name == "auto":
+        return _without_argument("auto", Auto, text)
+    if top := re.fullmatch(r"top([1-9]\d*)", name):
+        return _without_argument(name, partial(Top, int(top[1])), text)
+    if name in ORACLES:
+        return ORACLES[name](text)
+    if colon and all(part.isidentifier() for part in (*name.split("."), *text.split("."))):
+        return _import_oracle(name, text)
+    known = nearest(name, ["auto", *ORACLES])
+    raise UsageError(f"oracle must be a known name or module:function, got {oracle!r}: {known}")
+
+
+def _import_oracle(name: str, text: str) -> Oracle:
+    """Return the user's own function or oracle."""
+    spec = f"{name}:{text}"
+    try:
+        imported: Any = importlib.import_module(name)
+        for attribute in text.split("."):
+            imported = getattr(imported, attribute)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"oracle {spec!r}: {error}; {nearest(name, ['auto', *ORACLES])}") from error
+    except AttributeError as error:
+        module = sys.modules.get(name)
+        known = [each for each in vars(module) if not each.startswith("_")] if module else []
+        raise UsageError(f"oracle {spec!r}: {error}: {nearest(text, known)}") from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
+        raise UsageError(f"oracle {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
+    if isinstance(imported, Compare):
+        return replace(imported, name=spec)
+    return imported if isinstance(imported, Oracle) else Compare(imported, spec)
