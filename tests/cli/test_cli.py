@@ -108,13 +108,13 @@ def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
     assert main([*words, "--out", "runs/a b"]) == 130
     said = capsys.readouterr()
     assert "the user stopped it" in said.out
-    assert said.out.endswith("Go on: themis resume 'runs/a b'\n")
+    assert said.out.endswith("Resume: themis resume 'runs/a b'\n")
     assert said.err == ""
     before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
     assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
     assert main(["resume", "runs/a b"]) == 0
-    assert "The run had ended already" in capsys.readouterr().out
+    assert "The run had already ended" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, monkeypatch):
@@ -122,7 +122,8 @@ def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, m
     words = [*BASE[:1], "--model", "mine:WornOut", *BASE[3:-2], "--tolerance", "1e-7"]
     assert main([*words, "--quiet"]) == 3
     said = capsys.readouterr().err
-    assert said.endswith("kept in runs/now, themis resume runs/now goes on; THEMIS_DEBUG=1 shows where\n")
+    assert "the results so far are in runs/now, and themis resume runs/now continues;" in said
+    assert said.endswith("; THEMIS_DEBUG=1 shows where\n")
     assert said.count("\n") == 1
     assert main(["resume", "runs/now", "--max-tests", "3000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == 3000
@@ -146,8 +147,8 @@ def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--max-tests", "1280"]) == 0
     said = capsys.readouterr().out
-    assert "LeNet-5 from" in said
-    assert "The most telling faults: runs/demo/faults.png" in said
+    assert "Loaded LeNet-5 from" in said
+    assert "Most telling faults: runs/demo/faults.png" in said
     from matplotlib.image import imread
 
     picture = imread(tmp_path / "runs/demo/faults.png")
@@ -199,7 +200,7 @@ def test_help_imports_nothing_heavy():
 
 
 def raise_from(monkeypatch, error):
-    def execute(arguments, said):
+    def execute(arguments, explicit_options):
         raise error
 
     monkeypatch.setattr(run_command, "execute", execute)
@@ -235,7 +236,7 @@ def test_interrupted_before_it_began(monkeypatch, capsys):
 
 
 def test_a_warning_of_themis_is_one_line(monkeypatch, capsys):
-    def execute(arguments, said):
+    def execute(arguments, explicit_options):
         cli.warnings.warn_explicit("something\nodd", RuntimeWarning, "campaign.py", 1, "themis.campaign.loop")
         cli.warnings.warn_explicit("old habits", DeprecationWarning, "other.py", 1, "other")
         return 0

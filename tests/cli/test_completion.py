@@ -77,7 +77,7 @@ def test_the_names_are_those_that_the_options_know():
     options = set()
     for command in ("run", "retrain"):
         parser = cli.options.Parser(prog=f"themis {command}")
-        cli.fill(parser, command)
+        cli.configure_parser(parser, command)
         options |= {action.dest for action in parser._actions}
     assert set(names) <= options
 

@@ -20,11 +20,11 @@ def test_it_says_what_is_here_and_that_it_works(capsys, monkeypatch, tmp_path):
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert re.search(rf"torch +{re.escape(torch.__version__)}", said)
-    assert re.search(r"cpu +\d+ cores, \d+ threads, [\d.]+ of [\d.]+ GiB free", said)
+    assert re.search(r"cpu +\d+ cores?, \d+ threads?, [\d.]+ of [\d.]+ GiB free", said)
     assert re.search(r"THEMIS_DATA +\S+/nowhere, which does not exist", said)
     assert re.search(r"THEMIS_CACHE +not set: ", said)
     assert re.search(rf"runs +{tmp_path}/runs, [\d.]+ GiB free", said)
-    assert re.search(r"cpu +640 tests, \d+ faults, one replayed, in", said)
+    assert re.search(r"cpu +640 tests, \d+ faults and one replay in", said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,7 +51,7 @@ def test_an_absent_required_package_is_a_failure(monkeypatch, capsys):
     assert main(["doctor"]) == 3
     said = capsys.readouterr()
     assert "not installed (required): pip install torch" in said.out
-    assert said.err == "themis doctor: torch must be installed, it is not: pip install torch\n"
+    assert said.err == "themis doctor: torch is required but not installed: pip install torch\n"
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
@@ -62,7 +62,7 @@ def test_an_installation_that_does_not_work_is_a_failure(monkeypatch, capsys, js
     monkeypatch.setattr(doctor, "_try_campaign", broken)
     assert main(["doctor", *json_too]) == 3
     said = capsys.readouterr()
-    assert said.err == "themis doctor: a campaign must work here, it raised RuntimeError: CUDA error: no kernel image\n"
+    assert said.err == "themis doctor: the test campaign failed with RuntimeError: CUDA error: no kernel image\n"
     if json_too:
         assert len(json.loads(said.out)["problems"]) == 1
 
@@ -80,7 +80,7 @@ sys.exit(main(["doctor"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "one replayed" in done.stdout
+    assert "one replay" in done.stdout
 
 
 DEVELOPMENT = ("test", "check", "docs", "dev")

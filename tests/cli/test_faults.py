@@ -206,12 +206,12 @@ WRONG = {
     "a condition that fails on the way": (["--where", "json(kind)"], "malformed JSON"),
     "sort": (["--sort", "distanc"], "did you mean 'distance'?"),
     "stream": (["--stream", "serch"], "did you mean 'search'?"),
-    "limit": (["--limit", "-1"], "limit must be 0, for all, or more, got -1"),
+    "limit": (["--limit", "-1"], "limit must be at least 0, got -1: 0 shows all faults"),
     "a number": (["--answer", "seven"], "answer must be a whole number"),
-    "fault": (["-5"], "FAULT must be one that the run has, got -5: the nearest are"),
+    "fault": (["-5"], "the run has no fault -5: the nearest are"),
     "no fault": (["first"], "FAULT must be a whole number, got 'first'"),
     "huge fault": ([str(10**30)], "its"),
-    "json and a file": (["--json", "--export", "a.csv"], "must not both be given"),
+    "json and a file": (["--json", "--export", "a.csv"], "cannot be combined"),
     "ending": (["--export", "a.parqet"], "did you mean '.parquet'? known: .csv, .json, .npz, .parquet, .png"),
     "no ending": (["--export", "faults"], "known: .csv, .json, .npz, .parquet, .png"),
     "no folder": (["--export", "nowhere/a.csv"], "the file must lie in a folder that exists"),
@@ -234,7 +234,7 @@ def test_an_unknown_fault_is_answered_with_its_neighbours(found, capsys):
     near = sorted(sorted(known, key=lambda each: abs(each - missing))[:1])[0]
     line = refused(capsys, found[0], missing)
     assert str(near) in line
-    assert line.endswith(f"its {len(known)} faults lie in {known[0]} to {known[-1]}")
+    assert line.endswith(f"its {len(known)} faults have numbers from {known[0]} to {known[-1]}")
 
 
 def test_the_first_line_knows_how_the_campaign_fares(tmp_path, capsys):
@@ -249,7 +249,8 @@ def test_the_first_line_knows_how_the_campaign_fares(tmp_path, capsys):
     assert re.fullmatch(r"\d+ faults, \d+ match, 20 shown; the campaign is still running after \d+ tests", said[0])
     (out / "summary.json").unlink()
     main(["faults", str(out)])
-    assert f"; the campaign was killed after 900 tests: themis resume '{out}' goes on\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"; the campaign was killed after 900 tests: continue it with themis resume '{out}'\n" in said
 
 
 def test_an_interrupted_and_a_failed_campaign_are_named(tmp_path, capsys):
@@ -264,7 +265,8 @@ def test_an_interrupted_and_a_failed_campaign_are_named(tmp_path, capsys):
 
     themis.run(Failing(), DATA, "gaussian", out=tmp_path / "a", **OPTIONS)
     main(["faults", str(tmp_path / "a")])
-    assert re.search(r"; the campaign was interrupted after \d+ tests: themis resume ", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"; the campaign was interrupted after \d+ tests: continue it with themis resume ", said)
     net = Failing()
     net.error = ZeroDivisionError("worn out")
     with pytest.raises(themis.ModelError):

@@ -115,12 +115,12 @@ def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "a gate must be given, as --max-fault-rate 0.05"),
+        ([], "a gate must be given, such as --max-fault-rate 0.05"),
         (["--max-fault-rate", "5"], "write 0.05 for 5%"),
         (["--fail-under", "covrage=1"], "did you mean 'coverage'?"),
         (["--max-new-faults", "0"], "baseline is missing: add it"),
         (["--baseline-weights", "w.pt", "--max-fault-rate", "1"], "--baseline must be given with"),
-        (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "make the folder first"),
+        (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "create the folder first"),
         (["--fail-under", "clean_iou=0.5"], "the task is no segmentation"),
     ],
 )

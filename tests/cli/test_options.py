@@ -1,4 +1,4 @@
-"""Flags and files from dataclasses: what a user may write, and what becomes of it."""
+"""Flags, configuration files and their values, as users write them."""
 
 from dataclasses import asdict, dataclass, fields
 
@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.cli import fill, run
-from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, chosen, parse
+from themis.cli import configure_parser, run
+from themis.cli.options import (
+    Parser,
+    add_config,
+    add_fields,
+    add_option,
+    as_yaml,
+    convert,
+    explicit_fields,
+    parse,
+)
 from themis.errors import UsageError
 from themis.options import option
 from themis.runs.source import Origin
@@ -18,7 +27,7 @@ NEEDED = "--model mine:net --data mine:data --perturb gaussian"
 
 def parser_of_run() -> Parser:
     parser = Parser(prog="themis run")
-    fill(parser, "run")
+    configure_parser(parser, "run")
     return parser
 
 
@@ -26,23 +35,23 @@ def read(text: str):
     return parse(parser_of_run(), text.split())
 
 
-def test_every_option_of_origin_and_settings_has_a_flag_that_shows_its_default():
+def test_every_option_of_origin_and_settings_has_a_flag_with_its_default():
     text = " ".join(parser_of_run().format_help().split())
-    for each in (*fields(Origin), *fields(Settings)):
-        assert f"--{each.name.replace('_', '-')} " in text
-        assert each.metadata["help"] in text
+    for field in (*fields(Origin), *fields(Settings)):
+        assert f"--{field.name.replace('_', '-')} " in text
+        assert field.metadata["help"] in text
     assert "stop after this many tests; null is no limit (default: 20000)" in text
     assert "range of a raw input, as 0,255 (default: 0,1)" in text
     assert "(default: 0.0005)" in text
 
 
-def test_only_what_is_given_is_said():
-    arguments, said = read(f"{NEEDED} --max-tests null --layers fc1 --quiet")
-    assert said == {"model", "data", "perturb", "max_tests", "layers", "quiet"}
+def test_only_options_that_were_given_are_explicit():
+    arguments, explicit_options = read(f"{NEEDED} --max-tests null --layers fc1 --quiet")
+    assert explicit_options == {"model", "data", "perturb", "max_tests", "layers", "quiet"}
     assert arguments.max_tests is None
     assert arguments.quiet is True
     assert arguments.json is False
-    assert chosen(arguments, Settings, said) == {"max_tests": None}
+    assert explicit_fields(arguments, Settings, explicit_options) == {"max_tests": None}
     assert {name: getattr(arguments, name) for name in ("plateau", "bounds")} == {"plateau": 20, "bounds": (0.0, 1.0)}
 
 
@@ -50,46 +59,46 @@ def test_negative_numbers_are_values():
     assert read(f"{NEEDED} --bounds -1,1 --mean -.5,2")[0].bounds == (-1.0, 1.0)
 
 
-def test_a_file_says_the_same_names_and_flags_override_it(tmp_path):
+def test_a_file_has_the_same_names_and_flags_override_it(tmp_path):
     path = tmp_path / "campaign.yaml"
     path.write_text(
         "model: mine:net\ndata: mine:data\nperturb: fgsm\nmax-tests: 1e3\ntolerance: 1e-3\nlayers: [1, fc]\n"
         "json: true\nmean: 0.5\nout: null\n"
     )
-    arguments, said = read(f"--config {path} --perturb gaussian")
+    arguments, explicit_options = read(f"--config {path} --perturb gaussian")
     assert arguments.perturb == "gaussian"
     assert (arguments.max_tests, arguments.tolerance, arguments.layers) == (1000, 0.001, ["1", "fc"])
     assert (arguments.mean, arguments.json, arguments.out) == ([0.5], True, None)
     names = {"model", "data", "perturb", "max_tests", "tolerance", "layers", "json", "mean", "out"}
-    assert said == {*names, "config"}
+    assert explicit_options == {*names, "config"}
 
 
-def test_an_empty_file_says_nothing(tmp_path):
+def test_an_empty_file_sets_no_options(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     assert read(f"{NEEDED} --config {tmp_path / 'empty.yaml'}")[1] == {"model", "data", "perturb", "config"}
 
 
 @pytest.mark.parametrize("words", ["", NEEDED, f"{NEEDED} --preset paper --max-tests 50 --layers 1,2 --bounds -1,1"])
-def test_the_printed_configuration_reads_back_as_it_was(words, tmp_path, capsys):
+def test_a_printed_configuration_reads_back_unchanged(words, tmp_path, capsys):
     path = tmp_path / "printed.yaml"
     printed = []
     for text in (words, f"--config {path}"):
-        arguments, said = read(f"{text} --print-config")
-        assert run.execute(arguments, said) == 0
+        arguments, explicit_options = read(f"{text} --print-config")
+        assert run.execute(arguments, explicit_options) == 0
         printed.append(capsys.readouterr().out)
         path.write_text(printed[-1])
     assert printed[0] == printed[1]
     if words:
-        first, again = (Settings.of(**chosen(*_swap(read(text)))) for text in (words, f"--config {path}"))
+        first, again = (Settings.of(**explicit_fields(*_swap(read(text)))) for text in (words, f"--config {path}"))
         assert asdict(first) == asdict(again)
 
 
 def _swap(parsed):
-    arguments, said = parsed
-    return arguments, Settings, said
+    arguments, explicit_options = parsed
+    return arguments, Settings, explicit_options
 
 
-text = st.text(min_size=1).filter(lambda each: each.isprintable() and each.lower() not in ("null", "none"))
+text = st.text(min_size=1).filter(lambda written: written.isprintable() and written.lower() not in ("null", "none"))
 number = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -122,20 +131,20 @@ def test_whatever_is_written_as_yaml_reads_back(tmp_path_factory, value):
     parser = Parser(prog="themis any")
     add_config(parser)
     add_fields(parser, Everything)
-    arguments, said = parse(parser, ["--config", str(path)])
-    assert Everything(**chosen(arguments, Everything, said)) == value
+    arguments, explicit_options = parse(parser, ["--config", str(path)])
+    assert Everything(**explicit_fields(arguments, Everything, explicit_options)) == value
 
 
-def test_another_command_takes_some_of_the_options_in_a_few_lines(capsys):
+def test_another_command_can_take_some_of_the_options(capsys):
     parser = Parser(prog="themis other")
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--limit", type=int, default=20, help="rows")
     add_fields(parser.add_argument_group("when to stop"), Settings, only=("max_tests",), shows_default=False)
-    add_option(parser, "share", float, 0.5, "50% of it", is_needed=False)
+    add_option(parser, "share", float, 0.5, "50% of it", is_required=False)
     parser.describe_usage()
-    arguments, said = parse(parser, ["runs/a", "--max-tests", "5", "--limit", "3"])
+    arguments, explicit_options = parse(parser, ["runs/a", "--max-tests", "5", "--limit", "3"])
     assert vars(arguments) == {"run": "runs/a", "limit": 3, "max_tests": 5, "share": 0.5}
-    assert said == {"run", "limit", "max_tests"}
+    assert explicit_options == {"run", "limit", "max_tests"}
     assert parse(parser, ["runs/a"])[0].limit == 20
     help = parser.format_help()
     assert help.startswith("usage: themis other RUN [options]\n")
@@ -143,7 +152,7 @@ def test_another_command_takes_some_of_the_options_in_a_few_lines(capsys):
     assert "default: 20000" not in help
 
 
-def test_abbreviations_are_not_taken():
+def test_abbreviations_are_rejected():
     with pytest.raises(UsageError, match=r"^unknown option --max-t: did you mean --max-tests\?$"):
         read(f"{NEEDED} --max-t 5")
 
@@ -152,3 +161,69 @@ def test_abbreviations_are_not_taken():
 def test_a_count_must_be_a_whole_number(value):
     with pytest.raises(UsageError, match=r"^draws must be a (whole )?number, got "):
         Settings.of(draws=value)
+
+
+VALUES = [
+    (int, "20_000", 20_000),
+    (int, "1e4", 10_000),
+    (int, 1e4, 10_000),
+    (int, str(2**63 - 1), 2**63 - 1),
+    (int, "-3", -3),
+    (int | None, "null", None),
+    (int | None, "None", None),
+    (int | None, None, None),
+    (float, "1e-3", 0.001),
+    (float, 2, 2.0),
+    (float | None, "none", None),
+    (str, "gaussian", "gaussian"),
+    (str, 5, "5"),
+    (str | None, "null", None),
+    (bool, "true", True),
+    (bool, False, False),
+    (list[float] | None, "0.4,0.5,0.4", [0.4, 0.5, 0.4]),
+    (list[float] | None, "[0.4, 0.5]", [0.4, 0.5]),
+    (list[float] | None, [1, "2"], [1.0, 2.0]),
+    (list[float] | None, 0.5, [0.5]),
+    (list[float] | None, "null", None),
+    (list[str] | None, "conv*,fc1", ["conv*", "fc1"]),
+    (list[str] | None, "['conv1', \"fc1\"]", ["conv1", "fc1"]),
+    (list[str] | None, [1, 3], ["1", "3"]),
+    (tuple[float, float], "0,255", (0.0, 255.0)),
+    (tuple[float, float], "[-1, 1]", (-1.0, 1.0)),
+    (tuple[float, float], [0, 1], (0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "written", "value"), VALUES)
+def test_a_value_is_read_as_a_user_would_write_it(kind, written, value):
+    converted = convert("name", written, kind)
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+WRONG_VALUES = [
+    (int, "abc", "a whole number"),
+    (int, "1.5", "a whole number"),
+    (int, True, "a whole number"),
+    (int, [1], "a whole number"),
+    (int | None, "", "a whole number or null"),
+    (int, None, "a whole number"),
+    (float, "inf", "a number"),
+    (float, True, "a number"),
+    (str, True, "text"),
+    (str, {"a": 1}, "text"),
+    (bool, "yes", "true or false"),
+    (list[float], "0.4,,0.5", "numbers such as 0.4,0.5,0.4"),
+    (list[float], [], "numbers such as 0.4,0.5,0.4"),
+    (list[str] | None, "[]", "names such as conv1,fc* or null"),
+    (list[str], [["a"]], "names such as conv1,fc*"),
+    (tuple[float, float], "1", "two numbers such as 0,255"),
+    (tuple[float, float], [0, 1, 2], "two numbers such as 0,255"),
+]
+
+
+@pytest.mark.parametrize(("kind", "written", "rule"), WRONG_VALUES)
+def test_the_error_for_a_wrong_value_states_the_rule(kind, written, rule):
+    with pytest.raises(UsageError) as raised:
+        convert("name", written, kind)
+    assert str(raised.value) == f"name must be {rule}, got {written!r}"

@@ -41,8 +41,8 @@ def test_a_sheet_is_a_picture_with_a_row_each(tmp_path, capsys):
     out = tmp_path / "sheet.png"
     assert main(["perturbations", "rain", "gaussian_blur", "fgsm", "--sheet", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "2 perturbations drawn" in text
-    assert "Not drawn, since they need a model, a table or other channels: fgsm" in text
+    assert "Drew 2 perturbations" in text
+    assert "Not drawn, because they need a model, a table or other channels: fgsm" in text
     with Image.open(out) as picture:
         assert picture.width > 800
         assert picture.height > 350
@@ -72,10 +72,10 @@ def test_strength_runs_from_the_identity_to_the_far_end():
         (["--family", "wether"], "did you mean 'weather'"),
         (["rain", "--sheet", "out.docx"], "must end in .png"),
         (["rain", "--sheet", "out.png", "--data", "digits", "--index", "99999"], "--index must lie in"),
-        (["fgsm", "--sheet", "out.png"], "fgsm cannot be drawn on a picture"),
-        (["rain", "--sheet", "nowhere/out.png"], "must be in a folder that exists"),
+        (["fgsm", "--sheet", "out.png"], "cannot draw fgsm on a picture"),
+        (["rain", "--sheet", "nowhere/out.png"], "must be a file in an existing folder"),
         (["rain", "--sheet", "out.png", "--bounds", "1,0"], "bounds"),
-        (["rain", "--family", "camera"], "none of them is in 'camera'"),
+        (["rain", "--family", "camera"], "none of the named perturbations is in family 'camera'"),
     ],
 )
 def test_wrong_uses_get_one_line(words, text, capsys, tmp_path, monkeypatch):

@@ -110,11 +110,11 @@ def test_faults_show_again_to_the_bit(home, capsys, monkeypatch, tmp_path):
     assert said.splitlines()[:4] == [
         f"fault {fault.id}: seed {fault.seed_id}, gaussian with sigma {fault.theta['sigma']:.4g}",
         f"  answer  clean {fault.clean_answer}, recorded {sure}, now {sure}: the same",
-        "  input   equal to the bit",
-        "  output  equal to the bit",
+        "  input   identical, bit for bit",
+        "  output  identical, bit for bit",
     ]
     assert said.count("\nfault ") == 2
-    assert said.endswith("3 of 3 reproduced; model, data and environment are as when the run began\n")
+    assert said.endswith("3 of 3 reproduced; model, data and environment are the same as at the start of the run\n")
 
 
 def test_every_kept_fault_of_both_runs_shows_again_to_the_bit(home, capsys):
@@ -128,6 +128,14 @@ def test_every_kept_fault_of_both_runs_shows_again_to_the_bit(home, capsys):
             assert each["is_fault"]
             assert each["now"] == each["recorded"]
             assert each["input"] == each["output"] == {"is_kept": True, "gap": 0}
+
+
+def test_the_options_of_the_target_override_the_recorded_ones(home, capsys):
+    (id,) = some(home / "noise", 1)
+    code, line = refused(capsys, home / "noise", id, "--mean", "0.5")
+    assert (code, "--mean and --std must be given together" in line) == (2, True)
+    code, result = replayed(capsys, home / "noise", id, "--mean", "5", "--std", "0.01")
+    assert (code, result["faults"][0]["output"]["gap"] > 1) == (1, True)
 
 
 def test_a_fault_whose_input_was_not_kept_is_made_again(home, capsys):
@@ -167,8 +175,8 @@ def test_another_process_with_more_threads_elsewhere_replays_while_the_campaign_
     )
     assert len(run.rounds) == 2
     assert (answers[0].returncode, answers[0].stderr) == (0, "")
-    assert answers[0].stdout.count("input   equal to the bit\n  output  equal to the bit\n") == 4
-    assert "environment are as when the run began" in answers[0].stdout, "it took the run's number of threads"
+    assert answers[0].stdout.count("input   identical, bit for bit\n  output  identical, bit for bit\n") == 4
+    assert "environment are the same as at the start of the run" in answers[0].stdout, "it uses the recorded threads"
 
 
 def test_changed_weights_are_named_and_what_they_change_is_said(moved, capsys):
@@ -185,9 +193,9 @@ def test_changed_weights_are_named_and_what_they_change_is_said(moved, capsys):
     assert main(["replay", str(moved / "noise"), *ids]) == 1
     said = capsys.readouterr().out
     assert f"now {label} (100.0%): no longer a fault" in said
-    assert ("the same answer, but another output" in said) == (label in answers)
+    assert ("the same answer, but a different output" in said) == (label in answers)
     assert re.search(r"output  differs by up to \d", said)
-    assert re.search(r"^\d+ of 20 reproduced; not as when the run began:$", said, re.M)
+    assert re.search(r"^\d+ of 20 reproduced; changed since the start of the run:$", said, re.M)
     assert len(re.findall(r"^  model_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", said, re.M)) == 1
     assert len(re.findall(r"^  weights_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", said, re.M)) == 1
 
@@ -213,7 +221,7 @@ def test_the_input_of_an_attack_on_other_weights_is_the_kept_one(moved, capsys):
     torch.save(net, moved / "net.pt")
     main(["replay", str(moved / "attack"), *ids, "--out", "a.npz"])
     said = capsys.readouterr().out
-    assert re.search(r"input   differs by up to [\d.]+: the recorded one was given to the model", said)
+    assert re.search(r"input   differs by up to [\d.]+; the model was given the recorded one", said)
     arrays = np.load("a.npz")
     kept = Reader(moved / "attack").tensors(arrays["id"].tolist())
     for id, inputs in zip(arrays["id"].tolist(), arrays["inputs"], strict=True):
@@ -276,7 +284,7 @@ def test_clean_and_disturbed_inputs_are_written(home, tmp_path, capsys, monkeypa
 
 
 WRONG = {
-    "no such fault": (["100000"], 2, "FAULT must be one that the run has, got 100000: the nearest are"),
+    "no such fault": (["100000"], 2, "the run has no fault 100000: the nearest are"),
     "no number": (["one"], 2, "FAULT must be a whole number, got 'one'"),
     "no fault": ([], 2, "FAULT must be given"),
     "ending": (["0", "--out", "a.pgn"], 2, "did you mean '.png'?"),

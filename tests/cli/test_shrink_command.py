@@ -76,7 +76,7 @@ def needed(home, seed_id):
 
 def test_the_most_telling_faults_are_shrunk_in_another_process(home, run):
     lines = shrunk(run).splitlines()
-    assert lines[0].split() == ["fault", "seed", "strength", "distance", "answer", "what", "it", "takes"]
+    assert lines[0].split() == ["fault", "seed", "strength", "distance", "answer", "change"]
     found = json.loads((run / "shrunk.json").read_text())
     assert len(found["faults"]) == 20
     assert (found["no_longer_faults"], found["robustness"], found["changes"]) == ([], None, [])
@@ -88,7 +88,7 @@ def test_the_most_telling_faults_are_shrunk_in_another_process(home, run):
         assert each["after"]["shift"] == pytest.approx(needed(home, each["seed_id"]), rel=0.02)
         assert each["strength"] == pytest.approx(each["after"]["shift"] / 0.25, rel=1e-5)
     passes = sum(each["passes"] for each in found["faults"])
-    assert lines[21:] == [f"20 faults shrunk in {passes:,} passes", f"{run / 'shrunk.json'} has all of it"]
+    assert lines[21:] == [f"Shrank 20 faults in {passes:,} passes", f"Details: {run / 'shrunk.json'}"]
 
 
 def test_named_faults_come_in_their_order_and_as_json(run):
@@ -125,7 +125,7 @@ def test_a_mended_model_has_nothing_to_shrink(run, capsys):
     some = [str(id) for (id,) in Reader(run).select("id", limit=2)]
     assert main(["shrink", str(run), *some, "--model", "averaging:Mean(over=2)"]) == 0
     said = capsys.readouterr().out
-    assert f"2 no longer break the model: {some[0]}, {some[1]}" in said
+    assert f"2 faults no longer break the model: {some[0]}, {some[1]}" in said
 
 
 def test_a_run_without_faults_says_so(home, run, capsys):
@@ -142,13 +142,11 @@ def test_a_run_without_faults_says_so(home, run, capsys):
 
 
 def test_wrong_uses_are_refused(run, capsys):
-    assert refused(capsys, run, "--most", "0") == (2, "themis shrink: most must be 1 or more, got 0")
-    assert refused(capsys, run, "9999999")[1].startswith(
-        "themis shrink: FAULT must be one that the run has, got 9999999"
-    )
+    assert refused(capsys, run, "--most", "0") == (2, "themis shrink: most must be at least 1, got 0")
+    assert refused(capsys, run, "9999999")[1].startswith("themis shrink: the run has no fault 9999999")
     code, line = refused(capsys, run, "1", "--most", "3")
     assert (code, line) == (
         2,
-        "themis shrink: --most and numbers of faults must not both be given: leave one out",
+        "themis shrink: --most and fault numbers cannot be combined: leave one of them out",
     )
     assert refused(capsys, run.parent)[0] == 2

@@ -62,7 +62,7 @@ def fetch(said, path="/view.json"):
 
 def test_it_prints_an_address_that_shows_the_run_and_ctrl_c_ends_it(run):
     with watching(run, "--no-browser") as (process, said):
-        assert said.startswith(f"{run} is shown at http://127.0.0.1:")
+        assert said.startswith(f"Serving {run} at http://127.0.0.1:")
         assert said.count("\n") == 1
         status, body = fetch(said)
         assert (status, json.loads(body)["counts"]["tests"]) == (200, 300)
@@ -100,14 +100,14 @@ def test_a_browser_is_opened_at_the_address_unless_told_not_to(run, tmp_path):
 
 def test_without_a_browser_it_says_so_and_goes_on(run):
     with watching(run, BROWSER="/none/such %s") as (process, said):
-        assert "no browser could be opened" in process.stderr.readline()
+        assert "could not open a browser" in process.stderr.readline()
         assert fetch(said)[0] == 200
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
     with watching(tmp_path / "later", "--no-browser") as (_, said):
         assert said.startswith(
-            f"{tmp_path / 'later'} holds no run yet: it is shown as soon as a campaign begins there\n"
+            f"{tmp_path / 'later'} does not contain a run yet: it is shown as soon as a campaign starts there\n"
         )
         assert fetch(said)[0] == 503
         assert not (tmp_path / "later").exists()

@@ -140,7 +140,7 @@ WRONG = {
     # faults
     "faults of nothing": (["faults"], 2, "must be given: see themis faults --help"),
     "faults of nowhere": (["faults", "nowhere"], 2, "nowhere is none: check the path"),
-    "a fault that is none": (["faults", "done", "99999"], 2, "FAULT must be one that the run has", finished_run),
+    "a fault that is none": (["faults", "done", "99999"], 2, "the run has no fault 99999", finished_run),
     "a fault in words": (["faults", "done", "first"], 2, "FAULT must be a whole number", finished_run),
     "unknown column": (["faults", "done", "--where", "anser = 3"], 2, "did you mean 'answer'", finished_run),
     "half a condition": (
@@ -160,7 +160,7 @@ WRONG = {
     "a summary cut short": (["faults", "done"], 3, "summary.json must be JSON", then(cut("summary.json"))),
     # replay
     "replay nothing": (["replay", "done"], 2, "FAULT must be given", finished_run),
-    "replay what is no fault": (["replay", "done", "99999"], 2, "FAULT must be one that the run has", finished_run),
+    "replay what is no fault": (["replay", "done", "99999"], 2, "the run has no fault 99999", finished_run),
     "replay without the module": (["replay", "done", FIRST], 2, "No module named 'mine'", then(remove_the_module)),
     "replay what Python began": (["replay", "done", FIRST], 2, "it was started from Python", run_from_python),
     "replay with data of another size": (

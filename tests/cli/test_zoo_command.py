@@ -82,7 +82,7 @@ def test_verify_of_all_leaves_out_only_what_nobody_has_weights_for(root, capsys)
     assert main(["zoo", "verify"]) == 1
     said = capsys.readouterr().out
     n_counted = len(ZOO) - 2 - (find_weights("efficientnet-lite0-imagenet") is None)
-    assert f"0 of {n_counted} agree; without weights, so left out: vgg19-imagenet, resnet50-imagenet" in said
+    assert f"0 of {n_counted} agree; skipped, because they have no weights: vgg19-imagenet, resnet50-imagenet" in said
     assert "lenet1-mnist                 no weights (DeepXplore's Keras file, converted)" in said
 
 
@@ -92,7 +92,7 @@ def test_verify_goes_on_after_data_that_cannot_be_read(drebin, capsys):
     torch.save(build(ZOO["lenet1-mnist"]).state_dict(), folder / "lenet1_deepxplore.pt")
     assert main(["zoo", "verify", "lenet1-mnist", "mlp-drebin"]) == 1
     said = capsys.readouterr().out
-    assert "lenet1-mnist  cannot be measured: " in said
+    assert "lenet1-mnist  cannot be verified: " in said
     assert "mlp-drebin    accuracy" in said
 
 
@@ -104,7 +104,7 @@ def test_train_writes_weights_that_run_and_verify_take(root, capsys):
         said = capsys.readouterr().out
         assert "epoch 1 of 1: loss " in said
         assert "test accuracy " in said
-        assert f"Weights in {file}: themis run --zoo lenet1-mnist --weights {file} --perturb gaussian" in said
+        assert f"Wrote {file}. Test it: themis run --zoo lenet1-mnist --weights {file} --perturb gaussian" in said
         assert main(["zoo", "verify", "lenet1-mnist", "--weights", file, "--json"]) == 1
         (row,) = json.loads(capsys.readouterr().out)
         assert f"{row['measured']:.2%}" in said
@@ -117,16 +117,16 @@ def test_train_writes_weights_that_run_and_verify_take(root, capsys):
 
 
 WRONG = {
-    "an unknown word": (["zoo", "verfy"], "WHAT must be list, verify or train, got 'verfy'"),
+    "an unknown word": (["zoo", "verfy"], "ACTION must be list, verify or train, got 'verfy'"),
     "an unknown name": (["zoo", "verify", "lenet5"], "no model 'lenet5': did you mean 'lenet5-mnist'?"),
-    "train nothing": (["zoo", "train"], "must be given one NAME, got 0"),
-    "train two": (["zoo", "train", "lenet1-mnist", "mlp-pdf"], "must be given one NAME, got 2"),
+    "train nothing": (["zoo", "train"], "needs exactly one NAME, got 0"),
+    "train two": (["zoo", "train", "lenet1-mnist", "mlp-pdf"], "needs exactly one NAME, got 2"),
     "train what has no data": (["zoo", "train", "vgg19-imagenet"], "no training data for vgg19-imagenet"),
     "no epochs": (["zoo", "train", "mlp-pdf", "--epochs", "0"], "epochs must be 1 or more, got 0"),
-    "another ending": (["zoo", "train", "mlp-pdf", "--out", "a.onnx"], "known ending, got a.onnx"),
-    "epochs to verify": (["zoo", "verify", "--epochs", "2"], "--epochs must be left out of themis zoo verify"),
-    "weights to list": (["zoo", "--weights", "a.pt"], "--weights must be left out of themis zoo list"),
-    "weights for all": (["zoo", "verify", "--weights", "a.pt"], "--weights must be given with the one NAME"),
+    "another ending": (["zoo", "train", "mlp-pdf", "--out", "a.onnx"], "known file extension, got a.onnx"),
+    "epochs to verify": (["zoo", "verify", "--epochs", "2"], "--epochs does not apply to themis zoo verify"),
+    "weights to list": (["zoo", "--weights", "a.pt"], "--weights does not apply to themis zoo list"),
+    "weights for all": (["zoo", "verify", "--weights", "a.pt"], "--weights needs exactly one NAME"),
     "run an unknown name": ([*RUN[:2], "drebin", *RUN[3:]], "no model 'drebin'"),
     "run with a model": ([*RUN, "--model", "mine:net"], "--model must be left out, mlp-drebin of the zoo has its own"),
     "run with bounds": ([*RUN, "--bounds", "0,255"], "--bounds must be left out"),
@@ -161,7 +161,7 @@ def test_a_run_can_be_resumed_and_replayed_by_another_process(drebin):
     assert record
     again = elsewhere("replay", "a", str(record[0]["id"]))
     assert again.returncode == 0, again.stderr
-    assert "1 of 1 reproduced; model, data and environment are as when the run began" in again.stdout
+    assert "1 of 1 reproduced; model, data and environment are the same as at the start of the run" in again.stdout
     more = elsewhere("resume", "a", "--max-tests", "400", "--json")
     assert json.loads(more.stdout)["tests"] == 400, more.stderr
     whole = elsewhere("run", "--config", "a/config.yaml", "--out", "b", "--json")  # it holds the new limit

@@ -320,7 +320,7 @@ def test_a_table_and_its_features_on_the_command_line(tmp_path, monkeypatch, cap
     with closing(Reader("run")) as reader:
         ids = [str(fault.id) for fault in reader.faults()[:3]]
     assert main(["replay", "run", *ids]) == 0
-    assert capsys.readouterr().out.count("input   equal to the bit") == 3
+    assert capsys.readouterr().out.count("input   identical, bit for bit") == 3
     assert main(["resume", "run", "--max-tests", "300", "--quiet"]) == 0
     (tmp_path / "features.csv").write_text("name,change\n*,raise\n")
     assert main(["resume", "run", "--max-tests", "400", "--quiet"]) == 3

@@ -1,7 +1,10 @@
-"""The command line. A command's module is imported when the command is used, and nothing heavy before it must be.
+"""The command line: one module per command.
 
 Each module `themis.cli.COMMAND` has `HELP` (what the command does), `EXAMPLES` (lines to copy), `add_arguments(parser)`
-and `execute(arguments, said) -> exit code`; `said` names the options that were given, by a flag or in a file.
+and `execute(arguments, explicit_options) -> exit code`; `explicit_options` are the names of the options that the user
+set, by a flag or in a file. A module is imported when its command is used, and heavy packages only when they are
+needed, so that `--help` is fast. The other modules hold what commands share: `options` (flags and configuration files),
+`source` (the model and the data) and `output` (what a campaign prints and writes).
 """
 
 from __future__ import annotations
@@ -22,39 +25,45 @@ DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
-    "check": "look at a model and its data before a campaign",
+    "check": "inspect a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
-    "resume": "go on with a run that was interrupted, or give it more budget",
-    "replay": "run faults again and compare them with what was recorded",
+    "resume": "continue a run that was interrupted, or extend its budget",
+    "replay": "run faults again and compare them with the recorded ones",
     "faults": "list, sort and export the faults of a run",
-    "groups": "put faults that are one story together, say where they enter",
-    "shrink": "make faults smaller, and draw how robust the model is",
-    "diff": "set two versions of a model, or two techniques, side by side",
-    "gate": "hold a run against limits; the exit code says if it may ship",
-    "watch": "show a run in the browser, while it runs and afterwards",
+    "groups": "group related faults, and locate the layers they start in",
+    "shrink": "make faults smaller, and plot how robust the model is",
+    "diff": "compare two versions of a model, or two techniques",
+    "gate": "check a run against limits; the exit code is for CI",
+    "watch": "show a run in the browser, live or finished",
     "report": "write a run as one HTML file, with its faults and figures",
-    "retrain": "make the model better with the faults of a run, and measure it",
-    "perturbations": "list what a model can be disturbed with, and draw it",
+    "retrain": "fine-tune a model on the faults of a run, and measure the gain",
+    "perturbations": "list the perturbations, and draw them",
     "compare": "compare techniques and criteria at equal cost",
     "zoo": "list, verify and train the models of the zoo",
-    "doctor": "check the installation and say what this machine has",
-    "completion": "print a script that completes options in a shell",
+    "doctor": "check the installation and this machine",
+    "completion": "print a script that completes options in the shell",
+}
+TERMS = {
+    "seed": "a clean input; every test perturbs one seed",
+    "theta": "the parameters of a perturbation, such as the angle of rain",
+    "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
+    "coverage": "share of neurons whose mean response to perturbation is known",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Whatever goes wrong is one line on stderr."""
+    """Run one command and return its exit code. Every error is printed as one line on stderr."""
     from themis.errors import ModelError, ThemisError, UsageError
 
     _share_cores()
     words = list(sys.argv[1:] if argv is None else argv)
     name = f"themis {words[0]}" if words and words[0] in COMMANDS else "themis"
     try:
-        with _calm_warnings(name):
+        with _one_line_warnings(name):
             code = _dispatch(words)
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # `themis faults RUN | head`: the reader has all it wants
+    except BrokenPipeError:  # `themis faults RUN | head`: the reader has closed the pipe
         _silence_stdout()
         return DONE
     except KeyboardInterrupt:
@@ -63,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = "; THEMIS_DEBUG=1 shows where" if isinstance(error, ModelError) and error.__cause__ else ""
         return _complain(name, f"{error}{where}", BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED)
     except SystemExit as error:
-        text = f"sys.exit({error.code!r}) was called: take it out of the code that makes the model or the data"
+        text = f"sys.exit({error.code!r}) was called: remove it from the code that builds the model or the data"
         return _complain(name, text, RUN_FAILED)
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error}; set THEMIS_DEBUG=1 for the traceback, and please report it"
@@ -71,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _share_cores() -> None:
-    """Let torch's threads, before it is imported, wait for one another in their sleep after a microsecond or two.
+    """Let torch's threads sleep, instead of spin, after waiting a microsecond or two; set before torch is imported.
 
-    They spin for milliseconds by default: where another process has a core, small models train and run 20 times slower.
+    By default they spin for milliseconds, which makes small models 20 times slower if another process uses a core.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -100,41 +109,43 @@ def _execute(name: str, words: list[str]) -> int:
     from themis.cli.options import Parser, parse
 
     parser = Parser(prog=f"themis {name}")
-    module = fill(parser, name)
+    module = configure_parser(parser, name)
     try:
-        arguments, said = parse(parser, words)
-    except SystemExit:  # --help has printed
+        arguments, explicit_options = parse(parser, words)
+    except SystemExit:  # --help was printed
         return DONE
     arguments.words = ["themis", name, *words]
-    return int(module.execute(arguments, said))
+    return int(module.execute(arguments, explicit_options))
 
 
 def _overview() -> str:
-    lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
+    lines, terms = ([f"  {name:<15}{text}" for name, text in table.items()] for table in (COMMANDS, TERMS))
     return "\n".join(
         [
             "usage: themis COMMAND [options]",
             "",
-            "Tests deep-learning models: finds the inputs that break them, and says how much",
-            "of their behaviour was covered.",
+            "Themis tests deep-learning models: it finds inputs that break them and measures",
+            "how much of their behaviour has been tested.",
             "",
             "commands:",
             *lines,
             "",
-            "themis COMMAND --help lists its options, themis --version prints the version.",
-            "The first one to try is themis demo.",
+            "terms:",
+            *terms,
+            "",
+            "themis COMMAND --help lists the options of a command; themis --version prints",
+            "the version. Start with themis demo.",
         ]
     )
 
 
-def fill(parser: Parser, name: str) -> Any:
-    """Give the parser of a command its options; returns the command's module."""
-    from textwrap import fill as wrap
-    from textwrap import indent
+def configure_parser(parser: Parser, name: str) -> Any:
+    """Add the description and the options of a command to its parser; returns the command's module."""
+    from textwrap import fill, indent
 
     module: Any = import_module(f"themis.cli.{name}")
     module.add_arguments(parser)
-    parser.description = wrap(module.HELP, 79)
+    parser.description = fill(module.HELP, 79)
     if examples := getattr(module, "EXAMPLES", ""):
         parser.epilog = f"examples:\n{indent(examples.strip(), '  ')}"
     parser.describe_usage()
@@ -142,7 +153,7 @@ def fill(parser: Parser, name: str) -> Any:
 
 
 def _complain(name: str, text: str, code: int) -> int:
-    """One line on stderr, after the traceback if THEMIS_DEBUG asks for it; returns the exit code."""
+    """Print one line on stderr, after the traceback if THEMIS_DEBUG is set; returns the exit code."""
     if os.environ.get("THEMIS_DEBUG"):
         import traceback
 
@@ -152,10 +163,10 @@ def _complain(name: str, text: str, code: int) -> int:
 
 
 @contextmanager
-def _calm_warnings(name: str) -> Iterator[None]:
-    """Themis's own warnings as one line; none of other packages, unless Python was asked to show them."""
+def _one_line_warnings(name: str) -> Iterator[None]:
+    """Print warnings of Themis as one line and hide those of other packages, unless Python was asked to show them."""
 
-    def show(message: Warning | str, *place: Any, **rest: Any) -> None:
+    def show(message: Warning | str, *location: Any, **rest: Any) -> None:
         print(f"{name}: {' '.join(str(message).split())}", file=sys.stderr)
 
     if sys.warnoptions or os.environ.get("THEMIS_DEBUG"):
@@ -169,6 +180,6 @@ def _calm_warnings(name: str) -> Iterator[None]:
 
 
 def _silence_stdout() -> None:
-    """Python flushes stdout once more at exit: let that go nowhere."""
-    with suppress(OSError, ValueError):  # a stdout that is no file
+    """Redirect stdout to nowhere, because Python flushes it once more at exit."""
+    with suppress(OSError, ValueError):  # stdout may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

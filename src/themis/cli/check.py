@@ -1,15 +1,14 @@
-"""`themis check`: look before a campaign."""
+"""`themis check`: inspect a model and its data before a campaign."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, fields
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from themis.cli import DONE, RUN_FAILED
-from themis.cli.options import Parser, add_config, add_fields, add_option, chosen
-from themis.cli.run import PERTURB, check_names, home, require
-from themis.cli.values import write
+from themis.cli.options import Parser, add_config, add_fields, add_option, explicit_fields, format_value
+from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
 from themis.runs.source import Origin
 from themis.settings import Settings
 
@@ -19,107 +18,122 @@ if TYPE_CHECKING:
     from themis.campaign.preflight import Check
 
 HELP = (
-    "Run the model on a few inputs and say what Themis sees: layers, neurons, bounds, clean accuracy, what seems "
-    "wrong, the memory and time a campaign will need, and the command that starts it. Exit code 3 if none can run."
+    "Run the model on a few inputs and print what Themis finds: layers, neurons, bounds, clean accuracy, likely "
+    "mistakes, the memory and the time that a campaign will need, and the command that starts it. The exit code is 3 "
+    "if no campaign can run."
 )
 EXAMPLES = """
 themis check --model mine:make_net --data mine:make_data
 themis check --model mine:make_net --weights net.pt --data images:photos --perturb gaussian
 """
 N_LAYERS = 12
-"""Layers listed; the others are counted."""
+"""Layers to list; the others are only counted."""
 
 
 def add_arguments(parser: Parser) -> None:
     add_config(parser)
     add_fields(parser.add_argument_group("model and data"), Origin)
     campaign = parser.add_argument_group("campaign")
-    add_option(campaign, "perturb", str, "gaussian", PERTURB)
+    add_option(campaign, "perturb", str, "gaussian", PERTURB_HELP)
     add_fields(campaign, Settings, only=("magnitude", "max_seeds", "max_tests", "batch_size", "clean_memory_gib"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
-    options = chosen(arguments, Settings, said)
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+    options = explicit_fields(arguments, Settings, explicit_options)
     settings = Settings.of(**options)
     require(arguments, "model", "data")
     from themis.campaign.preflight import check
 
-    origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
+    origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
     with origin.at_home():
         perturbation = check_names(arguments.perturb, settings)
-    seen = check(origin.target(), origin.read(), perturbation, **options)
+    result = check(origin.target(), origin.read(), perturbation, **options)
     if arguments.json:
         import json
 
-        print(json.dumps(asdict(seen), indent=2, default=str))
+        print(json.dumps(asdict(result), indent=2, default=str))
     else:
-        print("\n".join(describe(seen, settings)))
-        print(f"\nstart it: {_command(arguments, said)}")
-    return DONE if seen.problem is None else RUN_FAILED
+        print("\n".join(describe(result, settings)))
+        print(f"\nStart the campaign: {_run_command(arguments, explicit_options)}")
+    return DONE if result.problem is None else RUN_FAILED
 
 
-def describe(seen: Check, settings: Settings) -> list[str]:
-    """What was seen, for a person."""
+def describe(check: Check, settings: Settings) -> list[str]:
+    """The result as lines of text."""
     from themis.runs.run import percent
 
-    shape = "x".join(map(str, seen.input_shape))
+    shape = "x".join(map(str, check.input_shape))
+    value_range = f"{check.least:.4g} to {check.most:.4g}"
     rows = [
-        ("model", f"{seen.model}, {seen.n_parameters:,} parameters, {seen.dtype} on {seen.device}"),
-        ("inputs", f"{seen.n_seeds:,} of {shape}, {seen.least:.4g} to {seen.most:.4g} in bounds {write(seen.bounds)}"),
-        ("outputs", "x".join(map(str, seen.output_shape)) or "one number"),
-        ("labels", "none: a fault is a changed answer" if seen.n_classes is None else f"{seen.n_classes} different"),
+        ("model", f"{check.model}, {check.n_parameters:,} parameters, {check.dtype} on {check.device}"),
+        (
+            "inputs",
+            f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
+        ),
+        ("outputs", "x".join(map(str, check.output_shape)) or "one number"),
+        ("labels", "none: a fault is a changed answer" if check.n_classes is None else f"{check.n_classes} different"),
     ]
-    if seen.is_training:
-        rows.append(("mode", "given in training mode, tested in evaluation mode"))
-    if seen.accuracy is not None:
-        rows.append(("accuracy", f"{percent(seen.accuracy)} of {seen.n_looked_at:,} clean inputs answered rightly"))
-    if seen.start is not None:
-        rows += _describe_start(seen, settings)
+    if check.is_training:
+        rows.append(("mode", "passed in training mode, tested in evaluation mode"))
+    if check.accuracy is not None:
+        rows.append(("accuracy", f"{percent(check.accuracy)} of {check.n_looked_at:,} clean inputs answered correctly"))
+    if check.start is not None:
+        rows += _describe_start(check, settings)
     lines = [f"{name:<10}  {text}" for name, text in rows]
-    warnings = _warnings(seen)
-    return lines + (["", *(f"! {each}" for each in warnings)] if warnings else [])
+    warnings = _warnings(check)
+    return lines + (["", *(f"! {warning}" for warning in warnings)] if warnings else [])
 
 
-def _describe_start(seen: Check, settings: Settings) -> list[tuple[str, str]]:
-    start = seen.start
+def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
+    start = check.start
     assert start is not None
-    assert seen.seconds_a_test is not None
-    assert seen.clean_gib is not None
-    rows = [("neurons", f"{start.n_neurons:,} in {len(start.layers)} layers")]
+    assert check.seconds_a_test is not None
+    assert check.clean_gib is not None
+    n_layers = len(start.layers)
+    rows = [("neurons", f"{start.n_neurons:,} in {_count(n_layers, 'layer')}")]
     width = max(len(layer.name) for layer in start.layers[:N_LAYERS])
     for layer in start.layers[:N_LAYERS]:
         size = "x".join(map(str, layer.shape))
-        rows.append(("", f"{layer.name:<{width}}  {size}, {layer.n_neurons:,} neurons"))
-    if len(start.layers) > N_LAYERS:
-        rows.append(("", f"and {len(start.layers) - N_LAYERS} more"))
+        rows.append(("", f"{layer.name:<{width}}  {size}, {_count(layer.n_neurons, 'neuron')}"))
+    if n_layers > N_LAYERS:
+        rows.append(("", f"and {n_layers - N_LAYERS} more"))
     tests = settings.max_tests or 20_000
-    all_tests = _duration(tests * seen.seconds_a_test)
-    kept = "kept" if seen.clean_gib <= settings.clean_memory_gib else "kept in part, the others run with each test"
+    all_tests = _duration(tests * check.seconds_a_test)
+    fits = check.clean_gib <= settings.clean_memory_gib
+    kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
     rows += [
-        ("memory", f"{seen.clean_gib:.2g} GiB of clean activations, {kept}"),
-        (
-            "time",
-            f"{1 / seen.seconds_a_test:,.0f} tests a second; {tests:,} in {all_tests}",
-        ),
-        ("faults", f"{seen.n_faults} in the first {seen.n_tests} tests under {start.perturbation}"),
+        ("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"),
+        ("time", f"{1 / check.seconds_a_test:,.0f} tests per second; {tests:,} tests take {all_tests}"),
+        ("faults", f"{check.n_faults} in the first {_count(check.n_tests, 'test')} under {start.perturbation}"),
     ]
     return rows
 
 
-def _warnings(seen: Check) -> list[str]:
-    found = []
-    if seen.problem is not None:
-        found.append(seen.problem)
-    if seen.is_near_chance:
-        found.append("the model is right no more often than by chance: inputs, weights or labels are not as it expects")
-        if not seen.suspicions:
-            found.append("no other scale, normalisation or order of channels or labels helps: check the weights")
-    found += [f"{each.what} ({each.accuracy:.0%} right then): {each.remedy}" for each in seen.suspicions]
-    if seen.most - seen.least < 0.02 * (seen.bounds[1] - seen.bounds[0]):
-        found.append(f"inputs fill less than 2% of the bounds: pass those they have, {seen.least:.4g},{seen.most:.4g}")
-    return found
+def _warnings(check: Check) -> list[str]:
+    warnings = []
+    if check.problem is not None:
+        warnings.append(check.problem)
+    if check.is_near_chance:
+        warnings.append(
+            "the model is correct no more often than by chance: its inputs, weights or labels are not what it expects"
+        )
+        if not check.suspicions:
+            warnings.append("no other scale, normalisation, or order of channels or labels helps: check the weights")
+    warnings += [
+        f"{suspicion.what} ({suspicion.accuracy:.0%} correct then): {suspicion.remedy}"
+        for suspicion in check.suspicions
+    ]
+    if check.most - check.least < 0.02 * (check.bounds[1] - check.bounds[0]):
+        warnings.append(
+            f"the inputs fill less than 2% of the bounds: pass their own range, {check.least:.4g},{check.most:.4g}"
+        )
+    return warnings
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _duration(seconds: float) -> str:
@@ -128,10 +142,10 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
-def _command(arguments: Namespace, said: set[str]) -> str:
-    names = [each.name for each in (*fields(Origin), *fields(Settings)) if each.name in said and each.name != "perturb"]
-    words: list[Any] = ["themis run"]
-    words += [f"--{name.replace('_', '-')} {quote(write(getattr(arguments, name)))}" for name in names]
-    if "config" in said:
+def _run_command(arguments: Namespace, explicit_options: set[str]) -> str:
+    names = [field.name for field in (*fields(Origin), *fields(Settings)) if field.name in explicit_options]
+    words = ["themis run"]
+    words += [f"--{name.replace('_', '-')} {quote(format_value(getattr(arguments, name)))}" for name in names]
+    if "config" in explicit_options:
         words.append(f"--config {quote(arguments.config)}")
     return " ".join([*words, f"--perturb {quote(arguments.perturb)}"])

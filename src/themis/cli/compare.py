@@ -7,12 +7,12 @@ from contextlib import ExitStack, closing
 from dataclasses import fields
 from pathlib import Path
 from shlex import quote
-from time import strftime
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, INTERRUPTED, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml
-from themis.cli.run import FRESH, PERTURB, add_verbosity, free, home, require
+from themis.cli.output import AUTO, add_verbosity, new_folder
+from themis.cli.source import PERTURB_HELP, origin_folder, require
 from themis.runs.source import Origin
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ def add_arguments(parser: Parser) -> None:
     add_config(parser)
     add_fields(parser.add_argument_group("model and data"), Origin)
     comparison = parser.add_argument_group("comparison")
-    add_option(comparison, "perturb", str, "", PERTURB)
+    add_option(comparison, "perturb", str, "", PERTURB_HELP)
     add_fields(comparison, Plan)
     output = parser.add_argument_group("output")
     text = "processes that run campaigns; by default one a core, on a GPU four; never changes the result"
     add_option(output, "workers", int | None, None, text)
     text = "folder for the results, new or of the same comparison; auto is runs/compare-DATE-TIME"
-    add_option(output, "out", str, FRESH, text)
+    add_option(output, "out", str, AUTO, text)
     add_verbosity(output)
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.experiments.comparison.plan import Plan
 
     plan = {each.name: getattr(arguments, each.name) for each in fields(Plan)}
@@ -63,8 +63,8 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         print(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data", "perturb")
-    origin = Origin.of({**vars(arguments), "folder": home(arguments.folder)})
-    out = free(Path("runs") / strftime("compare-%Y%m%d-%H%M%S")) if arguments.out == FRESH else Path(arguments.out)
+    origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
+    out = new_folder("compare-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.comparison import Listener, compare
 
     is_silent = arguments.quiet or arguments.json

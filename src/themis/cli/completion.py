@@ -1,10 +1,10 @@
-"""`themis completion`: commands, options, files and known names, completed by the shell."""
+"""`themis completion`: let the shell complete commands, options, file names and known names."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from themis.cli import COMMANDS, DONE, fill
+from themis.cli import COMMANDS, DONE, configure_parser
 from themis.cli.options import Parser
 from themis.errors import MissingExtraError, UsageError, nearest
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 HELP = (
-    "Print a script that completes commands, options, file names and known names. Load it in the shell's start-up file."
+    "Print a script that completes commands, options, file names and known names. Load it from the start-up file of "
+    "your shell."
 )
 EXAMPLES = """
 echo 'eval "$(themis completion bash)"' >> ~/.bashrc
@@ -45,41 +46,41 @@ NAMES = {
     "schedule": ("constant", "cosine", "step", "one-cycle"),
     "statistics": ("keep", "update"),
 }
-"""Names an option knows; here too, since asking their tables imports torch, for seconds, in every new shell."""
+"""The names that an option accepts. They are repeated here because importing their tables would load torch."""
 FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN")
-"""Placeholders in the help that stand for paths."""
+"""Placeholders in the help for paths."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     try:
         import shtab
     except ImportError as error:
         raise MissingExtraError('completion needs shtab: pip install "themis-dl[completion]"') from error
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = nearest(arguments.shell, shtab.SUPPORTED_SHELLS)
-        raise UsageError(f"the shell must be a known one, got {arguments.shell!r}: {known}")
-    print(shtab.complete(_whole_parser(shtab), arguments.shell))
+        raise UsageError(f"unknown shell {arguments.shell!r}: {known}")
+    print(shtab.complete(_parser_of_all_commands(shtab), arguments.shell))
     return DONE
 
 
-def _whole_parser(shtab: Any) -> Parser:
-    """Every command with its options, each told how it is completed."""
+def _parser_of_all_commands(shtab: Any) -> Parser:
+    """A parser of every command, whose options know how they are completed."""
     parser = Parser(prog="themis")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers()
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        fill(command, name)
+        configure_parser(command, name)
         for action in command._actions:
-            _complete(action, shtab)
+            _set_completion(action, shtab)
     return parser
 
 
-def _complete(action: Any, shtab: Any) -> None:
+def _set_completion(action: Any, shtab: Any) -> None:
     if action.metavar in FILES:
         action.complete = shtab.FILE
     elif action.metavar in FOLDERS:

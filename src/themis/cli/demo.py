@@ -1,4 +1,4 @@
-"""`themis demo`: a real model on real digits, in a minute."""
+"""`themis demo`: train a real model on real digits and test it, in a minute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
-from themis.cli.run import PERTURB, add_report, add_verbosity, callbacks, check_names, free, report
+from themis.cli.output import add_report, add_verbosity, finish, progress_callbacks, unused_path
+from themis.cli.source import PERTURB_HELP, check_names
 from themis.runs.source import Origin
 from themis.settings import Settings
 
@@ -20,30 +21,35 @@ if TYPE_CHECKING:
     from themis.data import Seeds
     from themis.zoo import LeNet
 
-HELP = "Train LeNet-5 on 5,000 real MNIST digits (once, then cached), test it under noise, and draw its faults."
+HELP = (
+    "Train LeNet-5 on real MNIST digits (only once: the weights are cached), test it under noise on digits that it has "
+    "not seen, and draw its faults."
+)
 EXAMPLES = """
 themis demo
 themis demo --perturb fgsm --policy paper --out runs/attack
 """
 RECIPE = "lenet5-digits-1"
-"""Name of the cached weights; changes with the training recipe."""
+"""Name of the cached weights; it changes with the training recipe."""
 EPOCHS = 15
 
 
 def add_arguments(parser: Parser) -> None:
     campaign = parser.add_argument_group("campaign")
-    add_option(campaign, "perturb", str, "gaussian", PERTURB)
-    add_option(campaign, "magnitude", float | None, None, "its reach: by default 0.25 for gaussian, 0.1 for fgsm")
+    add_option(campaign, "perturb", str, "gaussian", PERTURB_HELP)
+    add_option(
+        campaign, "magnitude", float | None, None, "its largest strength (default: 0.25 for gaussian, 0.1 for fgsm)"
+    )
     add_option(campaign, "policy", str, "scheduled", "random, corners, paper or scheduled")
     add_option(campaign, "max_tests", int, 20_000, "stop after this many tests")
-    add_option(campaign, "random_seed", int, 0, "same seed, same campaign")
+    add_option(campaign, "random_seed", int, 0, "the same seed gives the same campaign")
     output = parser.add_argument_group("output")
-    add_option(output, "out", str, "runs/demo", "folder for the results; numbered if it is taken")
+    add_option(output, "out", str, "runs/demo", "folder for the results; a number is appended if it exists")
     add_report(output)
     add_verbosity(output)
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.campaign.api import run
     from themis.data.readers import read_digits
     from themis.runs.display.figure import draw_faults
@@ -53,9 +59,9 @@ def execute(arguments: Namespace, said: set[str]) -> int:
         if not (arguments.quiet or arguments.json):
             print(text, flush=True)
 
-    usual = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
+    default_magnitude = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
     settings = Settings(
-        magnitude=usual if arguments.magnitude is None else arguments.magnitude,
+        magnitude=default_magnitude if arguments.magnitude is None else arguments.magnitude,
         policy=arguments.policy,
         max_tests=arguments.max_tests,
         max_seconds=50,
@@ -64,25 +70,25 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     check_names(arguments.perturb, settings)
     train, held_out = split(read_digits())
     model = trained_lenet5(train, held_out, say)
-    arguments.out = str(free(Path(arguments.out)))
+    out = str(unused_path(Path(arguments.out)))
     result = run(
         Target(model),
         held_out,
         arguments.perturb,
-        out=arguments.out,
+        out=out,
         origin=Origin(model="themis.cli.demo:make_model", data="themis.cli.demo:make_data"),
-        callbacks=callbacks(arguments),
+        callbacks=progress_callbacks(arguments),
         **asdict(settings),
     )
     if len(result.faults):
-        picture = Path(arguments.out) / "faults.png"
+        picture = Path(out) / "faults.png"
         draw_faults(result, picture)
-        say(f"The most telling faults: {picture}")
-    return report(result, arguments)
+        say(f"Most telling faults: {picture}")
+    return finish(result, arguments, out=out)
 
 
 def make_model() -> LeNet:
-    """The demo's model, for who replays its faults."""
+    """The model of the demo, to replay its faults."""
     from themis.data.readers import read_digits
 
     return trained_lenet5(*split(read_digits()), lambda text: None)
@@ -96,7 +102,7 @@ def make_data() -> Seeds:
 
 
 def split(digits: Seeds) -> tuple[Seeds, Seeds]:
-    """Four fifths to train on, one fifth to test with; every class in both."""
+    """Split the digits: four fifths to train on, one fifth to test with; both contain every class."""
     import torch
 
     is_held_out = torch.arange(len(digits)) % 5 == 0
@@ -104,7 +110,7 @@ def split(digits: Seeds) -> tuple[Seeds, Seeds]:
 
 
 def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
-    """LeNet-5 trained on the digits; from the cache when it was trained before."""
+    """LeNet-5 trained on the digits; loaded from the cache if it was trained before."""
     import torch
 
     from themis.zoo import lenet5
@@ -113,7 +119,7 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
     model = lenet5()
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
-        say(f"LeNet-5 from {path}: {_accuracy(model, held_out):.1%} of {len(held_out):,} held-out digits right")
+        say(f"Loaded LeNet-5 from {path}: {_describe_accuracy(model, held_out)}")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
         began = perf_counter()
         _train(model, train)
@@ -121,10 +127,8 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
         part = path.with_suffix(f".{os.getpid()}")
         torch.save(model.state_dict(), part)
         part.replace(path)
-        say(
-            f"LeNet-5 trained on {len(train):,} digits in {perf_counter() - began:.0f} s: "
-            f"{_accuracy(model, held_out):.1%} of {len(held_out):,} held-out digits right"
-        )
+        seconds = perf_counter() - began
+        say(f"Trained LeNet-5 on {len(train):,} digits in {seconds:.0f} s: {_describe_accuracy(model, held_out)}")
     return model
 
 
@@ -153,11 +157,12 @@ def _train(model: LeNet, train: Seeds) -> None:
     model.eval()
 
 
-def _accuracy(model: LeNet, seeds: Seeds) -> float:
+def _describe_accuracy(model: LeNet, seeds: Seeds) -> str:
     import torch
 
     with torch.no_grad():
-        return float((model.eval()(seeds.inputs).argmax(1) == seeds.labels).float().mean())
+        accuracy = float((model.eval()(seeds.inputs).argmax(1) == seeds.labels).float().mean())
+    return f"{accuracy:.1%} of {len(seeds):,} held-out digits correct"
 
 
 def _cache() -> Path:

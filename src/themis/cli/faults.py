@@ -1,4 +1,4 @@
-"""`themis faults`: what was found, to read and to hand on. It reads rows alone, so it needs no torch and no model."""
+"""`themis faults`: list, sort and export faults. It only reads rows, so it needs neither torch nor a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_option
-from themis.cli.values import convert
+from themis.cli.options import Parser, add_option, convert
 from themis.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
     from themis.runs.store.selection import Selection
 
 HELP = (
-    "List the faults of a run, the most telling first: every seed and wrong answer once before any twice, the smallest "
-    "change and the surest answer before others. With numbers of faults, say all about these. The run may be going on."
+    "List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and "
+    "small changes and confident answers before others. If fault numbers are given, print every detail of these "
+    "faults. The run may still be in progress."
 )
 EXAMPLES = """
 themis faults runs/first
@@ -34,18 +34,22 @@ themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export fou
 themis faults runs/first 1204
 """
 FILTERS: dict[str, tuple[Any, str, str]] = {
-    "seed": (int, "seed_id = ?", "of the seed with this number"),
-    "label": (int, "label = ?", "of seeds with this label"),
-    "clean_answer": (int, "clean_answer = ?", "whose clean input is answered so"),
-    "answer": (int, "answer = ?", "wrongly answered so; -1: the output was not finite"),
-    "stream": (str, "stream = ?", "found by tests drawn at random (uniform) or chosen by the policy (search)"),
-    "kind": (str, "kind = ?", "found by this kind of proposal"),
-    "round": (int, "round = ?", "found in this round"),
-    "min_confidence": (float, "coalesce(confidence, 1) >= ?", "so sure or surer, as 0.9; no finite output counts as 1"),
-    "min_ssim": (float, "ssim >= ?", "so similar to the clean picture or more"),
-    "max_distance": (float, "distance <= ?", "so near to the clean input (L2) or nearer"),
+    "seed": (int, "seed_id = ?", "only faults of the seed with this number"),
+    "label": (int, "label = ?", "only faults of seeds with this label"),
+    "clean_answer": (int, "clean_answer = ?", "only faults whose clean input has this answer"),
+    "answer": (int, "answer = ?", "only faults with this wrong answer; -1 means that the output was not finite"),
+    "stream": (str, "stream = ?", "only faults of one stream: uniform (drawn at random) or search (by the policy)"),
+    "kind": (str, "kind = ?", "only faults found by this kind of proposal"),
+    "round": (int, "round = ?", "only faults found in this round"),
+    "min_confidence": (
+        float,
+        "coalesce(confidence, 1) >= ?",
+        "only answers with at least this confidence, such as 0.9; an output that is not finite counts as 1",
+    ),
+    "min_ssim": (float, "ssim >= ?", "only inputs with at least this similarity (SSIM) to the clean picture"),
+    "max_distance": (float, "distance <= ?", "only inputs within this L2 distance of the clean input"),
 }
-"""Options that choose faults: type of the value, condition, help."""
+"""Options that select faults: type of the value, condition, help."""
 STREAMS = ("uniform", "search")
 N_SHOWN, N_DRAWN = 20, 12
 HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
@@ -54,30 +58,36 @@ TEXTS = ("stream", "kind", "kept")
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("ids", metavar="FAULT", nargs="*", help="number of a fault to say all about")
+    parser.add_argument("ids", metavar="FAULT", nargs="*", help="number of a fault to describe in detail")
     which = parser.add_argument_group("which faults")
     for name, (kind, _, text) in FILTERS.items():
         add_option(which, name, kind | None, None, text)
-    which.add_argument("--distinct", action="store_true", help="of a seed and wrong answer only the smallest change")
-    which.add_argument("--kept", action="store_true", help="whose input and output were kept")
-    which.add_argument("--where", metavar="SQL", help="for which this holds, over the columns of faults in run.sqlite")
-    order = parser.add_argument_group("in which order")
-    add_option(order, "sort", str, "telling", "telling, or any column: id, distance, ssim, theta_NAME, ...")
-    order.add_argument("--reverse", action="store_true", help="the last first")
+    which.add_argument("--distinct", action="store_true", help="only the smallest change per seed and wrong answer")
+    which.add_argument("--kept", action="store_true", help="only faults whose input and output were kept")
+    which.add_argument(
+        "--where",
+        metavar="SQL",
+        help="only faults that satisfy an SQL condition on the columns of faults in run.sqlite",
+    )
+    order = parser.add_argument_group("order")
+    add_option(order, "sort", str, "telling", "telling, or a column: id, distance, ssim, theta_NAME, ...")
+    order.add_argument("--reverse", action="store_true", help="reverse the order")
     output = parser.add_argument_group("output")
-    text = f"this many at most, 0 is all; by default {N_SHOWN} in a table, all in JSON and in a file"
+    text = f"maximum number of faults, 0 for all (default: {N_SHOWN} in a table, all in JSON and in files)"
     add_option(output, "limit", int | None, None, text)
-    output.add_argument("--json", action="store_true", help="print them as JSON and nothing else")
-    text = f"write them as .parquet, .csv, .json, .npz (with tensors) or .png (a picture of the first {N_DRAWN} kept)"
+    output.add_argument("--json", action="store_true", help="print only the faults, as JSON")
+    text = (
+        f"write the faults as .parquet, .csv, .json, .npz (with tensors) or .png (the first {N_DRAWN} that were kept)"
+    )
     output.add_argument("--export", metavar="FILE", help=text)
     output.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.runs.store.reader import Reader
 
     if arguments.json and arguments.export:
-        raise UsageError("--json and --export must not both be given: --export FILE.json writes JSON to a file")
+        raise UsageError("--json and --export cannot be combined: --export FILE.json writes JSON to a file")
     with closing(Reader(arguments.run)) as run:
         ids = read_ids(run, arguments.ids)
         selection = _select(run, arguments, ids)
@@ -96,21 +106,21 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
 
 def read_ids(run: Reader, words: Sequence[str]) -> list[int]:
-    """Numbers of faults as they were written; refuses one that the run does not have."""
+    """Read fault numbers; rejects a number that the run does not have."""
     ids = [convert("FAULT", word, int) for word in words]
     for id in ids:
-        if not run.count("id = ?", (str(id),)):  # as text: no number is too large
-            raise UsageError(f"FAULT must be one that the run has, got {id}: {_near(run, id)}")
+        if not run.count("id = ?", (str(id),)):  # as text, so that no number is too large for SQLite
+            raise UsageError(f"the run has no fault {id}: {_nearest_ids(run, id)}")
     return ids
 
 
-def _near(run: Reader, id: int) -> str:
+def _nearest_ids(run: Reader, id: int) -> str:
     [(n, first, last)] = run.select("count(*), min(id), max(id)", order="1")
     if not n:
         return f"{run.path} has no faults"
     inside = min(max(id, first), last)
-    close = sorted(each for (each,) in run.select("id", order=f"abs(id - {inside})", limit=3))
-    return f"the nearest are {', '.join(map(str, close))}; its {n:,} faults lie in {first} to {last}"
+    close = sorted(near for (near,) in run.select("id", order=f"abs(id - {inside})", limit=3))
+    return f"the nearest are {', '.join(map(str, close))}; its {n:,} faults have numbers from {first} to {last}"
 
 
 def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
@@ -119,9 +129,9 @@ def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
     if arguments.stream is not None and arguments.stream not in STREAMS:
         raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
     if arguments.limit is not None and arguments.limit < 0:
-        raise UsageError(f"limit must be 0, for all, or more, got {arguments.limit}")
-    asked = {name: value for name in FILTERS if (value := getattr(arguments, name)) is not None}
-    conditions, values = [FILTERS[name][1] for name in asked], list(asked.values())
+        raise UsageError(f"limit must be at least 0, got {arguments.limit}: 0 shows all faults")
+    filters = {name: value for name in FILTERS if (value := getattr(arguments, name)) is not None}
+    conditions, values = [FILTERS[name][1] for name in filters], list(filters.values())
     if ids:
         conditions.append("id IN (SELECT value FROM json_each(?))")
         values.append(json.dumps(ids))
@@ -138,7 +148,7 @@ def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
 
 def _list(run: Reader, selection: Selection) -> None:
     rows = list(chain.from_iterable(selection.rows(run)))
-    print(_say_state(run, selection.count(run), len(rows)))
+    print(_describe_state(run, selection.count(run), len(rows)))
     theta = [name for name in run.columns if name.startswith("theta_")]
     answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
     shown = ["id", "seed_id", *theta, *answers, "distance", "ssim", "stream", "tensors"]
@@ -151,22 +161,23 @@ def _list(run: Reader, selection: Selection) -> None:
 
 
 def _leave_out_unused(run: Reader, rows: list[tuple[Any, ...]], names: Sequence[str]) -> list[str]:
-    """Those columns that the run's task has; a fault with no finite output says nothing of it."""
+    """The columns that the task of the run uses; faults without a finite output do not tell."""
     finite = [row for row in rows if row[run.columns.index("answer")] >= 0]
     known = {name: any(row[run.columns.index(name)] is not None for row in finite or rows) for name in names}
     return [name for name in names if known[name] or (name == "confidence" and not finite)]
 
 
-def _say_state(run: Reader, n_matching: int, n_shown: int) -> str:
+def _describe_state(run: Reader, n_matching: int, n_shown: int) -> str:
     [(tests,)] = run.select("coalesce(max(tests), 0)", order="1", table="rounds")
     n, summary = run.count(), run.summary()
     if summary is None:
         state = "is still running" if run.is_running() else "was killed"
     else:
         state = {"user": "was interrupted", "error": "failed"}.get(summary["stop_reason"], "ended")
-    known = f"{n:,} fault{'s' * (n != 1)}, {n_matching:,} match{'es' * (n_matching == 1)}, {n_shown:,} shown"
-    remedy = f": themis resume {quote(str(run.path))} goes on" if state in ("was killed", "was interrupted") else ""
-    return f"{known}; the campaign {state} after {tests:,} tests{remedy}"
+    counts = f"{n:,} fault{'s' * (n != 1)}, {n_matching:,} match{'es' * (n_matching == 1)}, {n_shown:,} shown"
+    can_resume = state in ("was killed", "was interrupted")
+    remedy = f": continue it with themis resume {quote(str(run.path))}" if can_resume else ""
+    return f"{counts}; the campaign {state} after {tests:,} tests{remedy}"
 
 
 def _cell(name: str, value: Any) -> str:
@@ -182,7 +193,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _print_table(headers: list[str], rows: list[list[str]]) -> None:
-    """In colour where rich is installed and a terminal listens; else as plain text in columns."""
+    """Print a table: in colour in a terminal if rich is installed, and as plain text otherwise."""
     if sys.stdout.isatty():
         try:
             from rich.console import Console
@@ -206,24 +217,26 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
-    """All about one fault."""
+    """Every detail of one fault."""
     from themis.runs.store.schema import read_signature
 
     values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
     file = values["tensors"]
-    values["tensors"] = "not kept; a replay makes them again" if file is None else f"in {run.path / 'tensors' / file}"
+    values["tensors"] = (
+        "not kept; a replay computes them again" if file is None else f"in {run.path / 'tensors' / file}"
+    )
     values["replay"] = f"themis replay {quote(str(run.path))} {values['id']}"
     width = max(map(len, values))
-    lines = [f"  {name:<{width}}  {_exactly(value)}" for name, value in values.items() if name != "id"]
+    lines = [f"  {name:<{width}}  {_format_exactly(value)}" for name, value in values.items() if name != "id"]
     return "\n".join([f"fault {values['id']}", *lines])
 
 
-def _exactly(value: Any) -> str:
+def _format_exactly(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits hold a float32
+    return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits determine a float32
 
 
 def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
@@ -233,13 +246,13 @@ def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> st
         return _draw(run, selection, path, replaces)
     if path.suffix.lower() not in FORMATS:
         known = nearest(path.suffix, [*FORMATS, ".png"])
-        raise UsageError(f"--export must be a file with a known ending, got {path}: {known}")
+        raise UsageError(f"--export must have a known file extension, got {path}: {known}")
     n = export(run, selection.rows(run), path, replaces=replaces)
-    return f"{n:,} fault{'s' * (n != 1)} in {path}"
+    return f"Wrote {n:,} fault{'s' * (n != 1)} to {path}"
 
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
-    """Draw the first faults that match and were kept."""
+    """Draw the first matching faults whose inputs were kept."""
     from themis.runs.display.figure import draw_pairs
     from themis.runs.store.export import fresh_file
 
@@ -247,11 +260,13 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)
     faults = replace(selection, conditions=conditions, limit=limit).faults(run)
     kept = run.tensors([fault.id for fault in faults])
-    pictures = [(each, kept[each.id].clean_inputs[0], kept[each.id].inputs[0]) for each in faults if each.id in kept]
+    pictures = [
+        (fault, kept[fault.id].clean_inputs[0], kept[fault.id].inputs[0]) for fault in faults if fault.id in kept
+    ]
     if not pictures:
-        raise UsageError(f"there must be a fault to draw, of {n_matching:,} that match no input was kept")
+        raise UsageError(f"cannot draw faults: of {n_matching:,} that match, no input was kept")
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
         draw_pairs(pictures, file, title=title, bounds=run.record["start"]["bounds"])
-    return f"{len(pictures)} of {n_matching:,} faults drawn in {path}"
+    return f"Drew {len(pictures)} of {n_matching:,} faults in {path}"

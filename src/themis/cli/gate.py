@@ -1,51 +1,156 @@
-"""`themis gate`: hold a finished run against limits; the exit code says whether it may ship."""
+"""`themis gate`: check a finished run against limits.
+
+The options and the output of the gates are shared with `themis run` and `themis resume`, which can check their run at
+its end.
+"""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
-from typing import TYPE_CHECKING
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from themis.cli.gating import add_gates, is_asked, judge, read_gates, say
-from themis.cli.options import Parser, add_fields
-from themis.cli.replay import PLACES
-from themis.cli.resume import moved
+from themis.cli import DONE, GATE_FAILED
+from themis.cli.options import Group, Option, Parser, add_fields, add_option, explicit_values
+from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from themis.report.gates.gates import Gates, Verdicts
+    from themis.runs.run import Run
+
 HELP = (
-    "Hold a finished run against limits: a line a gate, with its value, its limit and what to do. Exit code 0 if all "
-    "pass, 1 if one fails. New faults are found by running both runs' faults on both models, not by their numbers."
+    "Check a finished run against limits and print one line per gate, with its value, its limit and what to do. The "
+    "exit code is 0 if all gates pass and 1 if one fails. New faults are found by running the faults of both runs on "
+    "both models, not by comparing their numbers."
 )
 EXAMPLES = """
 themis gate runs/new --fail-under coverage=0.99 --max-fault-rate 0.05
 themis gate runs/new --max-new-faults 0 --baseline runs/main
 themis gate runs/new --max-fault-rate 0.05 --junit gates.xml --markdown "$GITHUB_STEP_SUMMARY"
 """
+KNOWN_METRICS = "coverage, coverage_all, coverage_low, coverage_uniform, clean_accuracy, clean_iou, criterion"
+BASELINE_REMEDY = "name the model of the baseline with --baseline-weights FILE or --baseline-model MODEL"
+
+
+class Repeated(Option):
+    """An option that can be repeated; all its values count."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     add_gates(parser)
-    places = parser.add_argument_group("model and data, if they are elsewhere now")
-    add_fields(places, Origin, only=PLACES, shows_default=False)
+    source = parser.add_argument_group("model and data, if they have moved")
+    add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
-    output.add_argument("--quiet", action="store_true", help="print failed gates alone")
-    output.add_argument("--json", action="store_true", help="print the verdicts as JSON and nothing else")
+    output.add_argument("--quiet", action="store_true", help="print only the gates that fail")
+    output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def add_gates(parser: Parser) -> None:
+    """Add the options of the gates."""
+    group = parser.add_argument_group("gates (exit code 1 if one fails)")
+    text = f"fail if a metric is below a limit, such as coverage=0.99; can be repeated. Metrics: {KNOWN_METRICS}"
+    _add(group, "--fail-under", "METRIC=X", text, Repeated, list[str] | None)
+    text = "fail if the fault rate may exceed this: the upper end of its 95% interval in the uniform stream"
+    add_option(group, "max_fault_rate", float | None, None, text)
+    text = "fail if there are more new faults than this: faults that do not break the model of the baseline"
+    add_option(group, "max_new_faults", int | None, None, text)
+    _add(group, "--baseline", "RUN", "folder of the run to compare with for new faults")
+    _add(group, "--baseline-weights", "FILE", "weights of the baseline's model, if they have moved")
+    _add(group, "--baseline-model", "MODEL", "model of the baseline, if it is built differently now")
+    _add(group, "--junit", "FILE", "write the gates as JUnit XML, one test case per gate")
+    _add(group, "--markdown", "FILE", "append a summary in Markdown to a file such as $GITHUB_STEP_SUMMARY")
+
+
+def _add(group: Group, flag: str, metavar: str, text: str, action: Any = Option, kind: Any = str | None) -> None:
+    text = text.replace("%", "%%")
+    group.add_argument(flag, action=action, kind=kind, is_required=False, default=None, metavar=metavar, help=text)
+
+
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     gates = read_gates(arguments)
-    if not is_asked(arguments, gates):
-        raise UsageError("a gate must be given, as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help")
+    if not is_requested(arguments, gates):
+        raise UsageError(
+            "a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help"
+        )
     from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
-        verdicts = judge(Replayer(run, origin=moved(run, arguments, said)), gates, arguments, folder=None)
+        origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
+        verdicts = check(Replayer(run, origin=origin), gates, arguments, folder=None)
     if arguments.json:
         print(json.dumps({"run": arguments.run, **verdicts.as_dict()}, indent=2, allow_nan=False))
-    return say(verdicts, arguments)
+    return print_verdicts(verdicts, arguments)
+
+
+def read_gates(arguments: Namespace) -> Gates:
+    """The requested gates; rejects files that cannot be written before anything runs."""
+    from themis.report.gates.gates import Gates
+
+    for name in ("junit", "markdown"):
+        path = getattr(arguments, name)
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise UsageError(f"--{name} must be a file in an existing folder, got {path}: create the folder first")
+    has_baseline_model = arguments.baseline_weights is not None or arguments.baseline_model is not None
+    if has_baseline_model and arguments.baseline is None:
+        raise UsageError("--baseline must be given with --baseline-weights and --baseline-model: name the run")
+    limits = (arguments.max_fault_rate, arguments.max_new_faults, arguments.baseline)
+    return Gates.of(arguments.fail_under or (), *limits)
+
+
+def is_requested(arguments: Namespace, gates: Gates) -> bool:
+    """Whether there is anything to check or to write."""
+    return bool(gates) or arguments.junit is not None or arguments.markdown is not None
+
+
+def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -> Verdicts:
+    """Check a run against the gates and write the requested files."""
+    from themis.report.gates.gates import check_gates, write_junit, write_markdown
+    from themis.report.gates.limits import open_baseline
+    from themis.runs.replay import Replayer
+
+    values = {"model": arguments.baseline_model, "weights": arguments.baseline_weights}
+    overrides = {name: value for name, value in values.items() if value is not None}
+    with ExitStack() as stack:
+        if overrides:
+            reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
+            gates = replace(gates, baseline=Replayer(reader, origin=override_origin(reader, overrides)))
+        verdicts = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
+    page = None if verdicts.folder is None else verdicts.folder / "report.html"
+    report = page if page is not None and page.is_file() else None
+    if arguments.junit is not None:
+        write_junit(arguments.junit, verdicts, report=report)
+    if arguments.markdown is not None:
+        write_markdown(arguments.markdown, verdicts, report=report)
+    return verdicts
+
+
+def check_finished(result: Run, gates: Gates | None, arguments: Namespace, *, folder: str | None) -> Verdicts | None:
+    """Check a campaign that has just stopped; None if no gate was requested, or if the user stopped it."""
+    if gates is None or result.stop_reason == "user" or not is_requested(arguments, gates):
+        return None
+    return check(result, gates, arguments, folder=folder)
+
+
+def print_verdicts(verdicts: Verdicts | None, arguments: Namespace) -> int:
+    """Print one line per gate, or only the failed ones with --quiet; returns the exit code."""
+    if verdicts is None:
+        return DONE
+    is_quiet = getattr(arguments, "quiet", False)
+    if not arguments.json:
+        for verdict in verdicts.verdicts:
+            if not (is_quiet and verdict.has_passed):
+                print(verdict.line, file=sys.stderr if is_quiet else sys.stdout)
+    return GATE_FAILED if verdicts.has_failed else DONE

@@ -1,4 +1,4 @@
-"""`themis groups`: the faults of a run as a few stories, each with what to look at. Rows are enough, but to locate."""
+"""`themis groups`: group related faults. It only reads rows; `--locate` needs the model and the data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_fields, add_option
-from themis.cli.replay import PLACES
+from themis.cli.options import Parser, add_fields, add_option, explicit_values
+from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
 HELP = (
-    "Put the faults of a run into groups that are the same story, by wrong outcome, theta and the layers that changed: "
-    "what the faults of a group share, and which to look at. The run may be going on."
+    "Group related faults of a run, by wrong outcome, theta and the layers that changed, and print what the faults of "
+    "each group have in common and which of them to look at. The run may still be in progress."
 )
 EXAMPLES = """
 themis groups runs/first
@@ -34,78 +34,81 @@ themis groups runs/first --json
 """
 
 UNUSUAL = 2.0
-"""Spreads of ordinary tests that a layer must be off by for a change to be said to enter there."""
+"""Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    add_option(parser, "most", int, 20, "this many groups at most, and about as many faults to look at in all")
-    add_option(parser, "apart", float, 0.75, "how far groups must differ in two of three views; less gives more groups")
-    text = "run faults of each group again, and say which layers and neurons carry the change against their usual"
+    add_option(parser, "most", int, 20, "maximum number of groups, and about as many faults to look at in total")
+    add_option(
+        parser, "apart", float, 0.75, "how much groups must differ in two of three views; less gives more groups"
+    )
+    text = "run faults of each group again, and print the layers and neurons that react unusually strongly"
     parser.add_argument("--locate", action="store_true", help=text)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
-    places = parser.add_argument_group("model and data to locate with, if not as the run remembers them")
-    add_fields(places, Origin, only=PLACES, shows_default=False)
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
+    source = parser.add_argument_group("model and data for --locate, if not as recorded in the run")
+    add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.runs.analysis.group import group
     from themis.runs.store.reader import Reader
 
-    if not arguments.locate and (given := said & set(PLACES)):
-        names = ", ".join(f"--{each}" for each in sorted(given))
-        raise UsageError(f"{names} must go with --locate, groups need no model: add --locate, or leave it out")
+    if not arguments.locate and (unused := explicit_options & {*REPLAY_OPTIONS}):
+        names = ", ".join(f"--{name}" for name in sorted(unused))
+        raise UsageError(
+            f"{names} must be combined with --locate, grouping needs no model: add --locate, or leave it out"
+        )
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()
         groups = group(faults, arguments.most, arguments.apart)
         located: list[Located | None] = [None] * len(groups)
         if arguments.locate and groups:
-            located = _locate(run, faults, groups, arguments, said)
+            overrides = explicit_values(arguments, REPLAY_OPTIONS, explicit_options)
+            located = _locate(run, faults, groups, overrides)
         if arguments.json:
-            print(json.dumps([_as_object(*each) for each in zip(groups, located, strict=True)], indent=2))
+            print(json.dumps([_as_object(*pair) for pair in zip(groups, located, strict=True)], indent=2))
         else:
             _print(run, faults, groups, located, arguments.most)
     return DONE
 
 
-def _locate(
-    run: Reader, faults: Faults, groups: list[Group], arguments: Namespace, said: set[str]
-) -> list[Located | None]:
-    from themis.cli.resume import moved
+def _locate(run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any]) -> list[Located | None]:
     from themis.runs.analysis.locate import learn_usual, locate
     from themis.runs.replay import Replayer
 
-    usual = learn_usual(Replayer(run, origin=moved(run, arguments, said)))
-    return [locate(each, usual, faults) for each in groups]
+    usual = learn_usual(Replayer(run, origin=override_origin(run, overrides)))
+    return [locate(group, usual, faults) for group in groups]
 
 
 def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Located | None], most: int) -> None:
     n, n_groups = len(faults), len(groups)
-    shown = sum(len(each.representatives) for each in groups)
+    shown = sum(len(group.representatives) for group in groups)
     if not n:
         print(f"{run.path} has no faults to group")
         return
     print(
         f"{n:,} fault{'s' * (n != 1)} in {n_groups} group{'s' * (n_groups != 1)}, {shown} of them to look at; "
-        f"one again: themis replay {quote(str(run.path))} FAULT"
+        f"run one again: themis replay {quote(str(run.path))} FAULT"
     )
     if n > n_groups == 1 < most:
-        print("no structure was found: no two sets of these faults differ in two of outcome, theta and layers")
-    for number, (each, found) in enumerate(zip(groups, located, strict=True), 1):
+        print("No structure found: no two sets of these faults differ in two of outcome, theta and layers")
+    for number, (group, location) in enumerate(zip(groups, located, strict=True), 1):
         print()
-        print(fill(each.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
-        print(f"     look at {' '.join(str(fault.id) for fault in each.representatives)}")
-        if found is not None:
-            print(f"     {_say(found)}")
+        print(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
+        print(f"     look at {' '.join(str(fault.id) for fault in group.representatives)}")
+        if location is not None:
+            print(f"     {_describe_location(location)}")
 
 
-def _say(found: Located) -> str:
-    first = found.layers[0]
+def _describe_location(location: Located) -> str:
+    first = location.layers[0]
     if first.score < UNUSUAL:
-        return f"no layer moves more than is usual: {first.layer} comes nearest ({first.score:.1f} spreads)"
-    neurons = ", ".join(f"{','.join(map(str, each.place))} ({each.times:.2g}x)" for each in first.neurons[:3])
+        return f"no layer moves more than usual; {first.layer} is closest ({first.score:.1f} standard deviations)"
+    neurons = ", ".join(f"{','.join(map(str, neuron.place))} ({neuron.times:.2g}x)" for neuron in first.neurons[:3])
     return (
-        f"enters in {first.layer}: {first.times:.2g} times what is expected ({first.score:.1f} spreads); most {neurons}"
+        f"starts in {first.layer}: moves {first.times:.2g} times as much as expected "
+        f"({first.score:.1f} standard deviations); strongest neurons {neurons}"
     )
 
 

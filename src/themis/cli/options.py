@@ -1,18 +1,20 @@
-"""Options: flags and a YAML file with the same names, made from the fields of dataclasses.
+"""Command-line options: flags and YAML files with the same names, generated from the fields of dataclasses.
 
-A command adds its options to a `Parser`; `parse` gives every value, and which of them were said.
+A command adds its options to a `Parser`. `parse` returns the value of every option, and the names of those that the
+user set explicitly. `convert` reads the values of flags and of files by the same rules.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from themis.cli.values import convert, placeholder, write
 from themis.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -34,18 +36,18 @@ METAVARS = {
 
 
 class Option(argparse.Action):
-    """A flag kept as it was written: one rule, `convert`, reads the values of flags and of files."""
+    """A flag whose value is stored as text; `parse` converts it."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, kind: Any, is_needed: bool, **rest: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, kind: Any, is_required: bool, **rest: Any) -> None:
         super().__init__(option_strings, dest, **rest)
-        self.kind, self.is_needed = kind, is_needed
+        self.kind, self.is_required = kind, is_required
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `UsageError`, takes no abbreviations, and -1,1 as a value."""
+    """A parser that raises `UsageError`, rejects abbreviated flags, and accepts -1,1 as a value."""
 
     def __init__(self, **rest: Any) -> None:
         super().__init__(formatter_class=_Help, allow_abbrev=False, **rest)
@@ -53,19 +55,19 @@ class Parser(argparse.ArgumentParser):
         self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
-        lacking = re.fullmatch(r"argument (\S+): expected .*argument", message)
-        needed = re.fullmatch(r"the following arguments are required: (.+)", message)
-        if lacking:
-            raise UsageError(f"{lacking[1]} must be followed by a value, got none: see {self.prog} --help")
-        if needed:
-            raise UsageError(f"{needed[1]} must be given: see {self.prog} --help")
+        without_value = re.fullmatch(r"argument (\S+): expected .*argument", message)
+        missing = re.fullmatch(r"the following arguments are required: (.+)", message)
+        if without_value:
+            raise UsageError(f"{without_value[1]} must be followed by a value, got none: see {self.prog} --help")
+        if missing:
+            raise UsageError(f"{missing[1]} must be given: see {self.prog} --help")
         raise UsageError(f"{message}: see {self.prog} --help")
 
     def describe_usage(self) -> None:
-        """A usage line with what must be given; the options are listed below it."""
-        needed = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if getattr(a, "is_needed", False)]
-        places = [_place(a) for a in self._actions if not a.option_strings]
-        self.usage = " ".join(["%(prog)s", *places, *needed, "[options]"])
+        """Shorten the usage line to the required arguments; the options are listed below it."""
+        flags = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if getattr(a, "is_required", False)]
+        positionals = [_describe_positional(a) for a in self._actions if not a.option_strings]
+        self.usage = " ".join(["%(prog)s", *positionals, *flags, "[options]"])
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -80,16 +82,22 @@ def add_fields(
     kind: type[DataclassInstance],
     *,
     only: Collection[str] | None = None,
-    needed: Collection[str] = (),
+    required: Collection[str] = (),
     shows_default: bool = True,
 ) -> None:
-    """A flag for each field made with `settings.option`, or for `only` some; `needed` ones must be given."""
+    """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`."""
     hints = get_type_hints(kind)
-    for each in fields(kind):
-        if only is None or each.name in only:
-            is_needed, text = each.name in needed, each.metadata["help"]
-            how = {"is_needed": is_needed, "shows_default": shows_default}
-            add_option(group, each.name, hints[each.name], each.default, text, **how)
+    for field in fields(kind):
+        if only is None or field.name in only:
+            add_option(
+                group,
+                field.name,
+                hints[field.name],
+                field.default,
+                field.metadata["help"],
+                is_required=field.name in required,
+                shows_default=shows_default,
+            )
 
 
 def add_option(
@@ -99,17 +107,17 @@ def add_option(
     default: Any,
     text: str,
     *,
-    is_needed: bool = False,
+    is_required: bool = False,
     shows_default: bool = True,
 ) -> None:
-    """A flag with a value: `max_tests` is `--max-tests`."""
+    """Add a flag that takes a value: `max_tests` becomes `--max-tests`."""
     if shows_default and default not in (None, ""):
-        text = f"{text} (default: {write(default)})"
+        text = f"{text} (default: {format_value(default)})"
     group.add_argument(
         f"--{name.replace('_', '-')}",
         action=Option,
         kind=kind,
-        is_needed=is_needed,
+        is_required=is_required,
         default=default,
         metavar=METAVARS.get(name) or placeholder(kind),
         help=text.replace("%", "%%"),
@@ -117,44 +125,55 @@ def add_option(
 
 
 def add_config(group: Group) -> None:
-    """`--config` and `--print-config`."""
-    group.add_argument("--config", metavar="FILE", help="YAML file with options, as max_tests: 5000; flags override it")
-    group.add_argument("--print-config", action="store_true", help="print the options as YAML for --config, and end")
+    """Add `--config` and `--print-config`."""
+    text = "read options from a YAML file, such as max_tests: 5000; flags override it"
+    group.add_argument("--config", metavar="FILE", help=text)
+    text = "print the options as YAML for --config, and exit"
+    group.add_argument("--print-config", action="store_true", help=text)
 
 
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
-    """Every option's value, and the names of those that were said, by a flag or in the file."""
-    _refuse_unknown_flags(parser, words)
+    """Return the value of every option, and the names of those that were set explicitly, by a flag or in the file."""
+    _reject_unknown_flags(parser, words)
     actions = {action.dest: action for action in parser._actions if action.default != argparse.SUPPRESS}
     flags, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(**dict.fromkeys(actions)))
     if rest:
-        raise UsageError(f"unexpected argument {rest[0]!r}: options start with --, a list is written as a,b")
-    said = {name: value for name, value in vars(flags).items() if value is not None}
-    from_file = read_config(said["config"], actions) if "config" in said else {}
+        raise UsageError(f"unexpected argument {rest[0]!r}: options start with --, and lists are written as a,b")
+    from_flags = {name: value for name, value in vars(flags).items() if value is not None}
+    from_file = read_config(from_flags["config"], actions) if "config" in from_flags else {}
     values = {}
     for name, action in actions.items():
-        if name in said:
-            value = said[name]
+        if name in from_flags:
+            value = from_flags[name]
             values[name] = convert(name, value, action.kind) if isinstance(action, Option) else value
         else:
             values[name] = from_file.get(name, action.default)
     for name, action in actions.items():
-        if getattr(action, "is_needed", False) and not values[name] and not values.get("print_config"):
+        if getattr(action, "is_required", False) and not values[name] and not values.get("print_config"):
             raise UsageError(f"{action.option_strings[0]} must be given: {str(action.help).replace('%%', '%')}")
-    return argparse.Namespace(**values), {*said, *from_file}
+    return argparse.Namespace(**values), {*from_flags, *from_file}
 
 
-def chosen(arguments: argparse.Namespace, kind: type[DataclassInstance], said: Collection[str]) -> dict[str, Any]:
-    """Those fields of a dataclass that were said, with their values."""
-    return {each.name: getattr(arguments, each.name) for each in fields(kind) if each.name in said}
+def explicit_values(
+    arguments: argparse.Namespace, names: Iterable[str], explicit_options: Collection[str]
+) -> dict[str, Any]:
+    """Those of the named options that were set explicitly, with their values."""
+    return {name: getattr(arguments, name) for name in names if name in explicit_options}
+
+
+def explicit_fields(
+    arguments: argparse.Namespace, kind: type[DataclassInstance], explicit_options: Collection[str]
+) -> dict[str, Any]:
+    """The fields of a dataclass that were set explicitly, with their values."""
+    return explicit_values(arguments, [field.name for field in fields(kind)], explicit_options)
 
 
 def read_config(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any]:
-    """The options in a YAML file, by name."""
-    found = _load_yaml(path)
+    """Read the options in a YAML file, by name."""
+    content = _load_yaml(path)
     known = [name for name in actions if name not in NOT_IN_A_FILE]
     values = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
             raise UsageError(f"unknown option {key!r} in {path}: {_closest(name, known, 'see --help')}")
@@ -168,7 +187,7 @@ def read_config(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any
 
 
 def as_yaml(values: dict[str, Any]) -> str:
-    """Options as YAML that `read_config` reads back."""
+    """Format options as YAML that `read_config` reads back."""
     plain = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
@@ -177,7 +196,7 @@ def as_yaml(values: dict[str, Any]) -> str:
     return str(_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True)).rstrip()
 
 
-def _refuse_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
+def _reject_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
     known = parser._option_string_actions
     for word in words:
         if word == "--":
@@ -197,18 +216,20 @@ def _load_yaml(path: str) -> dict[Any, Any]:
     yaml = _yaml()
     try:
         with open(path, encoding="utf-8") as file:
-            found = yaml.safe_load(file)
+            content = yaml.safe_load(file)
     except FileNotFoundError:
         raise UsageError(f"the config file must exist, {path} does not: check the path") from None
     except OSError as error:
-        raise UsageError(f"the config file must be one that can be read, {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}: {problem}" if mark and problem else " ".join(str(error).split())
-        raise UsageError(f"{path} must be YAML, {where}") from error
-    if not isinstance(found, dict | None):
-        raise UsageError(f"{path} must hold names and values, as max_tests: 5000, got a {type(found).__name__}")
-    return found or {}
+        raise UsageError(f"{path} must be valid YAML: {where}") from error
+    if not isinstance(content, dict | None):
+        raise UsageError(
+            f"{path} must contain names and values, such as max_tests: 5000, got a {type(content).__name__}"
+        )
+    return content or {}
 
 
 def _yaml() -> Any:
@@ -219,6 +240,107 @@ def _yaml() -> Any:
     return yaml
 
 
-def _place(action: argparse.Action) -> str:
+def _describe_positional(action: argparse.Action) -> str:
     name = str(action.metavar or action.dest)
     return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}.get(str(action.nargs), name)
+
+
+NULLS = ("null", "none")
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """Convert a value from a flag or a file to `kind`, a type hint; an error names the option and its rule."""
+    bare, is_optional = _bare(kind)
+    if is_optional and (value is None or str(value).lower() in NULLS):
+        return None
+    try:
+        return KINDS[bare].read(value)
+    except (ValueError, KeyError):
+        rule = f"{KINDS[bare].rule} or null" if is_optional else KINDS[bare].rule
+        raise UsageError(f"{name} must be {rule}, got {value!r}") from None
+
+
+def placeholder(kind: Any) -> str:
+    """The placeholder for a value of a type in the help."""
+    return KINDS[_bare(kind)[0]].placeholder
+
+
+def format_value(value: Any) -> str:
+    """Format a value as a user would write it on the command line."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(format_value, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _bare(kind: Any) -> tuple[Any, bool]:
+    """A type hint without None, and whether None was part of it. `Any` is read as text on the command line."""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    (bare,) = (part for part in parts if part is not NoneType)
+    return str if bare is Any else bare, NoneType in parts
+
+
+def _integer(value: Any) -> int:
+    """Read an integer; 1e4 is one too."""
+    try:
+        return int(str(value))
+    except ValueError:
+        number = _number(value)
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _number(value: Any) -> float:
+    number = float(str(value))  # via str, so that True is not accepted as a number
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    """Read text; numbers are accepted too, because in YAML the layer name 1 is a number."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    return {"true": True, "false": False}[str(value).lower()]
+
+
+def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """Read `a,b`, `[a, b]` or a single value."""
+
+    def read_list(value: Any) -> list[Any]:
+        if isinstance(value, str):
+            value = [part.strip(" '\"") for part in value.strip("[] ").split(",")]
+        items = [read(item) for item in (value if isinstance(value, list) else [value])]
+        if not items or "" in items:
+            raise ValueError
+        return items
+
+    return read_list
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    low, high = _list(_number)(value)
+    return low, high
+
+
+class Kind(NamedTuple):
+    """How values of a type are shown in the help, described in errors, and read (`read` raises ValueError)."""
+
+    placeholder: str
+    rule: str
+    read: Callable[[Any], Any]
+
+
+KINDS: dict[Any, Kind] = {
+    int: Kind("N", "a whole number", _integer),
+    float: Kind("X", "a number", _number),
+    str: Kind("NAME", "text", _text),
+    bool: Kind("", "true or false", _boolean),
+    list[float]: Kind("X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number)),
+    list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text)),
+    tuple[float, float]: Kind("LOW,HIGH", "two numbers such as 0,255", _pair),
+}

@@ -1,4 +1,4 @@
-"""`themis perturbations`: what a model can be disturbed with."""
+"""`themis perturbations`: list the perturbations, and draw them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation, Theta
 
 HELP = (
-    "List the perturbations with their theta, its range and unit; --sheet draws them on a picture, stronger from left "
-    "to right. Names may be combined and narrowed as in --perturb: 'rain(angle=-10:10) + fog'."
+    "List the perturbations with the range and the unit of their theta. --sheet draws them on a picture, with "
+    "increasing strength from left to right. Perturbations can be combined and restricted as in --perturb: "
+    "'rain(angle=-10:10) + fog'."
 )
 EXAMPLES = """
 themis perturbations
@@ -34,67 +35,73 @@ FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="perturbations to show; by default all")
-    add_option(parser, "family", str | None, None, f"only one family: {', '.join(FAMILIES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="perturbations to show (default: all)")
+    add_option(parser, "family", str | None, None, f"show only one family: {', '.join(FAMILIES)}")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     sheet = parser.add_argument_group("contact sheet")
-    add_option(sheet, "sheet", str | None, None, "picture to write (.png, .pdf, .svg): a row a perturbation")
-    add_option(sheet, "data", str | None, None, "pictures to disturb, as in themis run; by default a portrait")
-    add_option(sheet, "index", int, 0, "which of them")
-    add_option(sheet, "bounds", tuple[float, float], (0.0, 1.0), "range of a raw input, as 0,255")
-    add_option(sheet, "magnitude", float | None, None, "reach of the perturbations, as in themis run")
-    add_option(sheet, "random_seed", int, 0, "another one gives other drops, flakes and noise")
+    add_option(sheet, "sheet", str | None, None, "picture to write (.png, .pdf or .svg), with one row per perturbation")
+    add_option(sheet, "data", str | None, None, "pictures to perturb, as in themis run (default: a portrait)")
+    add_option(sheet, "index", int, 0, "index of the picture in the data")
+    add_option(sheet, "bounds", tuple[float, float], (0.0, 1.0), "range of a raw input, such as 0,255")
+    add_option(sheet, "magnitude", float | None, None, "largest strength of the perturbations, as in themis run")
+    add_option(sheet, "random_seed", int, 0, "seed of the drops, flakes and noise")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
-    chosen = _chosen(arguments)
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+    chosen = _choose(arguments)
     if arguments.json:
-        print(json.dumps([_plain(each) for each in chosen], indent=2, default=str))
+        print(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
     elif arguments.sheet is None:
-        print(_listed(chosen))
+        print(_format_list(chosen))
     if arguments.sheet is not None:
         _draw(chosen, arguments)
     return DONE
 
 
-def _chosen(arguments: Namespace) -> list[Perturbation]:
+def _choose(arguments: Namespace) -> list[Perturbation]:
     from themis.perturb import PERTURBATIONS, choose_perturbation
 
     if arguments.family not in (None, *FAMILIES):
         remedy = nearest(arguments.family, FAMILIES)
-        raise UsageError(f"--family must be a known one, got {arguments.family!r}: {remedy}")
+        raise UsageError(f"unknown family {arguments.family!r}: {remedy}")
     names = arguments.names or PERTURBATIONS
-    with Origin().at_home():  # the user's own are looked up here
+    with Origin().at_home():  # perturbations of the user are looked up in the current folder
         chosen = [choose_perturbation(name) for name in names]
-    chosen = [each.at(arguments.magnitude) for each in chosen if arguments.family in (None, each.family)]
+    chosen = [it.at(arguments.magnitude) for it in chosen if arguments.family in (None, it.family)]
     if not chosen:
-        raise UsageError(f"--family must fit the names, none of them is in {arguments.family!r}: leave one of both out")
+        raise UsageError(f"none of the named perturbations is in family {arguments.family!r}: leave out --family")
     return chosen
 
 
-def _listed(perturbations: list[Perturbation]) -> str:
+def _format_list(perturbations: list[Perturbation]) -> str:
     lines: list[str] = []
     family = ""
-    wide = max((len(each.name) for each in perturbations), default=0)
-    for each in perturbations:
-        if each.family != family:
-            lines += ["", each.family] if lines else [each.family]
-            family = each.family
-        cost = f" {each.passes} passes a test." if each.passes else ""
-        channels = f" Needs {each.channels} channels." if each.channels else ""
-        about = wrap(each.about + channels + cost, 96 - wide)
-        lines += [f"  {name:<{wide}}  {text}" for name, text in zip([each.name] + [""] * 9, about, strict=False)]
-        lines += [f"  {'':<{wide}}    {_range(theta)}" for theta in each.theta]
+    width = max((len(perturbation.name) for perturbation in perturbations), default=0)
+    for perturbation in perturbations:
+        if perturbation.family != family:
+            family = perturbation.family
+            lines += ["", family] if lines else [family]
+        cost = f" {_count(perturbation.passes, 'pass', 'passes')} per test." if perturbation.passes else ""
+        channels = f" Needs {_count(perturbation.channels, 'channel')}." if perturbation.channels else ""
+        about = wrap(perturbation.about + channels + cost, 96 - width)
+        names = [perturbation.name] + [""] * (len(about) - 1)
+        lines += [f"  {name:<{width}}  {text}" for name, text in zip(names, about, strict=True)]
+        lines += [f"  {'':<{width}}    {_format_range(theta)}" for theta in perturbation.theta]
     return "\n".join(lines)
 
 
-def _range(theta: Theta) -> str:
-    return f"{theta.name} {theta.low:g} to {theta.high:g} {theta.unit}; {theta.identity:g} changes least"
+def _format_range(theta: Theta) -> str:
+    unit = f" {theta.unit}" if theta.unit else ""
+    return f"{theta.name} {theta.low:g} to {theta.high:g}{unit}; weakest at {theta.identity:g}"
 
 
-def _plain(perturbation: Perturbation) -> dict[str, Any]:
+def _count(number: int, singular: str, plural: str | None = None) -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _as_object(perturbation: Perturbation) -> dict[str, Any]:
     names = ("name", "family", "about", "inputs", "channels", "is_random", "passes", "needs_gradient", "is_smooth")
-    theta = [{**asdict(each), "limits": [str(end) for end in each.limits]} for each in perturbation.theta]
+    theta = [{**asdict(it), "limits": [str(end) for end in it.limits]} for it in perturbation.theta]
     return {**{name: getattr(perturbation, name) for name in names}, "theta": theta}
 
 
@@ -108,24 +115,24 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     picture, bounds = _picture(arguments), arguments.bounds
     shape = tuple(picture.shape)
     if len(shape) != 3:
-        raise UsageError(f"--data must hold pictures [channels, height, width], got inputs {list(shape)}")
+        raise UsageError(f"--data must contain pictures [channels, height, width], got inputs {list(shape)}")
     check_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))
-    drawn = [each for each in perturbations if can_draw(each, shape)]
-    left = [each.name for each in perturbations if each not in drawn]
+    drawn = [perturbation for perturbation in perturbations if can_draw(perturbation, shape)]
+    skipped = [perturbation.name for perturbation in perturbations if perturbation not in drawn]
     path = Path(arguments.sheet)
     if not drawn:
         raise UsageError(
-            f"{', '.join(left)} cannot be drawn on a picture {list(shape)} alone: attacks need a model, tables have no "
-            "picture, and some need 3 channels"
+            f"cannot draw {', '.join(skipped)} on a picture {list(shape)}: attacks need a model, perturbations of "
+            "tables cannot be drawn, and some perturbations need 3 channels"
         )
     if not path.parent.is_dir():
-        raise UsageError(f"--sheet must be in a folder that exists, {path.parent} does not: make it")
+        raise UsageError(f"--sheet must be a file in an existing folder, got {path}: create the folder first")
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {arguments.sheet!r}")
     draw_sheet(picture, drawn, path, bounds=(bounds[0], bounds[1]), noise_seed=arguments.random_seed)
-    print(f"{len(drawn)} {'perturbation' if len(drawn) == 1 else 'perturbations'} drawn: {path}")
-    if left:
-        print(f"Not drawn, since they need a model, a table or other channels: {', '.join(left)}")
+    print(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
+    if skipped:
+        print(f"Not drawn, because they need a model, a table or other channels: {', '.join(skipped)}")
 
 
 def _picture(arguments: Namespace) -> Tensor:
@@ -140,7 +147,7 @@ def _picture(arguments: Namespace) -> Tensor:
 
 
 def _portrait() -> Tensor:
-    """The photograph that comes with matplotlib: Grace Hopper, in the public domain."""
+    """The photograph of Grace Hopper that comes with matplotlib; it is in the public domain."""
     import matplotlib
 
     from themis.data.pictures import picture_seeds

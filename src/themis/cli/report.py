@@ -1,4 +1,4 @@
-"""`themis report`: a run as one HTML file. It reads the run folder alone, so it needs no model and no data."""
+"""`themis report`: write a run as one HTML file. It only reads the run folder, so it needs no model and no data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 HELP = (
-    "Write a run as one HTML file that opens by a double click and needs no network: the verdict, the numbers with "
-    "their intervals, the faults with pictures, and how to reproduce them. The run may be going on."
+    "Write a run as one HTML file that opens in any browser without a network: the verdict, the numbers with their "
+    "intervals, the faults with pictures, and how to reproduce them. The run may still be in progress."
 )
 EXAMPLES = """
 themis report runs/first
@@ -25,14 +25,16 @@ themis report runs/first --out first.html --most-pictures 200
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="FILE", help="the file to write, instead of report.html in RUN")
-    output.add_argument("--force", action="store_true", help="replace the file if it exists; report.html always is")
-    text = "faults that are shown with their inputs, the most telling; less is a smaller file"
+    output.add_argument("--out", metavar="FILE", help="file to write instead of report.html in RUN")
+    output.add_argument(
+        "--force", action="store_true", help="replace the file if it exists; report.html is always replaced"
+    )
+    text = "number of faults shown with their inputs, the most telling first; fewer make a smaller file"
     add_option(output, "most_pictures", int, 1000, text)
-    output.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    output.add_argument("--quiet", action="store_true", help="print only errors")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
     from themis.report.page import write_report

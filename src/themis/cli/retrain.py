@@ -6,13 +6,12 @@ import json
 from contextlib import ExitStack, closing
 from pathlib import Path
 from shlex import join, quote
-from time import strftime
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED, INTERRUPTED, RUN_FAILED
-from themis.cli.options import Parser, add_fields, add_option, chosen
-from themis.cli.resume import PLACES, moved
-from themis.cli.run import FRESH, add_verbosity, free
+from themis.cli.options import Parser, add_fields, add_option, explicit_fields, explicit_values
+from themis.cli.output import AUTO, add_verbosity, new_folder
+from themis.cli.source import LOCATION_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
 
@@ -61,27 +60,27 @@ def add_arguments(parser: Parser) -> None:
     add_option(contest, "from", str | None, None, text)
     add_option(contest, "workers", int, 1, "processes; never changes the result")
     places = parser.add_argument_group("model and data, if not as the run remembers them")
-    add_fields(places, Origin, only=PLACES, shows_default=False)
+    add_fields(places, Origin, only=LOCATION_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same retraining; auto is runs/retrain-DATE-TIME"
-    add_option(output, "out", str, FRESH, text)
+    add_option(output, "out", str, AUTO, text)
     add_verbosity(output)
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.experiments.retraining.plan import Plan
     from themis.experiments.retraining.recipe import Recipe
 
     recipe, plan, techniques = (
-        chosen(arguments, Recipe, said),
-        chosen(arguments, Plan, said),
+        explicit_fields(arguments, Recipe, explicit_options),
+        explicit_fields(arguments, Plan, explicit_options),
         getattr(arguments, "from"),
     )
     Recipe.of(**recipe)  # refuses what breaks a rule before a model is loaded
     Plan.of(**plan)
-    _check_kind(techniques, said)
-    out = free(Path("runs") / strftime("retrain-%Y%m%d-%H%M%S")) if arguments.out == FRESH else Path(arguments.out)
-    places = _places(arguments, said)
+    _check_kind(techniques, explicit_options)
+    out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
+    places = _places(arguments, explicit_options)
     is_silent = arguments.quiet or arguments.json
     console = None if is_silent else _console()
     with ExitStack() as stack:
@@ -100,25 +99,25 @@ def execute(arguments: Namespace, said: set[str]) -> int:
     return _report(result, out, arguments, console)
 
 
-def _check_kind(techniques: str | None, said: set[str]) -> None:
+def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
     """Refuse options of the other kind of retraining."""
     if techniques is None:
-        if "workers" in said:
+        if "workers" in explicit_options:
             raise UsageError("--workers must come with --from, whose trainings can run side by side: leave it out")
         return
     for name in ("rounds", "also", "fail_under", "tolerance", "patience"):
-        if name in said:
+        if name in explicit_options:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} must be left out with --from, which compares techniques in one round")
 
 
-def _places(arguments: Namespace, said: set[str]) -> dict[str, Any]:
+def _places(arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
     """Where model and data come from, if not as the run remembers them."""
     from themis.runs.replay import recorded_origin
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
-        origin = moved(run, arguments, said)
+        origin = override_origin(run, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
         home = origin or recorded_origin(run) or Origin()
     named = {name: getattr(arguments, name) for name in ("train", "judge")}
     read = {name: text and Origin(data=text, folder=home.folder).read() for name, text in named.items()}

@@ -1,4 +1,4 @@
-"""`themis shrink`: the smallest disturbance that still breaks the model, fault by fault and as a curve over seeds."""
+"""`themis shrink`: find the weakest perturbation that still breaks the model, per fault and as a curve over seeds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.faults import read_ids
-from themis.cli.options import Parser, add_fields, add_option
-from themis.cli.replay import PLACES
-from themis.cli.resume import moved
+from themis.cli.options import Parser, add_fields, add_option, explicit_values
+from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
 
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
 HELP = (
-    "Make faults smaller: the weakest disturbance with the same noise that still breaks the model, first all of theta "
-    "at once, then dimension by dimension. The result also goes to shrunk.json in the run's folder, which is else left "
-    "as it is. Model and data are made again as the run remembers them."
+    "Make faults smaller: find the weakest perturbation with the same noise that still breaks the model, first for all "
+    "of theta at once, then dimension by dimension. The result is also written to shrunk.json in the run folder, which "
+    "is otherwise left unchanged. The model and the data are rebuilt as recorded in the run."
 )
 EXAMPLES = """
 themis shrink runs/first
@@ -36,31 +35,31 @@ themis shrink runs/first --most 100 --curve
 """
 N_SHRUNK = 20
 FILE, PICTURE = "shrunk.json", "robustness.png"
-HEADERS = ("fault", "seed", "strength", "distance", "answer", "what it takes")
+HEADERS = ("fault", "seed", "strength", "distance", "answer", "change")
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    text = "number of a fault, as `themis faults RUN` lists them; by default the most telling"
+    text = "number of a fault, as listed by `themis faults RUN` (default: the most telling faults)"
     parser.add_argument("ids", metavar="FAULT", nargs="*", help=text)
     which = parser.add_argument_group("which faults")
-    add_option(which, "most", int, N_SHRUNK, "this many of the most telling, where none are named")
-    how = parser.add_argument_group("how")
-    text = "leave out whole dimensions of theta first: few are left, if stronger than all together need to be"
-    how.add_argument("--simplest", action="store_true", help=text)
-    places = parser.add_argument_group("model and data, if not as the run remembers them")
-    add_fields(places, Origin, only=PLACES, shows_default=False)
+    add_option(which, "most", int, N_SHRUNK, "number of the most telling faults to shrink, if no FAULT is given")
+    method = parser.add_argument_group("method")
+    text = "first remove whole dimensions of theta: fewer remain, but they may have to be stronger"
+    method.add_argument("--simplest", action="store_true", help=text)
+    source = parser.add_argument_group("model and data, if not as recorded in the run")
+    add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
-    text = f"also shrink a fault of every seed that failed, and draw how many seeds stand what, as {PICTURE} in RUN"
+    text = f"also shrink one fault of every seed that failed, and plot the share of correct seeds as {PICTURE} in RUN"
     output.add_argument("--curve", action="store_true", help=text)
-    output.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.most < 1:
-        raise UsageError(f"most must be 1 or more, got {arguments.most}")
-    if arguments.ids and "most" in said:
-        raise UsageError("--most and numbers of faults must not both be given: leave one out")
+        raise UsageError(f"most must be at least 1, got {arguments.most}")
+    if arguments.ids and "most" in explicit_options:
+        raise UsageError("--most and fault numbers cannot be combined: leave one of them out")
     from themis.runs.analysis.robustness import robustness
     from themis.runs.analysis.shrink import shrink
     from themis.runs.replay import Replayer
@@ -68,15 +67,17 @@ def execute(arguments: Namespace, said: set[str]) -> int:
 
     with closing(Reader(arguments.run)) as run:
         ids = read_ids(run, arguments.ids)
-        replayer = Replayer(run, origin=moved(run, arguments, said))
+        origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
+        replayer = Replayer(run, origin=origin)
         faults = _choose(run, ids, arguments.most)
         shrunk = shrink(replayer, faults, is_simplest=arguments.simplest)
-        lost = [fault.id for fault in faults if fault.id not in {each.id for each in shrunk}]
+        still_faults = {fault.id for fault in shrunk}
+        lost = [fault.id for fault in faults if fault.id not in still_faults]
         if not arguments.json:
             _print(shrunk, lost, replayer)
         curve = robustness(replayer, shrunk) if arguments.curve else None
         result = {
-            "faults": [each.as_dict() for each in shrunk],
+            "faults": [fault.as_dict() for fault in shrunk],
             "no_longer_faults": lost,
             "robustness": None if curve is None else curve.as_dict(),
             "changes": replayer.changes if faults or curve else [],
@@ -97,34 +98,35 @@ def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:
 
     if not ids:
         return read_faults(run).most_telling(most)
-    found = {fault.id: fault for fault in run.faults("id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))}
-    return [found[id] for id in dict.fromkeys(ids)]
+    faults = {fault.id: fault for fault in run.faults("id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))}
+    return [faults[id] for id in dict.fromkeys(ids)]
 
 
 def _print(shrunk: list[Shrunk], lost: list[int], replayer: Replayer) -> None:
     if not shrunk and not lost:
         print(f"{replayer.run.path} has no faults to shrink")
         return
-    rows = [HEADERS, *map(_row, shrunk)]
+    rows = [HEADERS, *map(_row, shrunk)] if shrunk else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
         print("  ".join([*numbers, row[-1]]))
-    passes = sum(each.passes for each in shrunk)
-    print(f"{len(shrunk)} fault{'s' * (len(shrunk) != 1)} shrunk in {passes:,} passes", flush=True)
+    passes = sum(fault.passes for fault in shrunk)
+    print(f"Shrank {len(shrunk)} fault{'s' * (len(shrunk) != 1)} in {passes:,} passes", flush=True)
     if lost:
-        print(f"{len(lost)} no longer break{'s' * (len(lost) == 1)} the model: {', '.join(map(str, lost))}")
+        noun, verb = ("fault", "breaks") if len(lost) == 1 else ("faults", "break")
+        print(f"{len(lost)} {noun} no longer {verb} the model: {', '.join(map(str, lost))}")
 
 
-def _row(each: Shrunk) -> tuple[str, ...]:
-    answer = "not finite" if each.answer < 0 else str(each.answer)
+def _row(fault: Shrunk) -> tuple[str, ...]:
+    answer = "not finite" if fault.answer < 0 else str(fault.answer)
     return (
-        str(each.id),
-        str(each.seed_id),
-        f"{each.strength_before:.3g} -> {each.strength:.3g}",
-        f"{each.distance:.3g}",
-        answer if each.is_same else f"{answer}, was {each.answer_before}",
-        each.sentence,
+        str(fault.id),
+        str(fault.seed_id),
+        f"{fault.strength_before:.3g} -> {fault.strength:.3g}",
+        f"{fault.distance:.3g}",
+        answer if fault.is_same else f"{answer}, was {fault.answer_before}",
+        fault.sentence,
     )
 
 
@@ -141,7 +143,7 @@ def _draw(run: Reader, curve: Robustness) -> None:
     from themis.runs.analysis.robustness import draw_robustness
 
     picture = BytesIO()
-    draw_robustness(curve, picture, title=f"Seeds still right ({run.record['perturbation']})")
+    draw_robustness(curve, picture, title=f"Seeds still correct ({run.record['perturbation']})")
     _write(run.path / PICTURE, picture.getvalue())
 
 
@@ -149,5 +151,5 @@ def _conclude(folder: Path, curve: Robustness | None, changes: Any) -> None:
     if curve is not None:
         print("\n".join(curve.sentences()))
     if changes:
-        print("\n".join(["not as when the run began:", *(f"  {each}" for each in changes)]))
-    print(f"{folder / FILE} has all of it" + ("" if curve is None else f", {folder / PICTURE} the curve"))
+        print("\n".join(["Changed since the start of the run:", *(f"  {change}" for change in changes)]))
+    print(f"Details: {folder / FILE}" + ("" if curve is None else f"; curve: {folder / PICTURE}"))

@@ -1,4 +1,4 @@
-"""`themis zoo`: the paper's models, whether they are what they should be, and how to train them."""
+"""`themis zoo`: list, verify and train the models of the zoo."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from themis.zoo import Entry, Figure
 
 HELP = (
-    "List the models of the zoo. `verify` measures what those named, or all, achieve on their data, beside what is "
-    "stated; exit code 0 if all agree, 1 if one does not. `train` trains one. Data and weights are under THEMIS_DATA."
+    "List the models of the zoo. `verify` measures the accuracy of all models, or of those named, and compares it with "
+    "the published value; the exit code is 0 if all agree and 1 if one does not. `train` trains one model. Data and "
+    "weights are looked up in the folder THEMIS_DATA."
 )
 EXAMPLES = """
 themis zoo
@@ -34,44 +35,44 @@ OPTIONS = {
     "force": ("train",),
     "device": ("verify", "train"),
 }
-"""What each option belongs to."""
-ENDINGS = (".pt", ".pth", ".safetensors")
+"""The actions that each option belongs to."""
+EXTENSIONS = (".pt", ".pth", ".safetensors")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("what", metavar="WHAT", nargs="?", default="list", help="list (the default), verify or train")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="name of a model; by default all of them")
-    add_option(parser, "device", str | None, None, "cpu or cuda; by default cpu")
+    parser.add_argument(
+        "action", metavar="ACTION", nargs="?", default="list", help="list, verify or train (default: list)"
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="name of a model (default: all)")
+    add_option(parser, "device", str | None, None, "cpu or cuda (default: cpu)")
     checking = parser.add_argument_group("verify")
-    add_option(checking, "weights", str | None, None, "state dict to measure instead of the zoo's")
+    add_option(checking, "weights", str | None, None, "state dict to verify, instead of the weights of the zoo")
     training = parser.add_argument_group("train")
-    add_option(training, "epochs", int | None, None, "times over the training data; by default as in the recipe")
-    add_option(training, "random_seed", int, 0, "same seed, same weights on the same machine")
-    training.add_argument("--out", metavar="FILE", help="file for the weights, .pt or .safetensors; by default NAME.pt")
+    add_option(training, "epochs", int | None, None, "epochs of training (default: as in the recipe)")
+    add_option(training, "random_seed", int, 0, "the same seed gives the same weights on the same machine")
+    training.add_argument("--out", metavar="FILE", help="file for the weights, .pt or .safetensors (default: NAME.pt)")
     training.add_argument("--force", action="store_true", help="replace the file if it exists")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
-def execute(arguments: Namespace, said: set[str]) -> int:
-    what = {"list": show, "verify": verify, "train": train}.get(arguments.what)
-    if what is None:
-        raise UsageError(f"WHAT must be list, verify or train, got {arguments.what!r}: see themis zoo --help")
-    for name, places in OPTIONS.items():
-        if name in said and getattr(arguments, name) and arguments.what not in places:
+def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+    action = {"list": show, "verify": verify, "train": train}.get(arguments.action)
+    if action is None:
+        raise UsageError(f"ACTION must be list, verify or train, got {arguments.action!r}: see themis zoo --help")
+    for name, actions in OPTIONS.items():
+        if name in explicit_options and getattr(arguments, name) and arguments.action not in actions:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{flag} must be left out of themis zoo {arguments.what}, it is for {' and '.join(places)}"
-            )
+            raise UsageError(f"{flag} does not apply to themis zoo {arguments.action}, only to {' and '.join(actions)}")
     from themis.zoo import choose_entry
 
     for name in arguments.names:
         choose_entry(name)
-    return what(arguments)
+    return action(arguments)
 
 
 def show(arguments: Namespace) -> int:
-    """List the entries."""
+    """List the models."""
     from themis.zoo import ZOO
 
     rows = [_describe(ZOO[name]) for name in arguments.names or ZOO]
@@ -79,32 +80,32 @@ def show(arguments: Namespace) -> int:
         print(json.dumps(rows, indent=2))
         return DONE
     lines: list[tuple[str, ...]] = [
-        ("name", "elements", "channels", "paper", "parameters", "stated", "data", "weights")
+        ("name", "elements", "channels", "paper", "parameters", "published", "data", "weights")
     ]
     for row in rows:
         paper = "-" if row["paper_neurons"] is None else f"{row['paper_neurons']:,}"
         counts = [f"{row[name]:,}" for name in ("n_elements", "n_channels")]
-        stated = _say(row["stated"], row["metric"])
+        stated = _format_metric(row["stated"], row["metric"])
         has = ["yes" if row[name] else "no" for name in ("data", "weights")]
         lines.append((row["name"], *counts, paper, f"{row['n_parameters']:,}", stated, *has))
     print(_align(lines))
-    named = os.environ.get("THEMIS_DATA")
-    print(f"\nNeurons are elements or channels; the paper counts otherwise. Data and weights: {named or 'none'}")
-    if not named:
-        print("Set THEMIS_DATA to the folder that holds them; without weights a model has random ones.")
+    folder = os.environ.get("THEMIS_DATA")
+    print("\nNeurons are counted as elements, as channels, and as in the paper.")
+    if folder:
+        print(f"The data and the weights are in {folder}.")
+    else:
+        print("Set THEMIS_DATA to the folder with the data and the weights; a model without weights has random ones.")
     return DONE
 
 
 def verify(arguments: Namespace) -> int:
-    """Measure entries, each beside what is stated. An optional one without weights counts only where it was named."""
+    """Compare models with their published values. An optional model without weights counts only if it was named."""
     from themis.data.datasets import data_folder
     from themis.zoo import ZOO
 
-    data_folder()  # refuses before anything runs
+    data_folder()  # raises an error before anything runs
     if arguments.weights is not None and len(arguments.names) != 1:
-        raise UsageError(
-            "--weights must be given with the one NAME they are for: themis zoo verify NAME --weights FILE"
-        )
+        raise UsageError("--weights needs exactly one NAME: themis zoo verify NAME --weights FILE")
     names = arguments.names or list(ZOO)
     width = max(map(len, names))
     rows = []
@@ -112,26 +113,26 @@ def verify(arguments: Namespace) -> int:
         rows.append(_verify(ZOO[name], arguments))
         if not arguments.json:
             print(f"{name:<{width}}  {rows[-1]['text']}", flush=True)
-    is_left_out = {row["name"]: not row["has_weights"] and ZOO[row["name"]].is_optional for row in rows}
-    left_out = [name for name in names if is_left_out[name] and name not in arguments.names]
-    counted = [row for row in rows if row["name"] not in left_out]
+    can_skip = {row["name"]: not row["has_weights"] and ZOO[row["name"]].is_optional for row in rows}
+    skipped = [name for name in names if can_skip[name] and name not in arguments.names]
+    counted = [row for row in rows if row["name"] not in skipped]
     n_agree = sum(row["agrees"] is not False and row["measured"] is not None for row in counted)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:
-        rest = f"; without weights, so left out: {', '.join(left_out)}" if left_out else ""
+        rest = f"; skipped, because they have no weights: {', '.join(skipped)}" if skipped else ""
         print(f"{n_agree} of {len(counted)} agree{rest}")
     return DONE if n_agree == len(counted) else GATE_FAILED
 
 
 def train(arguments: Namespace) -> int:
-    """Train one entry and write its weights."""
+    """Train one model and write its weights."""
     if len(arguments.names) != 1:
-        raise UsageError(f"themis zoo train must be given one NAME, got {len(arguments.names)}: themis zoo lists them")
+        raise UsageError(f"themis zoo train needs exactly one NAME, got {len(arguments.names)}: themis zoo lists them")
     (name,) = arguments.names
     out = Path(arguments.out or f"{name}.pt")
-    if out.suffix.lower() not in ENDINGS:
-        raise UsageError(f"--out must be a file with a known ending, got {out}: {nearest(out.suffix, ENDINGS)}")
+    if out.suffix.lower() not in EXTENSIONS:
+        raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
     from themis.runs.store.export import check_free, fresh_file
     from themis.zoo.training import train as train_entry
 
@@ -150,7 +151,7 @@ def train(arguments: Namespace) -> int:
         print(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
     else:
         print(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
-        print(f"Weights in {out}: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
+        print(f"Wrote {out}. Test it: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
     return DONE
 
 
@@ -166,7 +167,7 @@ def _write(state: dict[str, Any], part: Path, is_safe: bool) -> None:
 
 
 def _describe(entry: Entry) -> dict[str, Any]:
-    """An entry and what is there of it, as plain data."""
+    """A model, and which of its files are available, as plain data."""
     from themis.zoo import find_weights
 
     folder, weights = os.environ.get("THEMIS_DATA"), find_weights(entry.name)
@@ -181,7 +182,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
 
 
 def _verify(entry: Entry, arguments: Namespace) -> dict[str, Any]:
-    """What was measured, or why nothing was."""
+    """The measured value, or why there is none."""
     from themis.zoo import find_weights, verify
 
     row: dict[str, Any] = {"name": entry.name, "measured": None, "agrees": None, "has_weights": True}
@@ -192,8 +193,8 @@ def _verify(entry: Entry, arguments: Namespace) -> dict[str, Any]:
     except MissingExtraError as error:
         return {**row, "has_weights": False, "text": str(error)}
     except ThemisError as error:
-        return {**row, "agrees": False, "text": f"cannot be measured: {error}"}
-    verdict = {None: "nothing is stated", True: "agrees", False: "DIFFERS"}[figure.agrees]
+        return {**row, "agrees": False, "text": f"cannot be verified: {error}"}
+    verdict = {None: "no published value", True: "agrees", False: "DIFFERS"}[figure.agrees]
     rows = "" if entry.stated is None else f", {entry.stated.rows}"
     return {**row, **_as_object(figure), "text": f"{entry.metric} {_compare(figure)}: {verdict}{rows}"}
 
@@ -211,20 +212,20 @@ def _as_object(figure: Figure) -> dict[str, Any]:
 
 
 def _compare(figure: Figure) -> str:
-    """Both figures, as 97.88% (stated 97.88%)."""
+    """The measured and the published value, such as 97.88% (published 97.88%)."""
     entry = figure.entry
-    stated = "" if entry.stated is None else f" (stated {_say(entry.stated.value, entry.metric)})"
-    return f"{_say(figure.measured, entry.metric)}{stated}"
+    stated = "" if entry.stated is None else f" (published {_format_metric(entry.stated.value, entry.metric)})"
+    return f"{_format_metric(figure.measured, entry.metric)}{stated}"
 
 
-def _say(value: float | None, metric: str) -> str:
+def _format_metric(value: float | None, metric: str) -> str:
     if value is None:
         return "-"
     return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
 
 
 def _align(lines: list[tuple[str, ...]]) -> str:
-    """A table: the first column to the left, the others to the right."""
+    """Format a table: the first column is aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

@@ -1,0 +1,160 @@
+"""What the commands that run a campaign share: options of the output, progress, result folders and the last lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from themis.cli import INTERRUPTED
+from themis.cli.gate import check_finished, print_verdicts
+from themis.cli.options import Group, add_option
+from themis.errors import ModelError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from themis.campaign.callback import Callback
+    from themis.report.gates.gates import Gates
+    from themis.report.trackers import Tracker
+    from themis.runs.run import Run
+
+AUTO = "auto"
+"""The value of `--out` that stands for a new folder with a name of its own."""
+
+
+def add_verbosity(group: Group) -> None:
+    """Add `--quiet` and `--json`."""
+    group.add_argument("--quiet", action="store_true", help="print only errors")
+    group.add_argument("--json", action="store_true", help="print only the summary, as JSON")
+
+
+def add_report(group: Group) -> None:
+    """Add `--no-report`."""
+    group.add_argument("--no-report", action="store_true", help="do not write report.html into the folder at the end")
+
+
+def add_track(group: Group) -> None:
+    """Add `--track`."""
+    text = "log to tensorboard, mlflow or wandb, in FOLDER/track; NAME:PLACE writes to another place"
+    add_option(group, "track", list[str] | None, None, text)
+
+
+def read_trackers(names: list[str] | None, folder: str | None) -> list[Tracker]:
+    """The trackers named by `--track`."""
+    if not names:
+        return []
+    from themis.report.trackers import choose_trackers
+
+    return choose_trackers(names, folder)
+
+
+def progress_callbacks(arguments: Namespace) -> list[Callback]:
+    """The callback that shows the progress in the terminal, unless `--quiet` or `--json` is set."""
+    return [] if arguments.quiet or arguments.json else [_show_progress()]
+
+
+def _show_progress() -> Callback:
+    """Progress in the terminal; without rich, only the summary."""
+    from themis.campaign.callback import Callback
+
+    try:
+        from rich.console import Console
+
+        from themis.report.progress import ShowProgress
+    except ImportError:
+
+        class ShowSummary(Callback):
+            def on_end(self, run: Run) -> None:
+                from themis.runs.display.text import summary_rows
+
+                print(*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop, sep="\n")
+
+        return ShowSummary()
+
+    class PatientConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """Keep the campaign running when the reader of the output has gone; by default, rich exits."""
+            self.quiet = True
+
+    return ShowProgress(PatientConsole())
+
+
+def finish(
+    result: Run,
+    arguments: Namespace,
+    *,
+    out: str | None,
+    trackers: Sequence[Tracker] = (),
+    gates: Gates | None = None,
+) -> int:
+    """Write the report, check the gates and print where the results are; returns the exit code."""
+    is_interrupted = result.stop_reason == "user"
+    page = None if arguments.no_report else write_page(out)
+    if trackers:
+        from themis.report.trackers import finish as finish_trackers
+
+        finish_trackers(trackers, *([] if page is None else [Path(page)]))
+    if arguments.json:
+        verdicts = check_finished(result, gates, arguments, folder=out)
+        gate_results = {} if verdicts is None else {"gates": verdicts.as_dict()}
+        print(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
+        return INTERRUPTED if is_interrupted else print_verdicts(verdicts, arguments)
+    if out and not arguments.quiet:
+        print(f"Results in {out}")
+        if page is not None:
+            print(f"Report: {page}")
+        if len(result.faults):
+            print(f"List the faults: themis faults {quote(out)}")
+        if is_interrupted:
+            print(f"Resume: themis resume {quote(out)}")
+    if is_interrupted:
+        return INTERRUPTED
+    return print_verdicts(check_finished(result, gates, arguments, folder=out), arguments)
+
+
+def write_page(out: str | None) -> str | None:
+    """Write the report of a run and return its path; a failure is printed, and does not fail the campaign."""
+    if out is None:
+        return None
+    from themis.report.page import write_report
+
+    try:
+        return str(write_report(out))
+    except Exception as error:
+        text = " ".join(str(error).split())
+        print(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
+        return None
+
+
+@contextmanager
+def point_to_results(out: str | None, *, has_report: bool = False) -> Iterator[None]:
+    """If the model fails during a campaign, add to the error where the results so far are, and write their report."""
+    try:
+        yield
+    except ModelError as error:
+        if out is None or not (Path(out) / "run.sqlite").exists():
+            raise
+        if has_report:
+            write_page(out)
+        text = f"{error}; the results so far are in {out}, and themis resume {out} continues"
+        raise ModelError(text) from (error.__cause__ or error)
+
+
+def new_folder(prefix: str = "") -> Path:
+    """An unused folder in `runs`, named after the time."""
+    return unused_path(Path("runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def unused_path(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
