@@ -124,7 +124,7 @@ def test_what_cannot_be_is_one_line(run, capsys):
     for words, text in (
         ([str(run), "--port", "x"], "port must be a whole number, got 'x'"),
         ([str(run), "--port", "70000"], "port must lie in 0..65535, got 70000"),
-        ([str(run / "summary.json")], f"a run must be a folder, {run / 'summary.json'} is a file: check the path"),
+        ([str(run / "summary.json")], f"a run must be a folder, but {run / 'summary.json'} is a file: check the path"),
         ([], "RUN must be given: see themis watch --help"),
     ):
         assert main(["watch", *words]) == 2

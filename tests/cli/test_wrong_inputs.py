@@ -120,7 +120,7 @@ WRONG = {
         write("data.npz", PICTURE),
     ),
     "archive is empty": (run("--data npz:data.npz"), 3, "data.npz must be a NumPy archive", write("data.npz", "")),
-    "archive of one array": (run("--data npz:one.npy"), 3, "named 'inputs', got one array", one_array),
+    "archive of one array": (run("--data npz:one.npy"), 3, "named 'inputs', got a single array", one_array),
     "archive of objects": (
         run("--data npz:data.npz"),
         3,
@@ -147,7 +147,7 @@ WRONG = {
     "bytes": (run("--data mine:bytes_"), 3, "divide by 255 or pass"),
     "normalised inputs": (run("--data mine:normalised"), 3, "give raw inputs"),
     "no inputs": (run("--data mine:empty"), 3, "must hold at least one seed"),
-    "flat inputs": (run("--data mine:flat"), 3, "as [seeds, ...], got shape [480]"),
+    "flat inputs": (run("--data mine:flat"), 3, "the shape [seeds, ...], got shape [480]"),
     "inputs of another size": (run("--data mine:wide"), 3, "the model raised RuntimeError on inputs [1, 1, 9, 9]"),
     "labels too large": (run("--data mine:large_labels"), 3, "labels must lie in 0..2"),
     "negative labels": (run("--data mine:negative_labels"), 3, "labels must lie in 0..2"),
