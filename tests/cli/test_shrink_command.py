@@ -101,7 +101,7 @@ def test_named_faults_come_in_their_order_and_as_json(run):
 
 def test_the_curve_is_written_and_said(run):
     said = shrunk(run, "--most", 2, "--curve")
-    assert "30 of 40 seeds broke; still right by strength: 100.0% at 0.05" in said
+    assert "30 of 40 seeds broke; still correct by strength: 100.0% at 0.05" in said
     assert "25.0% at 1." in said
     assert "the curve is an upper bound on the model's robustness" in said
     curve = json.loads((run / "shrunk.json").read_text())["robustness"]
@@ -138,7 +138,7 @@ def test_a_run_without_faults_says_so(home, run, capsys):
     assert main(["shrink", str(run.parent / "none"), "--curve"]) == 0
     said = capsys.readouterr().out
     assert "has no faults to shrink" in said
-    assert "0 of 40 seeds broke; still right by strength (1 is shift -0.25 or 0.25): 100.0% at 0.05" in said
+    assert "0 of 40 seeds broke; still correct by strength (1 is shift -0.25 or 0.25): 100.0% at 0.05" in said
 
 
 def test_wrong_uses_are_refused(run, capsys):

@@ -124,7 +124,7 @@ def _write(result: Diff, path: Path) -> None:
     if ending == ".png":
         if result.curves is None:
             raise UsageError(f"--out {path} needs curves, but the ranges of theta differ: write .md instead")
-        from themis.runs.diff.figure import draw_diff
+        from themis.runs.display.curves import draw_diff
 
         picture = BytesIO()
         draw_diff(result, picture)

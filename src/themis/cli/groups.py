@@ -17,8 +17,8 @@ from themis.runs.source import Origin
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.runs.analysis.group import Group
-    from themis.runs.analysis.locate import Located
+    from themis.runs.analysis.groups import Group
+    from themis.runs.analysis.locate import Localization
     from themis.runs.faults import Faults
     from themis.runs.store.reader import Reader
 
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.runs.analysis.group import group
+    from themis.runs.analysis.groups import group
     from themis.runs.store.reader import Reader
 
     if not arguments.locate and (unused := explicit_options & {*REPLAY_OPTIONS}):
@@ -62,7 +62,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()
         groups = group(faults, arguments.most, arguments.apart)
-        located: list[Located | None] = [None] * len(groups)
+        located: list[Localization | None] = [None] * len(groups)
         if arguments.locate and groups:
             overrides = explicit_values(arguments, REPLAY_OPTIONS, explicit_options)
             located = _locate(run, faults, groups, overrides)
@@ -73,15 +73,15 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return DONE
 
 
-def _locate(run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any]) -> list[Located | None]:
-    from themis.runs.analysis.locate import learn_usual, locate
+def _locate(run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any]) -> list[Localization | None]:
+    from themis.runs.analysis.locate import learn_baseline, locate
     from themis.runs.replay import Replayer
 
-    usual = learn_usual(Replayer(run, origin=override_origin(run, overrides)))
-    return [locate(group, usual, faults) for group in groups]
+    baseline = learn_baseline(Replayer(run, origin=override_origin(run, overrides)))
+    return [locate(group, baseline, faults) for group in groups]
 
 
-def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Located | None], most: int) -> None:
+def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], most: int) -> None:
     n, n_groups = len(faults), len(groups)
     shown = sum(len(group.representatives) for group in groups)
     if not n:
@@ -101,7 +101,7 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Locat
             print(f"     {_describe_location(location)}")
 
 
-def _describe_location(location: Located) -> str:
+def _describe_location(location: Localization) -> str:
     first = location.layers[0]
     if first.score < UNUSUAL:
         return f"no layer moves more than usual; {first.layer} is closest ({first.score:.1f} standard deviations)"
@@ -112,5 +112,5 @@ def _describe_location(location: Located) -> str:
     )
 
 
-def _as_object(group: Group, located: Located | None) -> dict[str, Any]:
+def _as_object(group: Group, located: Localization | None) -> dict[str, Any]:
     return group.as_dict() | ({} if located is None else {"located": located.as_dict()})

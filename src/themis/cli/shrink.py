@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from themis.runs.analysis.robustness import Robustness
-    from themis.runs.analysis.shrink import Shrunk
+    from themis.runs.analysis.shrink import ShrunkFault
     from themis.runs.faults import Fault
     from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
@@ -102,7 +102,7 @@ def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:
     return [faults[id] for id in dict.fromkeys(ids)]
 
 
-def _print(shrunk: list[Shrunk], lost: list[int], replayer: Replayer) -> None:
+def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> None:
     if not shrunk and not lost:
         print(f"{replayer.run.path} has no faults to shrink")
         return
@@ -118,7 +118,7 @@ def _print(shrunk: list[Shrunk], lost: list[int], replayer: Replayer) -> None:
         print(f"{len(lost)} {noun} no longer {verb} the model: {', '.join(map(str, lost))}")
 
 
-def _row(fault: Shrunk) -> tuple[str, ...]:
+def _row(fault: ShrunkFault) -> tuple[str, ...]:
     answer = "not finite" if fault.answer < 0 else str(fault.answer)
     return (
         str(fault.id),
@@ -140,7 +140,7 @@ def _write(path: Path, content: bytes) -> None:
 def _draw(run: Reader, curve: Robustness) -> None:
     from io import BytesIO
 
-    from themis.runs.analysis.robustness import draw_robustness
+    from themis.runs.display.curves import draw_robustness
 
     picture = BytesIO()
     draw_robustness(curve, picture, title=f"Seeds still correct ({run.record['perturbation']})")

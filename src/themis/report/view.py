@@ -348,7 +348,7 @@ def _layers(
 
 def _read_groups(run: Reader) -> tuple[list[GroupRow], dict[int, int]]:
     """The groups of related faults, and the group of each fault by its id."""
-    from themis.runs.analysis.group import group
+    from themis.runs.analysis.groups import group
 
     faults = run.faults()
     groups = [each.as_dict() for each in group(faults)] if len(faults) else []

@@ -11,8 +11,8 @@ from planted import MARKED, NETS, Cause, cause_of, digits, layer_name, planted
 
 import themis
 from themis import UsageError, cli
-from themis.runs.analysis.group import group
-from themis.runs.analysis.locate import learn_usual, locate
+from themis.runs.analysis.groups import group
+from themis.runs.analysis.locate import learn_baseline, locate
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
@@ -43,9 +43,9 @@ def test_the_broken_layer_is_named_first():
     for case, (net, layer) in enumerate(CASES):
         causes = plant(case, layer)
         run = campaign(net, causes, case)
-        faults, usual, name = broken(run, causes), learn_usual(run), layer_name(net, layer)
-        of_groups.append(locate(faults, usual).first == name)
-        of_faults += [locate(fault, usual).first == name for fault in faults[:5]]
+        faults, baseline, name = broken(run, causes), learn_baseline(run), layer_name(net, layer)
+        of_groups.append(locate(faults, baseline).first == name)
+        of_faults += [locate(fault, baseline).first == name for fault in faults[:5]]
     print(
         f"first: {sum(of_groups)} of {len(of_groups)} sets of faults, {sum(of_faults)} of {len(of_faults)} single ones"
     )
@@ -57,7 +57,7 @@ def test_the_broken_layer_is_named_first():
 def test_neurons_that_were_broken_lead_their_layer_and_the_other_layers_descend():
     causes = (Cause(0, 0.7, 0.85, 1, None, 8.0, 3),)
     run = campaign("strided", causes)
-    found = locate(broken(run, causes), learn_usual(run))
+    found = locate(broken(run, causes), learn_baseline(run))
     assert found.first == "relu.1"
     assert {each.place[0] for each in found.layers[0].neurons} <= {0, 1, 2}  # channels
     assert all(len(each.place) == 3 for each in found.layers[0].neurons)
@@ -72,30 +72,32 @@ def test_a_group_of_the_run_is_located_and_so_it_is_from_the_folder(tmp_path):
     causes = (Cause(0, 0.7, 0.85, 2, 3),)
     run = campaign("mlp", causes, out=tmp_path / "run")
     each = next(each for each in group(run.faults) if "answered as 3" in each.text)
-    here = locate(each, learn_usual(run), run.faults)
+    here = locate(each, learn_baseline(run), run.faults)
     assert here.first == "relu.2"
     assert here.n_faults == 24
-    assert locate(each, learn_usual(run)).n_faults == len(each.representatives)
+    assert locate(each, learn_baseline(run)).n_faults == len(each.representatives)
     inputs, labels = digits()
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:200]
     target, folder = themis.Target(planted("mlp", causes)), Reader(tmp_path / "run")
-    there = locate(each, learn_usual(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED)), folder.faults())
+    there = locate(
+        each, learn_baseline(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED)), folder.faults()
+    )
     assert there.first == "relu.2"
     assert there.layers[0].times == pytest.approx(here.layers[0].times, rel=0.2)
 
 
 def test_what_cannot_be_located_is_refused(tmp_path):
     run = campaign("mlp", (Cause(0, 0.7, 0.85, 2, 3),))
-    usual = learn_usual(run)
+    baseline = learn_baseline(run)
     with pytest.raises(UsageError, match="there must be a fault to locate, got none"):
-        locate([], usual)
+        locate([], baseline)
     seeds = digits()[0][:100]
-    other = learn_usual(themis.run(planted("mlp", ()), seeds, MARKED, max_tests=100))
+    other = learn_baseline(themis.run(planted("mlp", ()), seeds, MARKED, max_tests=100))
     missing = next(fault for fault in run.faults if fault.seed_id >= 100)
     with pytest.raises(themis.DataError, match=f"the data must hold the fault's seed {missing.seed_id}"):
         locate(missing, other)
-    with pytest.raises(themis.DataError, match="ordinary tests must not break, 0 of 10 did not"):
-        learn_usual(themis.run(planted("mlp", (Cause(2, 0.001, 1, 3, 3),)), seeds[:10], MARKED, max_tests=50), n=10)
+    with pytest.raises(themis.DataError, match="ordinary tests, it passed 0 of 10"):
+        learn_baseline(themis.run(planted("mlp", (Cause(2, 0.001, 1, 3, 3),)), seeds[:10], MARKED, max_tests=50), n=10)
 
 
 MODULE = """

@@ -12,7 +12,8 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.analysis.robustness import CAVEAT, Robustness, draw_robustness, robustness
+from themis.runs.analysis.robustness import CAVEAT, Robustness, robustness
+from themis.runs.display.curves import draw_robustness
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
@@ -80,7 +81,7 @@ def test_nobody_failed_and_everybody_did():
     assert none.at(1).value == 1
     assert none.at(1).low == pytest.approx(0.025 ** (1 / 50))
     assert none.median is None
-    assert none.sentences()[1] == "More than half of the seeds stand at every strength that was tested."
+    assert none.sentences()[1] == "More than half of the seeds withstand every strength that was tested."
     every = Robustness.of([0.2] * 50, [])
     assert every.at(0.2).value == 0
     assert every.at(0.2).high == pytest.approx(1 - 0.025 ** (1 / 50))
@@ -128,7 +129,7 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
     assert (curve.n_seeds, curve.n_failed) == (200, int((true < 1).sum()))
     for strength in np.linspace(0.0, 1.0, 21):
         assert curve.at(strength).value == pytest.approx(float((true > strength).double().mean()), abs=0.0051)
-    assert curve.whole == "shift -0.2 or 0.2"
+    assert curve.full_strength == "shift -0.2 or 0.2"
     assert [each.seed_id for each in curve.shrunk] == sorted((true < 1).nonzero()[:, 0].tolist())
     assert sum(each.id == -1 for each in curve.shrunk) == missed
     assert curve.sentences()[1].startswith(f"{missed} of them did not fail in the run: ")
@@ -145,11 +146,11 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
 
 
 def test_it_says_what_it_is_and_what_it_is_not():
-    curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), whole="sigma 0.1")
+    curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), full_strength="sigma 0.1")
     said = curve.sentences()
     assert said[0] == (
-        "70 of 100 seeds broke; still right by strength (1 is sigma 0.1): 100.0% at 0.05, 70.0% at 0.1, 70.0% at 0.25, "
-        "30.0% at 0.5, 30.0% at 1."
+        "70 of 100 seeds broke; still correct by strength (1 is sigma 0.1): 100.0% at 0.05, 70.0% at 0.1, 70.0% at "
+        "0.25, 30.0% at 0.5, 30.0% at 1."
     )
     assert said[1] == "Half of the seeds have broken at strength 0.4 (95% interval 0.4 to 0.4)."
     assert said[2] == CAVEAT
@@ -160,7 +161,7 @@ def test_it_says_what_it_is_and_what_it_is_not():
 def test_a_perturbation_of_several_dimensions_has_one_scale():
     run = themis.run(Target(Mean()), seeds(40), "brightness + contrast", max_tests=200, coverage=None, tolerance=1e-9)
     curve = robustness(run)
-    assert curve.whole == ""
+    assert curve.full_strength == ""
     assert curve.n_failed > 10
     for each in curve.shrunk:
         shares = [abs(each.after["shift"]) / 0.25, abs(each.after["change"]) / 0.6]

@@ -1,125 +1,189 @@
-"""Which layers and neurons carry the change of a fault, against their usual.
+"""Locating faults: the layers and neurons that change unusually in a fault, compared with a baseline.
 
-A change that enters in one layer moves all later ones too. So each layer's sensitivity is held against what the layers
-before it, and the input, let expect: how these go together is learnt on ordinary tests, drawn uniformly, that did not
-break. The earliest layer with a large unexpected rise comes first.
+A change that enters in one layer moves all later layers too. So each layer's sensitivity is compared with what the
+input and the layers before it predict; this relation is learnt from ordinary tests, drawn uniformly, that the model
+passed. The earliest layer with a large unexpected increase comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
+from themis.measure.chunk import padded
 from themis.measure.tests import Tests
-from themis.runs.analysis.group import Group
-from themis.runs.analysis.usual import Floats, Usual, learn_usual, measure, walk
+from themis.runs.analysis.groups import Group
 from themis.runs.faults import Fault
-from themis.target.activations import Layer
+from themis.runs.replay import Replayer, missing_seed, open_handle
+from themis.runs.run import Run
+from themis.search.policy import UNIFORM_STREAM, Space
+from themis.target.activations import OUTPUT, Layer, flatten
 
-__all__ = ["Carrier", "Located", "Neuron", "Usual", "learn_usual", "locate"]
+Floats = NDArray[np.float64]
+ORDINARY = 384
+"""Tests that the baseline is learnt from: about a hundred for each of the few parameters of a layer's fit."""
+BEFORE = 2
+"""Preceding layers that predict a layer's sensitivity, besides the input: a block and what bypasses it."""
+LEAST = 0.1
+"""Least baseline sensitivity of a neuron, as a share of its layer's: one that hardly ever moves must not dominate."""
+FLOOR = 0.05
+"""Least standard deviation of a layer's logarithm: a twentieth more than predicted is never unusual."""
+RIDGE = 1e-3
+"""Ridge penalty that keeps a fit solvable if layers move together, in variances of a logarithm."""
+TUKEY = 4.685
+"""Standard deviations beyond which a test is ignored by a fit: Tukey's constant, 95% efficient for normal errors."""
 MEMBERS = 24
-"""Faults of a group that are run again at most: the spread of their median is then a quarter of theirs."""
+"""Most faults of a group that are run again: their median then has a quarter of their standard deviation."""
 NEARLY = 0.5
-"""Share of the largest score from which a layer may be the entry: half of what is far out is still far out."""
+"""Share of the largest score from which a layer may be the entry: half of an extreme score is still extreme."""
 NEURONS, LAYERS = 5, 3
 """Neurons that are named in each of the first layers."""
 
 
 @dataclass(frozen=True)
-class Neuron:
-    """A neuron by its place in the layer, and how many times its usual sensitivity it has."""
+class NeuronExcess:
+    """A neuron by its place in the layer, and its sensitivity as a multiple of its baseline."""
 
     place: tuple[int, ...]
     times: float
 
 
 @dataclass(frozen=True)
-class Carrier:
-    """A layer: how unexpected its sensitivity is, in spreads of ordinary tests, and what it is to the expected."""
+class LayerExcess:
+    """A layer's unexpected sensitivity: in standard deviations of ordinary tests, and as a multiple of the expected."""
 
     layer: str
     score: float
     times: float
-    neurons: tuple[Neuron, ...] = ()
+    neurons: tuple[NeuronExcess, ...] = ()
 
 
 @dataclass(frozen=True)
-class Located:
-    """Layers of one fault, or of several: where the change enters, then the others, the most unexpected first."""
+class Localization:
+    """The layers of one fault, or of several: first where the change enters, then by unexpected sensitivity."""
 
-    layers: tuple[Carrier, ...]
+    layers: tuple[LayerExcess, ...]
     n_faults: int
     n_ordinary: int
-    """Ordinary tests that they were held against."""
+    """Ordinary tests that the baseline was learnt from."""
 
     @property
     def first(self) -> str:
-        """The layer that the change most likely enters in."""
+        """The layer in which the change most likely enters."""
         return self.layers[0].layer
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The result as plain data."""
         return asdict(self)
 
 
-def locate(what: Fault | Group | Sequence[Fault], usual: Usual, faults: Sequence[Fault] | None = None) -> Located:
-    """The layers that carry the change of a fault, of several, or of a group, with their neurons.
+@dataclass(frozen=True)
+class Baseline:
+    """How the sensitivities of a model's layers depend on each other in ordinary tests that the model passed."""
 
-    faults: all of the run's, where a group is to be judged by more than its representatives.
+    calculator: Calculator = field(repr=False)
+    scale: dict[str, Tensor] = field(repr=False)  # each neuron's mean sensitivity, by layer
+    slopes: list[Floats] = field(repr=False)  # of each layer's fit
+    unscaled: list[Floats] = field(repr=False)  # its covariance for a standard deviation of 1
+    spread: Floats
+    n_tests: int
+
+    def predict(self, k: int, logs: Floats) -> tuple[Floats, Floats]:
+        """The predicted value of layer `k` and its standard deviation, which grows away from the ordinary tests."""
+        design = _design(logs, k)
+        leverage = np.einsum("tp,pq,tq->t", design, self.unscaled[k - 1], design)
+        return design @ self.slopes[k - 1], self.spread[k - 1] * np.sqrt(1 + leverage)
+
+
+def learn_baseline(source: Run | Replayer | Calculator, n: int = ORDINARY, random_seed: int = 0) -> Baseline:
+    """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
+
+    source: a run, the replayer of a run folder, or a calculator that has swept its seeds.
     """
-    chosen = _members(what, faults)
-    calculator = usual.calculator
+    calculator = source if isinstance(source, Calculator) else _swept_calculator(source, n)
+    with calculator.target.opened(), torch.no_grad():
+        tests = _ordinary_tests(calculator, n, random_seed)
+        sums = {layer.name: torch.zeros(layer.n_neurons, device=calculator.device) for layer in calculator.layers}
+
+        def add(layer: Layer, change: Tensor) -> None:
+            sums[layer.name] += change.sum(0)
+
+        _trace_changes(calculator, tests, add)
+        # Not the root mean square: passed tests in which a layer went wrong would count too much.
+        scale = {name: _floored(total / len(tests)) for name, total in sums.items()}
+        logs = _log_changes(calculator, tests, scale)
+    fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
+    return Baseline(
+        calculator,
+        scale,
+        [slopes for slopes, _, _ in fits],
+        [unscaled for _, unscaled, _ in fits],
+        np.array([spread for _, _, spread in fits]),
+        len(tests),
+    )
+
+
+def locate(
+    subject: Fault | Group | Sequence[Fault], baseline: Baseline, faults: Sequence[Fault] | None = None
+) -> Localization:
+    """The layers that change unusually in a fault, in several, or in a group, with their neurons.
+
+    faults: all faults of the run, if a group is to be judged by more than its representatives.
+    """
+    chosen = _members(subject, faults)
+    calculator = baseline.calculator
     with calculator.target.opened(), torch.no_grad():
         tests = _tests_of(calculator, chosen)
-        logs = measure(calculator, tests, usual.scale)
+        logs = _log_changes(calculator, tests, baseline.scale)
         scores, rises = [], []
         for k in range(1, logs.shape[1]):
-            expected, spread = usual.expect(k, logs)
-            scores.append(np.median((logs[:, k] - expected) / spread))
-            rises.append(np.median(logs[:, k] - expected))
+            predicted, spread = baseline.predict(k, logs)
+            scores.append(np.median((logs[:, k] - predicted) / spread))
+            rises.append(np.median(logs[:, k] - predicted))
         order = _rank(np.array(scores))
         named = [calculator.layers[k].name for k in order[:LAYERS]]
-        neurons = _neurons(calculator, tests, usual.scale, named)
-    carriers = [
-        Carrier(layer.name, float(scores[k]), float(np.exp(rises[k])), neurons.get(layer.name, ()))
+        neurons = _neurons(calculator, tests, baseline.scale, named)
+    layers = [
+        LayerExcess(layer.name, float(scores[k]), float(np.exp(rises[k])), neurons.get(layer.name, ()))
         for k, layer in ((k, calculator.layers[k]) for k in order)
     ]
-    return Located(tuple(carriers), len(chosen), usual.n_tests)
+    return Localization(tuple(layers), len(chosen), baseline.n_tests)
 
 
 def _rank(scores: Floats) -> list[int]:
-    """Layers, the entry first: the earliest of those that surprise nearly as much as any, then the others by score.
+    """Layers, the entry first: the earliest of those with nearly the largest score, then the others by score.
 
-    A wrong layer may surprise the ones after it even more than itself, but never one before it.
+    A faulty layer may affect the layers after it even more than itself, but never one before it.
     """
     entry = int((scores >= NEARLY * scores.max()).argmax()) if scores.max() > 0 else int(scores.argmax())
     return [entry, *(k for k in np.argsort(-scores, kind="stable").tolist() if k != entry)]
 
 
-def _members(what: Fault | Group | Sequence[Fault], faults: Sequence[Fault] | None) -> list[Fault]:
-    if isinstance(what, Fault):
-        return [what]
-    if isinstance(what, Group):
-        ids = set(what.ids)
-        what = what.representatives if faults is None else [fault for fault in faults if fault.id in ids]
-    if not what:
-        raise UsageError("there must be a fault to locate, got none: give one of run.faults, or a group")
-    at = np.linspace(0, len(what) - 1, min(MEMBERS, len(what))).round().astype(int)
-    return [what[k] for k in at.tolist()]
+def _members(subject: Fault | Group | Sequence[Fault], faults: Sequence[Fault] | None) -> list[Fault]:
+    if isinstance(subject, Fault):
+        return [subject]
+    if isinstance(subject, Group):
+        ids = set(subject.ids)
+        subject = subject.representatives if faults is None else [fault for fault in faults if fault.id in ids]
+    if not subject:
+        raise UsageError("there must be a fault to locate, got none: pass one of run.faults, or a group")
+    at = np.linspace(0, len(subject) - 1, min(MEMBERS, len(subject))).round().astype(int)
+    return [subject[k] for k in at.tolist()]
 
 
 def _tests_of(calculator: Calculator, faults: Sequence[Fault]) -> Tests:
     row_of = {int(id): row for row, id in enumerate(calculator.seeds.seed_id.tolist())}
     missing = [fault.seed_id for fault in faults if fault.seed_id not in row_of]
     if missing:
-        raise DataError(f"the data must hold the fault's seed {missing[0]}, it has {len(row_of)}: give the run's data")
+        raise DataError(missing_seed(missing[0], len(row_of)))
     return Tests(
         np.array([fault.id for fault in faults]),
         np.array([row_of[fault.seed_id] for fault in faults]),
@@ -131,21 +195,137 @@ def _tests_of(calculator: Calculator, faults: Sequence[Fault]) -> Tests:
 
 def _neurons(
     calculator: Calculator, tests: Tests, scale: dict[str, Tensor], names: Sequence[str]
-) -> dict[str, tuple[Neuron, ...]]:
-    """Of some layers the neurons that are farthest above their usual, on average over the tests."""
+) -> dict[str, tuple[NeuronExcess, ...]]:
+    """The neurons of these layers that are furthest above their baseline, on average over the tests."""
     sums = {name: torch.zeros_like(scale[name]) for name in names}
 
     def add(layer: Layer, change: Tensor) -> None:
         if layer.name in sums:
             sums[layer.name] += change.sum(0)
 
-    walk(calculator, tests, add)
-    found = {}
+    _trace_changes(calculator, tests, add)
+    neurons = {}
     for name, total in sums.items():
         times = total / len(tests) / scale[name]
         best = times.topk(min(NEURONS, len(times)))
         layer = calculator.by_name[name]
         shape = layer.shape if layer.channel_axis is None else (layer.n_neurons,)
         places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found[name] = tuple(Neuron(tuple(map(int, np.unravel_index(at, shape))), value) for at, value in places)
-    return found
+        neurons[name] = tuple(NeuronExcess(tuple(map(int, np.unravel_index(k, shape))), value) for k, value in places)
+    return neurons
+
+
+def _swept_calculator(source: Run | Replayer, n: int) -> Calculator:
+    """A calculator that has swept the failing seeds of a run and `n` others."""
+    with open_handle(source) as handle:
+        seed_id = handle.seeds.seed_id.numpy()
+        spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
+        return handle.swept(np.union1d(_failing_seeds(source), seed_id[spread]))
+
+
+def _failing_seeds(source: Run | Replayer) -> NDArray[np.int64]:
+    if isinstance(source, Run):
+        return np.unique(source.faults.columns.get("seed_id", np.zeros(0, np.int64)))
+    rows = source.run.select("DISTINCT seed_id", order="seed_id")
+    return np.array([seed_id for (seed_id,) in rows], dtype=np.int64)
+
+
+def _ordinary_tests(calculator: Calculator, n: int, random_seed: int) -> Tests:
+    """Uniform tests that the model passes."""
+    usable = calculator.usable.cpu().numpy()
+    seed_id = calculator.seeds.seed_id.numpy()[usable]
+    space = Space.of(calculator.perturbation, usable, seed_id, np.zeros(len(usable), dtype=np.float32), random_seed)
+    number = np.arange(n)
+    tests = space.uniform_tests(number, UNIFORM_STREAM, number)
+    passes = [_passes(calculator, tests[first : first + calculator.chunk]) for first in range(0, n, calculator.chunk)]
+    ordinary = tests[np.concatenate(passes)]
+    least = 4 * (BEFORE + 2)
+    if len(ordinary) < least:
+        raise DataError(
+            f"the model must pass at least {least} ordinary tests, it passed {len(ordinary)} of {n}: the perturbation "
+            "breaks nearly every input, lower the magnitude"
+        )
+    return ordinary
+
+
+def _passes(calculator: Calculator, tests: Tests) -> NDArray[np.bool_]:
+    _, outputs = calculator.run_chunk(tests, calculator.chunk)
+    rows = torch.from_numpy(tests.seed).to(calculator.device)
+    labels = None if calculator.labels is None else calculator.labels[rows]
+    verdict = calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels)
+    passes: NDArray[np.bool_] = ~verdict.is_fault.cpu().numpy()
+    return passes
+
+
+def _trace_changes(calculator: Calculator, tests: Tests, take: Callable[[Layer, Tensor], None]) -> Floats:
+    """Pass each layer's sensitivities `[tests, neurons]` to `take`, chunk by chunk; return the inputs' change."""
+    changes = []
+    for first in range(0, len(tests), calculator.chunk):
+        part = tests[first : first + calculator.chunk]
+        n = len(part)
+        rows, theta, noise_seed = (
+            padded(torch.from_numpy(np.ascontiguousarray(column)), calculator.chunk).to(calculator.device)
+            for column in (part.seed, part.theta, part.noise_seed)
+        )
+        inputs, disturbed = calculator.disturb(rows, theta, noise_seed, n)
+        clean: dict[str, Tensor] = {}
+
+        def keep(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:
+            clean[layer.name] = activations[:n].clone()
+
+        def differ(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:
+            change = (activations[:n] - clean.pop(layer.name)).abs().float()
+            take(layer, change.nan_to_num_(0.0, 0.0, 0.0))
+
+        _trace(calculator, inputs, keep)
+        _trace(calculator, disturbed, differ)
+        changes.append((disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt())
+    return np.asarray(torch.cat(changes).cpu().numpy(), dtype=np.float64)
+
+
+def _trace(calculator: Calculator, inputs: Tensor, take: Callable[[Layer, Tensor], None]) -> None:
+    def on_activation(name: str, activation: Tensor) -> None:
+        layer = calculator.by_name[name]
+        take(layer, flatten(activation, layer, len(inputs)))
+
+    outputs = calculator.target.forward(inputs, on_activation, calculator.by_name)
+    calculator.passes += len(inputs)
+    if OUTPUT in calculator.by_name:
+        on_activation(OUTPUT, outputs)
+
+
+def _log_changes(calculator: Calculator, tests: Tests, scale: dict[str, Tensor]) -> Floats:
+    """Logarithm of each test's change: of the input, then of each layer in units of its neurons' baseline."""
+    parts: dict[str, list[Tensor]] = {layer.name: [] for layer in calculator.layers}
+
+    def add(layer: Layer, change: Tensor) -> None:
+        parts[layer.name].append((change / scale[layer.name]).square().mean(1).sqrt())
+
+    inputs = _trace_changes(calculator, tests, add)
+    by_layer = [torch.cat(parts[layer.name]).cpu().numpy().astype(np.float64) for layer in calculator.layers]
+    return np.log(np.maximum(np.stack([inputs, *by_layer], 1), 1e-6))
+
+
+def _design(logs: Floats, k: int) -> Floats:
+    """What predicts layer `k`: a constant, the input, and the layers just before it."""
+    before = sorted({0, *range(max(0, k - BEFORE), k)})
+    return np.concatenate([np.ones((len(logs), 1)), logs[:, before]], 1)
+
+
+def _fit(design: Floats, values: Floats) -> tuple[Floats, Floats, float]:
+    """Slopes, their covariance for a standard deviation of 1, and the standard deviation; Tukey's weights."""
+    weight = np.ones(len(values))
+    ridge = RIDGE * len(values) * np.eye(design.shape[1])
+    ridge[0, 0] = 0.0
+    for _ in range(20):
+        weighted = design * weight[:, None]
+        gram = weighted.T @ design + ridge
+        slopes = np.linalg.solve(gram, weighted.T @ values)
+        residuals = values - design @ slopes
+        spread = max(float(1.4826 * np.median(np.abs(residuals - np.median(residuals)))), FLOOR)
+        weight = np.where(np.abs(residuals) < TUKEY * spread, (1 - (residuals / (TUKEY * spread)) ** 2) ** 2, 0.0)
+    return np.asarray(slopes), np.asarray(np.linalg.inv(gram)), spread
+
+
+def _floored(scale: Tensor) -> Tensor:
+    return scale.clamp(min=max(float(LEAST * scale.square().mean().sqrt()), 1e-12))

@@ -1,4 +1,4 @@
-"""The robustness curve: how many seeds are still answered right at each strength of a disturbance."""
+"""The robustness curve: how many seeds are still answered correctly at each strength of a disturbance."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
-
-if TYPE_CHECKING:
-    from themis.measure.tests import Floats, Ints
-    from themis.runs.analysis.bench import TestBench
-    from themis.runs.analysis.shrink import Shrunk
-    from themis.runs.replay import RunSource
+from themis.measure.tests import Floats, Ints
+from themis.runs.analysis.bench import TestBench, open_bench
+from themis.runs.analysis.shrink import ShrunkFault, shrink_tests
+from themis.runs.replay import Replayer, RunSource
+from themis.runs.run import Run
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import theta_column
+from themis.search.policy import Space
 
 SHOWN = (0.05, 0.1, 0.25, 0.5, 1.0)
-"""Strengths that a summary names."""
+"""Strengths that the summary names."""
 CAVEAT = (
     "A search is not exhaustive: weaker disturbances than those found may break a seed, so the curve is an upper bound "
     "on the model's robustness."
@@ -32,42 +34,42 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Robustness:
-    """Kaplan and Meier's curve over the smallest strengths that broke each seed, with its 95% log-log interval.
+    """The Kaplan-Meier curve over the smallest strength that broke each seed, with its 95% log-log interval.
 
     Strength is the share of theta's range, from its identity, that the furthest dimension goes. Seeds that never broke
-    are right-censored where they were tested last: it is known only that they stood up to that.
+    are right-censored at the last strength tested: all that is known is that they withstood it.
     """
 
     strengths: Curve
-    """Where the curve steps, ascending, and where seeds were censored."""
+    """Strengths at which the curve steps or seeds were censored, ascending."""
     share: Curve
-    """Of the seeds still right from each of these on."""
+    """Share of the seeds that are still answered correctly from each of these strengths on."""
     low: Curve
     high: Curve
     n_seeds: int
     n_failed: int
-    whole: str = ""
-    """What strength 1 is, where theta is one number: as "sigma 0.1"."""
+    full_strength: str = ""
+    """What strength 1 means if theta has one dimension, such as "sigma 0.1"."""
     passes: int = 0
-    shrunk: tuple[Shrunk, ...] = field(default=(), repr=False)
-    """The smallest disturbance found of each seed that broke."""
+    shrunk: tuple[ShrunkFault, ...] = field(default=(), repr=False)
+    """The smallest disturbance found for each seed that broke."""
 
     @staticmethod
     def of(failed: Any, censored: Any, **rest: Any) -> Robustness:
-        """From the strengths at which seeds broke, and those up to which the other seeds are known to stand."""
+        """The curve from the strengths that broke seeds, and those up to which the other seeds withstood."""
         from scipy import stats
 
-        failed, censored = (np.asarray(each, dtype=np.float64) for each in (failed, censored))
+        failed, censored = (np.asarray(strengths, dtype=np.float64) for strengths in (failed, censored))
         n = len(failed) + len(censored)
         if not n:
-            raise UsageError("a robustness curve needs at least one seed that is answered right, got none")
+            raise UsageError("a robustness curve needs at least one seed that is answered correctly, got none")
         estimated = stats.ecdf(stats.CensoredData(uncensored=failed, right=censored)).sf
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # the interval has no formula where all or none are left
+            warnings.simplefilter("ignore", RuntimeWarning)  # the formula has no interval if all or no seeds are left
             interval = estimated.confidence_interval(method="log-log")
         share = estimated.probabilities
-        low, high = (np.array(each.probabilities) for each in (interval.low, interval.high))
-        # There, Clopper and Pearson's limits of none among n.
+        low, high = (np.array(limit.probabilities) for limit in (interval.low, interval.high))
+        # There, use the Clopper-Pearson limits of 0 among n.
         is_whole, is_empty = share >= 1, share <= 0
         rare = 0.025 ** (1 / n)
         low, high = np.where(is_whole, rare, low), np.where(is_whole, 1.0, high)
@@ -75,7 +77,7 @@ class Robustness:
         return Robustness(estimated.quantiles, share, low, high, n, len(failed), **rest)
 
     def at(self, strength: float) -> Estimate:
-        """The share of seeds still right at a strength, with its interval."""
+        """The share of seeds still answered correctly at a strength, with its interval."""
         if not 0 <= strength <= max(1.0, self.strengths[-1]):
             raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
         k = int(np.searchsorted(self.strengths, strength, side="right")) - 1
@@ -85,12 +87,12 @@ class Robustness:
 
     @property
     def median(self) -> float | None:
-        """The strength at which half of the seeds have broken; None where more than half still stand."""
+        """The strength at which half of the seeds have broken; None if more than half withstand all strengths."""
         return self._first_under_half(self.share)
 
     @property
     def median_interval(self) -> tuple[float | None, float | None]:
-        """Its 95% interval, where the curve's limits cross one half; None is beyond what was tested."""
+        """Its 95% interval, where the curve's limits cross one half; None is beyond the strengths tested."""
         return self._first_under_half(self.low), self._first_under_half(self.high)
 
     def _first_under_half(self, curve: Curve) -> float | None:
@@ -99,37 +101,37 @@ class Robustness:
 
     @property
     def n_further(self) -> int:
-        """Seeds that the campaign had not broken: they broke when they were run at full strength for the curve."""
-        return sum(each.id < 0 for each in self.shrunk)
+        """Seeds that did not fail in the campaign, but when they were run at full strength for the curve."""
+        return sum(fault.id < 0 for fault in self.shrunk)
 
     def sentences(self) -> list[str]:
-        """What it says, in words."""
-        some = [f"{self.at(s).value:.1%} at {s:g}" for s in SHOWN]
-        unit = f" (1 is {self.whole})" if self.whole else ""
+        """A summary in sentences."""
+        shares = [f"{self.at(strength).value:.1%} at {strength:g}" for strength in SHOWN]
+        unit = f" (1 is {self.full_strength})" if self.full_strength else ""
         lines = [
-            f"{self.n_failed:,} of {self.n_seeds:,} seeds broke; still right by strength{unit}: {', '.join(some)}."
+            f"{self.n_failed:,} of {self.n_seeds:,} seeds broke; still correct by strength{unit}: {', '.join(shares)}."
         ]
         if self.n_further:
             lines.append(
-                f"{self.n_further:,} of them did not fail in the run: the curve runs every seed that stood at full "
-                "strength once more."
+                f"{self.n_further:,} of them did not fail in the run: for the curve, every seed that did not fail is "
+                "run once more at full strength."
             )
         if self.median is None:
-            lines.append("More than half of the seeds stand at every strength that was tested.")
+            lines.append("More than half of the seeds withstand every strength that was tested.")
         else:
-            low, high = ("beyond" if each is None else f"{each:.3g}" for each in self.median_interval)
+            low, high = ("beyond" if limit is None else f"{limit:.3g}" for limit in self.median_interval)
             lines.append(f"Half of the seeds have broken at strength {self.median:.3g} (95% interval {low} to {high}).")
         return [*lines, CAVEAT]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The curve as plain data."""
         return {
             "seeds": self.n_seeds,
             "failed": self.n_failed,
             "failed_here_only": self.n_further,
             "median": self.median,
             "median_interval": list(self.median_interval),
-            "strength_1": self.whole,
+            "strength_1": self.full_strength,
             "passes": self.passes,
             "strengths": self.strengths.tolist(),
             "share": self.share.tolist(),
@@ -139,55 +141,47 @@ class Robustness:
         }
 
 
-def robustness(run: RunSource, known: Sequence[Shrunk] = ()) -> Robustness:
+def robustness(run: RunSource, known: Sequence[ShrunkFault] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
-    Of each seed that failed, the fault of the smallest strength is shrunk. Each other seed is run once more at full
-    strength, at a corner of theta and at the opposite one: what breaks there is shrunk too, the rest is censored at 1.
-    known: faults of it that were shrunk already; one that is weaker than what is found here takes its place.
+    The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
+    of theta and at the opposite one: those that break are shrunk too, the rest are censored at 1.
+    known: faults that were shrunk before; one that is weaker than the one found here replaces it.
     """
-    from themis.runs.analysis.bench import open_bench
-    from themis.runs.analysis.shrink import shrink_tests
-    from themis.runs.store.reader import Reader
-
     with ExitStack() as stack:
         if isinstance(run, str | Path):
             run = stack.enter_context(closing(Reader(run)))
         recorded = _recorded(run)
         bench = stack.enter_context(open_bench(run))
         usable = bench.usable()
-        found: list[Shrunk] = []
+        shrunk: list[ShrunkFault] = []
         if len(recorded["id"]):
             weakest = _weakest(bench, recorded)
             id, seed_id, theta, noise_seed, answer = (
                 recorded[name][weakest] for name in ("id", "seed_id", "theta", "noise_seed", "answer")
             )
-            found += shrink_tests(bench, bench.rows(seed_id), theta, noise_seed, answer, id)
-        by_seed = {each.seed_id: each for each in sorted([*found, *known], key=lambda each: -each.weakest)}
-        found = list(by_seed.values())
-        broken = bench.rows(np.array([each.seed_id for each in found], dtype=np.int64)) if found else usable[:0]
+            shrunk += shrink_tests(bench, bench.rows(seed_id), theta, noise_seed, answer, id)
+        by_seed = {fault.seed_id: fault for fault in sorted([*shrunk, *known], key=lambda fault: -fault.weakest)}
+        shrunk = list(by_seed.values())
+        broken = bench.rows(np.array([fault.seed_id for fault in shrunk], dtype=np.int64)) if shrunk else usable[:0]
         for turn in range(2):
             left = np.setdiff1d(usable, broken)
             more = shrink_tests(bench, *_corner_tests(bench, left, turn))
-            found += more
+            shrunk += more
             if more:
-                broken = np.concatenate([broken, bench.rows(np.array([each.seed_id for each in more]))])
+                broken = np.concatenate([broken, bench.rows(np.array([fault.seed_id for fault in more]))])
         n_left = len(np.setdiff1d(usable, broken))
         return Robustness.of(
-            [each.weakest for each in found],
+            [fault.weakest for fault in shrunk],
             np.ones(n_left),
-            whole=_whole(bench),
+            full_strength=_full_strength(bench),
             passes=bench.passes,
-            shrunk=tuple(sorted(found, key=lambda each: each.seed_id)),
+            shrunk=tuple(sorted(shrunk, key=lambda fault: fault.seed_id)),
         )
 
 
-def _recorded(run: Any) -> dict[str, NDArray[Any]]:
-    """Columns of all faults that shrinking needs."""
-    from themis.runs.replay import Replayer
-    from themis.runs.run import Run
-    from themis.runs.store.schema import theta_column
-
+def _recorded(run: Run | Replayer | Reader) -> dict[str, NDArray[Any]]:
+    """The columns of all faults that shrinking needs."""
     names = ("id", "seed_id", "noise_seed", "answer")
     if isinstance(run, Run):
         columns = run.faults.columns
@@ -198,21 +192,19 @@ def _recorded(run: Any) -> dict[str, NDArray[Any]]:
     if not rows:
         return {"id": np.zeros(0)}
     values = list(zip(*rows, strict=True))
-    whole = {name: np.array(column, dtype=np.int64) for name, column in zip(names, values, strict=False)}
-    return {**whole, "theta": np.array(values[len(names) :], dtype=np.float32).T}
+    columns = {name: np.array(column, dtype=np.int64) for name, column in zip(names, values, strict=False)}
+    return {**columns, "theta": np.array(values[len(names) :], dtype=np.float32).T}
 
 
 def _weakest(bench: TestBench, recorded: dict[str, NDArray[Any]]) -> Ints:
-    """Of each seed, the fault of the smallest strength."""
+    """The weakest fault of each seed."""
     order = np.lexsort((recorded["id"], bench.strength(recorded["theta"])))
     first: Ints = np.sort(order[np.unique(recorded["seed_id"][order], return_index=True)[1]])
     return first
 
 
 def _corner_tests(bench: TestBench, rows: Ints, turn: int) -> tuple[Ints, Floats, Ints]:
-    """Seeds, theta and noise of a test a seed at full strength: at a corner, or in turn 1 at the opposite one."""
-    from themis.search.policy import Space
-
+    """Rows, theta and noise of one test per seed at full strength: at a corner, in turn 1 at the opposite one."""
     seed_id = bench.seeds.seed_id.numpy()[rows]
     margin = np.zeros(len(rows), dtype=np.float32)
     space = Space.of(bench.calculator.perturbation, rows, seed_id, margin, bench.random_seed)
@@ -228,17 +220,10 @@ def _corner_tests(bench: TestBench, rows: Ints, turn: int) -> tuple[Ints, Floats
     return rows, tests.theta, tests.noise_seed
 
 
-def _whole(bench: TestBench) -> str:
-    """What strength 1 is, where one number says it."""
+def _full_strength(bench: TestBench) -> str:
+    """What strength 1 means, if theta has one dimension."""
     if len(bench.theta) > 1:
         return ""
     theta = bench.theta[0]
     ends = [f"{end:.3g}" for end in (theta.low, theta.high) if end != theta.identity]
     return f"{theta.name} {' or '.join(ends)}"
-
-
-def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
-    """Draw the curve as steps, with its band."""
-    from themis.runs.display.plots import robustness_figure
-
-    robustness_figure(curve, title).savefig(file, dpi=130, format="png")

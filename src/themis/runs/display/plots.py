@@ -177,7 +177,7 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
         axes.annotate(said, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
     axes.set_xlim(0, last)
     axes.set_ylim(0, 1.02)
-    unit = f": 1 is {curve.whole}" if curve.whole else ", of the dimension that goes furthest"
+    unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", of the dimension that goes furthest"
     axes.set_xlabel(f"strength, share of theta's range{unit}")
     axes.set_ylabel(f"share of {curve.n_seeds:,} seeds")
     axes.legend(frameon=False, fontsize=9, loc="best")

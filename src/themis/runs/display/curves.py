@@ -1,27 +1,31 @@
-"""A picture of two robustness curves."""
+"""Pictures of robustness curves: the curve of one run, or those of two runs that are compared."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from textwrap import fill
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from themis.errors import UsageError
-
-if TYPE_CHECKING:
-    from themis.runs.analysis.robustness import Robustness
-    from themis.runs.diff.result import Diff
+from themis.runs.analysis.robustness import Robustness
+from themis.runs.diff.result import Diff
+from themis.runs.display.figure import INK, QUIET, blank_figure
 
 AFTER = "#1f5fa8"
 
 
+def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
+    """Draw the curve as steps, with its band."""
+    from themis.runs.display.plots import robustness_figure
+
+    robustness_figure(curve, title).savefig(file, dpi=130, format="png")
+
+
 def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
-    """Draw both curves as steps with their bands, and the verdict over them."""
-    from textwrap import fill
-
-    from themis.runs.display.figure import INK, QUIET, blank_figure
-
+    """Draw both curves as steps with their bands, below the verdict."""
     if diff.curves is None:
         raise UsageError("a difference must have robustness curves to be drawn, it has none: pass curves=True")
     figure = blank_figure(7.2, 4.8)
@@ -37,10 +41,10 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
         axes.step(x, share, where="post", color=colour, linewidth=1.8, linestyle=line, label=label)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
-    whole = diff.curves[0].whole
-    unit = f": 1 is {whole}" if whole else ", of the dimension that goes furthest"
+    full_strength = diff.curves[0].full_strength
+    unit = f": 1 is {full_strength}" if full_strength else ", of the dimension that goes furthest"
     axes.set_xlabel(f"strength, share of theta's range{unit}", color=INK)
-    axes.set_ylabel("share of seeds still right", color=INK)
+    axes.set_ylabel("share of seeds still correct", color=INK)
     for end in ("top", "right"):
         axes.spines[end].set_visible(False)
     axes.tick_params(colors=QUIET, labelsize=9)
@@ -49,13 +53,14 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
     figure.savefig(file, dpi=130, format="png")
 
 
-def _steps(curve: Robustness) -> tuple[np.ndarray, ...]:
-    first, is_inside = curve.at(0.0), curve.strengths > 0
+def _steps(curve: Robustness) -> tuple[NDArray[np.float64], ...]:
+    """Strengths, shares and their limits, from strength 0 to 1."""
+    start, is_inside = curve.at(0.0), curve.strengths > 0
     x = np.array([0.0, *curve.strengths[is_inside], 1.0])
 
-    def column(start: float, values: np.ndarray) -> np.ndarray:
-        inside = [start, *values[is_inside]]
+    def column(first: float, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        inside = [first, *values[is_inside]]
         return np.array([*inside, inside[-1]])
 
-    limits = ((first.value, curve.share), (first.low, curve.low), (first.high, curve.high))
-    return (x, *(column(*each) for each in limits))
+    limits = ((start.value, curve.share), (start.low, curve.low), (start.high, curve.high))
+    return (x, *(column(*limit) for limit in limits))

@@ -10,9 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import themis
 from themis import UsageError, cli
-from themis.runs.analysis.group import find_groups, group
-from themis.runs.analysis.stories import Table, find_classes
-from themis.runs.analysis.views import bins, interval
+from themis.runs.analysis.groups import bins, find_groups, group, interval
+from themis.runs.analysis.latent_classes import CategoryTable, find_classes
 from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
 
@@ -173,10 +172,10 @@ def test_the_interval_that_tells_two_samples_apart():
 def test_independent_columns_have_one_class_and_two_crossed_ones_two():
     rng = np.random.default_rng(0)
     independent = [rng.integers(0, 5, 1000) for _ in range(4)]
-    assert find_classes(Table.of(independent)).max() == 0
+    assert find_classes(CategoryTable.of(independent)).max() == 0
     side = rng.integers(0, 2, 1000)
     crossed = [np.where(rng.random(1000) < 0.9, side, 1 - side) for _ in range(5)]
-    classes = find_classes(Table.of(crossed))
+    classes = find_classes(CategoryTable.of(crossed))
     assert classes.max() == 1
     assert adjusted_rand_score(side, classes) > 0.9
 
