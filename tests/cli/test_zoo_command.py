@@ -11,7 +11,7 @@ import torch
 from zoo_folders import write_drebin, write_mnist
 
 from themis.cli import main
-from themis.zoo import ZOO, Stated, find_weights
+from themis.zoo import ZOO, PublishedFigure, find_weights
 from themis.zoo.loading import build
 
 LIMITS = ["--magnitude", "0.5", "--max-tests", "200", "--tolerance", "1e-7"]  # it never converges
@@ -62,7 +62,7 @@ def test_the_list_needs_no_data_folder(root, monkeypatch, capsys):
 
 def state(monkeypatch, name, value, tolerance=1e-4):
     """Let the zoo state another figure."""
-    monkeypatch.setitem(ZOO, name, replace(ZOO[name], stated=Stated(value, tolerance, "rows")))
+    monkeypatch.setitem(ZOO, name, replace(ZOO[name], stated=PublishedFigure(value, tolerance, "rows")))
 
 
 def test_verify_ends_with_0_only_if_all_agree(drebin, monkeypatch, capsys):

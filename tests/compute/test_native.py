@@ -1,4 +1,4 @@
-"""The compiled fold does what torch does."""
+"""The compiled fold gives the results of torch."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="not compiled on this 
 
 @pytest.mark.parametrize("n", [1, 7, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
 @pytest.mark.parametrize("n_tests", [1, 33])
-def test_sums_are_those_of_torch(n, n_tests):
+def test_sums_agree_with_torch(n, n_tests):
     rng = torch.Generator().manual_seed(n)
     activations, clean = torch.randn(n_tests, n, generator=rng), torch.randn(50, n, generator=rng)
     rows, shift = torch.randint(0, 50, (n_tests,), generator=rng), torch.rand(n, generator=rng)
@@ -23,7 +23,7 @@ def test_sums_are_those_of_torch(n, n_tests):
     torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 
 
-def test_what_is_not_finite_stays_so():
+def test_values_that_are_not_finite_stay_so():
     activations = torch.tensor([[1.0, float("nan"), float("inf")]])
     sums, squares = torch.empty(3), torch.empty(3)
     by_test = fold(
@@ -33,14 +33,14 @@ def test_what_is_not_finite_stays_so():
     assert by_test.isnan().all()
 
 
-def test_accumulating_is_adding_in_float64():
+def test_accumulate_adds_in_float64():
     total, part = torch.rand(100_000, dtype=torch.float64), torch.rand(100_000)
     expected = total + part
     accumulate(library(), total, part)
     assert torch.equal(total, expected)
 
 
-def test_a_campaign_without_it_finds_the_same(trained, monkeypatch):
+def test_a_campaign_without_the_library_finds_the_same_faults(trained, monkeypatch):
     import themis
 
     model, digits = trained

@@ -1,4 +1,4 @@
-"""Noise is a function of its noise seed alone, and it is good noise."""
+"""Noise is a function of its noise seed only, and has the right distribution."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ def seeds(n, salt=0):
     return torch.from_numpy(mix(salt, np.arange(n)))
 
 
-def test_a_row_depends_on_its_own_seed_alone():
+def test_a_row_depends_only_on_its_own_seed():
     noise = Rng(seeds(20)).normal(3, 5, 5)
     assert torch.equal(Rng(seeds(20)[7:9]).normal(3, 5, 5), noise[7:9])
 
 
-def test_draws_follow_each_other_and_never_repeat():
+def test_later_draws_continue_the_stream():
     rng = Rng(seeds(4))
     first, second = rng.uniform(100), rng.uniform(100)
     assert not torch.equal(first, second)
@@ -43,7 +43,7 @@ def test_uniform_noise_is_uniform_inside_the_open_interval():
     assert stats.kstest(noise.flatten().numpy(), "uniform").pvalue > 1e-3
 
 
-def test_neither_places_nor_tests_are_correlated():
+def test_neither_positions_nor_tests_are_correlated():
     noise = Rng(seeds(4000)).normal(200)
     for rows in (noise.T, noise[:200]):
         correlation = torch.corrcoef(rows)
@@ -53,13 +53,13 @@ def test_neither_places_nor_tests_are_correlated():
         assert 0.9 < off.std() * n**0.5 < 1.1
 
 
-def test_noise_seeds_are_distinct_and_fit_a_signed_word():
+def test_noise_seeds_are_distinct_and_not_negative():
     numbers = mix(3, np.arange(1000)[:, None], np.arange(1000))
     assert numbers.min() >= 0
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_every_word_matters_and_so_does_their_order():
+def test_every_word_and_their_order_matter():
     assert len({int(mix(1, 2)), int(mix(2, 1)), int(mix(1, 2, 0)), int(mix(1, 3)), int(mix(-1, 2))}) == 5
 
 
@@ -67,8 +67,8 @@ def test_uniform_numbers_by_counter_are_uniform():
     assert stats.kstest(uniform(0, np.arange(20_000)), "uniform").pvalue > 1e-3
 
 
-@pytest.mark.skipif(native.library() is None, reason="the compiled part was not built")
-def test_the_compiled_numbers_are_those_of_torch_to_the_bit():
+@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+def test_the_compiled_numbers_are_identical_to_those_of_torch():
     compiled = Rng(seeds(50))
     plain = Rng(seeds(50))
     plain._native = None
@@ -80,12 +80,12 @@ def test_the_compiled_numbers_are_those_of_torch_to_the_bit():
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_draws_the_same_numbers_in_one_kernel(monkeypatch):
-    fused, there = Rng(seeds(50).cuda()), Rng(seeds(50))
-    assert kernels.uniform(torch.device("cuda:0")) is not None, "the kernel could be made"
+    fused, on_cpu = Rng(seeds(50).cuda()), Rng(seeds(50))
+    assert kernels.uniform(torch.device("cuda:0")) is not None, "the kernel was compiled"
     for n in (1, 7, 5000, 3):
-        assert torch.equal(fused.uniform(n).cpu(), there.uniform(n))
+        assert torch.equal(fused.uniform(n).cpu(), on_cpu.uniform(n))
     normal = fused.normal(31, 9)
-    torch.testing.assert_close(normal.cpu(), there.normal(31, 9), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(normal.cpu(), on_cpu.normal(31, 9), atol=1e-5, rtol=1e-5)
     plain = Rng(seeds(50).cuda())
     monkeypatch.setattr(kernels, "uniform", lambda device: None)
     monkeypatch.setattr(kernels, "pairs", lambda device: None)

@@ -12,7 +12,7 @@ from themis.data.features import read_features
 from themis.data.readers import read_data
 from themis.data.rows import Rows
 from themis.runs.source import Origin
-from themis.zoo import sets
+from themis.zoo import splits
 
 TABLE = torch.tensor([[0.0, 3.0, 0.5, 7.0], [1.0, -2.0, 0.25, 7.0], [0.0, 10.0, 1.5, 7.0]])
 NAMES = ("perm_sms", "n_files", "share", "version")
@@ -274,7 +274,7 @@ def test_independent_counts_of_a_pdf_file_may_be_raised(tmp_path):
     source = np.array(["contagio-ben", "contagio-mal", "google-ben", "virustotal-mal"])
     np.savez(tmp_path / "pdf_features.npz", X=table, y=[0, 1, 0, 1], source=source, feature_names=np.array(names))
     for split in ("train", "test"):
-        found = sets.read_pdf(tmp_path, split).features
+        found = splits.read_pdf(tmp_path, split).features
         assert found.names == tuple(names)
         assert found.kind == ("integer", "integer", "integer", "number", "binary")
         assert found.change == ("raise", "fixed", "fixed", "fixed", "raise")
@@ -290,7 +290,7 @@ def test_features_of_an_app_may_only_be_raised(tmp_path):
     np.savez(tmp_path / "drebin215.npz", X=np.packbits(bits, axis=1), y=[0, 1, 0, 1], feature_names=names)
     (tmp_path / "weights").mkdir()
     np.save(tmp_path / "weights" / "test_rows.npy", np.array([1, 3]))
-    found = sets.read_drebin(tmp_path, "test").features
+    found = splits.read_drebin(tmp_path, "test").features
     assert found.names == tuple(names)
     assert plain(found) == (("binary",) * 9, [0] * 9, [1] * 9, ("raise",) * 9)
 

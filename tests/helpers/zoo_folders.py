@@ -1,4 +1,4 @@
-"""Small data folders as the zoo expects them, written by the tests."""
+"""Writes small data folders with the layout that the zoo expects."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Targets and data of the zoo, on small folders and, slowly, on the real ones."""
+"""Targets and data of the zoo, on small folders and, in slow tests, on the real ones."""
 
 import os
 from dataclasses import replace
@@ -10,8 +10,8 @@ from zoo_folders import write_drebin, write_imagenet, write_mnist, write_pdf, wr
 
 import themis
 from themis.errors import DataError, ModelError, UsageError
-from themis.zoo import ZOO, Stated, data, find_weights, load, loading, verify
-from themis.zoo.sets import FeatureAxes, StandardPdf
+from themis.zoo import ZOO, PublishedFigure, data, find_weights, load, loading, verify
+from themis.zoo.splits import FeatureAxes, StandardPdf
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_mnist_is_read(root):
     assert (float(seeds.inputs[:].min()), float(seeds.inputs[:].max())) == (0, 1)
 
 
-def test_features_of_pdf_files_lie_in_bounds_and_come_back_as_they_were(root):
+def test_features_of_pdf_files_lie_in_bounds_and_map_back_to_raw_values(root):
     folder, table = write_pdf(root)
     seeds = data("mlp-pdf")
     assert seeds.shape == (30, 135)
@@ -70,30 +70,30 @@ def test_every_fifth_block_of_the_drive_is_held_out(root):
     assert float(test.inputs[0].mean()) == pytest.approx(200 / 255, abs=0.01)
 
 
-def test_imagenet_is_read_to_test_with_only(root):
+def test_imagenet_has_only_a_test_split(root):
     write_imagenet(root)
     seeds = data("vgg19-imagenet")
     assert seeds.shape == (3, 3, 224, 224)
     assert seeds.labels.tolist() == [0, 10, 20]
-    with pytest.raises(DataError, match="one a class to test with"):
+    with pytest.raises(DataError, match="only one test picture per class"):
         data("vgg19-imagenet", "train")
 
 
-def test_weights_are_loaded_where_they_are(root):
+def test_weights_are_loaded_from_the_data_folder(root):
     module, path = save_weights(root, "lenet5-mnist")
     assert find_weights("lenet5-mnist") == path
     loaded = load("lenet5-mnist").module.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in module.state_dict().items())
 
 
-def test_half_precision_is_made_single(root):
+def test_half_precision_weights_become_single_precision(root):
     module, path = save_weights(root, "dave2-udacity")
     torch.save(module.half().state_dict(), path)
     assert load("dave2-udacity").dtype == torch.float32
 
 
 @pytest.mark.parametrize("file", ["resnet50.pt", "resnet50-11ad3fa6.pth"])
-def test_a_users_own_imagenet_weights_are_found_by_torchvisions_name(root, file):
+def test_imagenet_weights_are_found_by_the_name_torchvision_gives_them(root, file):
     folder = root / "imagenet_samples" / "weights"
     folder.mkdir(parents=True)
     (folder / "resnet50_other.pt").touch()
@@ -102,7 +102,7 @@ def test_a_users_own_imagenet_weights_are_found_by_torchvisions_name(root, file)
     assert find_weights("resnet50-imagenet") == folder / file
 
 
-def test_without_weights_they_are_random_the_same_each_time_and_said_to_be(root):
+def test_missing_weights_are_replaced_by_fixed_random_ones_with_a_warning(root):
     with pytest.warns(RuntimeWarning, match="lenet1-mnist has random weights"):
         one = load("lenet1-mnist")
     torch.manual_seed(5)
@@ -120,12 +120,12 @@ def test_weights_of_another_net_are_refused(root):
         load("lenet5-mnist", path)
 
 
-def test_weights_that_are_not_there_are_refused(root):
+def test_a_missing_weights_file_is_refused(root):
     with pytest.raises(DataError, match=r"nowhere.pt does not"):
         load("lenet5-mnist", "nowhere.pt")
 
 
-def test_an_unknown_name_gets_the_nearest_one():
+def test_an_unknown_name_suggests_the_nearest_one():
     for call in (load, data, verify, find_weights):
         with pytest.raises(UsageError, match="no model 'lenet5-mnits': did you mean 'lenet5-mnist'"):
             call("lenet5-mnits")
@@ -148,7 +148,7 @@ def test_a_missing_file_is_named(root):
         data("lenet5-mnist")
 
 
-def test_the_figure_is_what_was_measured(root, monkeypatch):
+def test_verify_measures_the_accuracy(root, monkeypatch):
     write_mnist(root, n_train=10, n_test=250)
     module, _ = save_weights(root, "lenet1-mnist")
     seeds = data("lenet1-mnist")
@@ -158,12 +158,12 @@ def test_the_figure_is_what_was_measured(root, monkeypatch):
     assert figure.measured == pytest.approx(right)
     assert figure.n_inputs == 250
     assert figure.agrees is False
-    near = replace(ZOO["lenet1-mnist"], stated=Stated(right + 0.0009, 0.001, "digits"))
+    near = replace(ZOO["lenet1-mnist"], stated=PublishedFigure(right + 0.0009, 0.001, "digits"))
     assert replace(figure, entry=near).agrees is True
     assert replace(figure, entry=replace(near, stated=None)).agrees is None
 
 
-def test_the_error_of_an_angle_is_its_mean_square(root):
+def test_verify_measures_the_mean_squared_error_of_angles(root):
     write_udacity(root)
     module, _ = save_weights(root, "dave2-udacity")
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_the_error_of_an_angle_is_its_mean_square(root):
     assert verify("dave2-udacity").measured == pytest.approx(float(angles.square().mean()))
 
 
-def test_a_campaign_on_an_entry_of_the_zoo(root):
+def test_a_campaign_runs_on_an_entry_of_the_zoo(root):
     write_drebin(root)
     save_weights(root, "mlp-drebin")
     target = load("mlp-drebin", neurons="channel", oracle="changed")
@@ -195,7 +195,7 @@ HAS_DATA = bool(os.environ.get("THEMIS_DATA"))
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_DATA, reason="needs THEMIS_DATA")
 @pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.stated is not None])
-def test_every_entry_achieves_what_is_stated(name):
+def test_every_entry_reaches_its_published_figure(name):
     if find_weights(name) is None:
-        pytest.skip("has no weights here")
+        pytest.skip("no weights file")
     assert verify(name).agrees

@@ -22,27 +22,27 @@ def count(entry, neurons):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_neurons_are_counted_right_at_both_granularities(name):
+def test_neurons_are_counted_at_both_granularities(name):
     entry = ZOO[name]
     assert (count(entry, "element"), count(entry, "channel")) == (entry.n_elements, entry.n_channels)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_neurons_of_large_nets_are_counted_right(name):
+def test_neurons_of_large_nets_are_counted_at_both_granularities(name):
     entry = ZOO[name]
     assert (count(entry, "element"), count(entry, "channel")) == (entry.n_elements, entry.n_channels)
 
 
 @pytest.mark.slow
-def test_efficientnet_is_as_the_table_says():
+def test_efficientnet_has_the_size_in_the_table():
     pytest.importorskip("efficientnet_lite_pytorch")
     entry = ZOO["efficientnet-lite0-imagenet"]
     assert (count(entry, "element"), count(entry, "channel")) == (entry.n_elements, entry.n_channels)
     assert sum(each.numel() for each in build(entry).parameters()) == entry.n_parameters
 
 
-def test_neurons_of_vgg_and_resnet_by_hand():
+def test_neurons_of_vgg_and_resnet_agree_with_a_count_by_hand():
     sizes = [(64, 224, 2), (128, 112, 2), (256, 56, 4), (512, 28, 4), (512, 14, 4)]
     rest = 4096 + 4096 + 1000
     assert ZOO["vgg19-imagenet"].n_elements == sum(width * size**2 * depth for width, size, depth in sizes) + rest
@@ -52,7 +52,7 @@ def test_neurons_of_vgg_and_resnet_by_hand():
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in OPTIONAL])
-def test_parameters_are_as_many_as_the_table_says(name):
+def test_the_number_of_parameters_is_that_in_the_table(name):
     with torch.device("meta"):
         net = ZOO[name].build()
     assert sum(each.numel() for each in net.parameters()) == ZOO[name].n_parameters
@@ -61,7 +61,7 @@ def test_parameters_are_as_many_as_the_table_says(name):
 @pytest.mark.parametrize(
     ("build_net", "published"), [(vgg19, 143_667_240), (resnet50, 25_557_032), (resnet56, 853_018), (lenet1, 7_206)]
 )
-def test_parameters_are_as_many_as_published(build_net, published):
+def test_the_number_of_parameters_is_the_published_one(build_net, published):
     with torch.device("meta"):
         assert sum(each.numel() for each in build_net().parameters()) == published
 
@@ -115,7 +115,7 @@ def test_parameters_are_named_as_in_the_published_files(build_net):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build_net", [vgg19, resnet50], ids=["vgg19", "resnet50"])
-def test_forward_is_torchvisions(build_net):
+def test_outputs_are_those_of_torchvision(build_net):
     models = pytest.importorskip("torchvision.models")
     ours, theirs = build_net().eval(), getattr(models, build_net.__name__)(weights=None).eval()
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -130,7 +130,7 @@ def test_forward_is_torchvisions(build_net):
 
 
 @pytest.mark.slow
-def test_names_and_shapes_of_densenet_are_torchvisions_but_for_the_first_convolution():
+def test_densenet_differs_from_torchvision_only_in_the_first_convolution():
     models = pytest.importorskip("torchvision.models")
     ours = densenet121().state_dict()
     theirs = models.densenet121(weights=None, num_classes=10).state_dict()
@@ -138,7 +138,7 @@ def test_names_and_shapes_of_densenet_are_torchvisions_but_for_the_first_convolu
     assert [name for name in ours if ours[name].shape != theirs[name].shape] == ["features.conv0.weight"]
 
 
-def test_efficientnet_is_looked_up_only_when_it_is_asked_for(monkeypatch):
+def test_efficientnet_is_imported_only_when_it_is_built(monkeypatch):
     from themis.errors import MissingExtraError
 
     monkeypatch.setattr(sys, "path", [])

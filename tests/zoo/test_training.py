@@ -21,11 +21,11 @@ def root(tmp_path, monkeypatch):
 
 def test_lenet1_learns_digits_in_a_few_epochs(root):
     write_mnist(root, n_train=3000, n_test=500)
-    said = []
-    module, figure = train("lenet1-mnist", epochs=3, say=said.append)
+    lines = []
+    module, figure = train("lenet1-mnist", epochs=3, log=lines.append)
     assert figure.measured > 0.8
     assert not module.training
-    assert [each.partition(":")[0] for each in said[1:]] == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]
+    assert [line.partition(":")[0] for line in lines[1:]] == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]
 
 
 def test_the_same_seed_gives_the_same_weights(root):
@@ -35,13 +35,13 @@ def test_the_same_seed_gives_the_same_weights(root):
     assert not torch.equal(one.conv1.weight, other.conv1.weight)
 
 
-def test_an_angle_is_learnt(root):
+def test_dave2_learns_angles(root):
     write_udacity(root)
     _, figure = train("dave2-udacity", epochs=3)
     assert figure.measured < 0.2  # the mean square of the angles
 
 
-def test_a_net_with_batch_normalisation_is_trained_on_moved_pictures(root, monkeypatch):
+def test_a_net_with_batch_normalisation_is_trained_on_augmented_pictures(root, monkeypatch):
     seeds = read_seeds((torch.rand(130, 3, 32, 32), torch.arange(130) % 10))
     entry = replace(ZOO["resnet56-cifar10"], read=lambda folder, split: seeds)
     monkeypatch.setitem(ZOO, entry.name, entry)
@@ -50,19 +50,19 @@ def test_a_net_with_batch_normalisation_is_trained_on_moved_pictures(root, monke
     assert figure.n_inputs == 130
 
 
-def test_a_device_that_is_not_there_is_refused(root):
+def test_an_unavailable_device_is_refused(root):
     write_mnist(root, n_train=128, n_test=10)
-    with pytest.raises(UsageError, match="device must be usable here, 'gpu' is not"):
+    with pytest.raises(UsageError, match="device must be available, 'gpu' is not"):
         train("lenet1-mnist", device="gpu")
 
 
-def test_what_cannot_be_trained_is_refused(root):
+def test_training_that_cannot_run_is_refused(root):
     with pytest.raises(UsageError, match="no training data for vgg19-imagenet"):
         train("vgg19-imagenet")
     with pytest.raises(UsageError, match="epochs must be 1 or more, got 0"):
         train("lenet1-mnist", epochs=0)
     write_drebin(root, n=20)
-    with pytest.raises(DataError, match="a batch of 128 inputs, got 15"):
+    with pytest.raises(DataError, match="at least one batch of 128 inputs, got 15"):
         train("mlp-drebin")
 
 
@@ -74,7 +74,7 @@ def test_every_entry_with_a_train_split_has_a_recipe():
     }
 
 
-def test_pictures_are_moved_and_mirrored_whole():
+def test_pictures_are_shifted_and_mirrored():
     picture = torch.arange(1, 65.0).view(1, 1, 8, 8).expand(200, 3, 8, 8)
     moved, labels = shift_and_mirror(picture, torch.arange(200), torch.Generator().manual_seed(0))
     assert moved.shape == picture.shape
@@ -85,7 +85,7 @@ def test_pictures_are_moved_and_mirrored_whole():
     assert any(is_whole)
 
 
-def test_a_mirrored_road_steers_the_other_way():
+def test_the_angle_of_a_mirrored_road_is_negated():
     road = torch.rand(100, 3, 4, 4)
     seen, angles = mirror_and_light(road, torch.ones(100), torch.Generator().manual_seed(0))
     assert set(angles.tolist()) == {-1, 1}

@@ -15,7 +15,7 @@ from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.zoo import Entry, Figure
+    from themis.zoo import Entry, MeasuredFigure
 
 HELP = (
     "List the models of the zoo. `verify` measures the accuracy of all models, or of those named, and compares it with "
@@ -143,7 +143,7 @@ def train(arguments: Namespace) -> int:
             print(text, flush=True)
 
     module, figure = train_entry(
-        name, epochs=arguments.epochs, random_seed=arguments.random_seed, device=arguments.device, say=say
+        name, epochs=arguments.epochs, random_seed=arguments.random_seed, device=arguments.device, log=say
     )
     with fresh_file(out, replaces=arguments.force) as part:
         _write(module.state_dict(), part, is_safe=out.suffix.lower() == ".safetensors")
@@ -199,7 +199,7 @@ def _verify(entry: Entry, arguments: Namespace) -> dict[str, Any]:
     return {**row, **_as_object(figure), "text": f"{entry.metric} {_compare(figure)}: {verdict}{rows}"}
 
 
-def _as_object(figure: Figure) -> dict[str, Any]:
+def _as_object(figure: MeasuredFigure) -> dict[str, Any]:
     stated = figure.entry.stated
     return {
         "name": figure.entry.name,
@@ -211,7 +211,7 @@ def _as_object(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _compare(figure: Figure) -> str:
+def _compare(figure: MeasuredFigure) -> str:
     """The measured and the published value, such as 97.88% (published 97.88%)."""
     entry = figure.entry
     stated = "" if entry.stated is None else f" (published {_format_metric(entry.stated.value, entry.metric)})"

@@ -1,1 +1,1 @@
-"""Arithmetic of our own: counter-based randomness, the C library, and GPU kernels."""
+"""Counter-based randomness, and the compiled functions for the CPU and the GPU."""

@@ -1,7 +1,7 @@
-"""What is worth a kernel of its own on a GPU: drawing noise, in one pass over memory instead of a dozen.
+"""GPU kernels that draw noise in one pass over memory instead of a dozen.
 
-Torch's jiterator makes them from a few lines of C when they are first used; it needs no compiler but the driver's.
-Where that is not to be had, torch does the same step by step.
+Torch's jiterator compiles them from a few lines of C on first use; it needs no compiler other than the driver's. If it
+is not available, torch computes the same numbers step by step.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Kernel = Callable[..., Any]
 
 @cache
 def uniform(device: torch.device) -> Kernel | None:
-    """Of a counter and a noise seed's halves, int32: uniform numbers in (0, 1), as the bits of float32."""
-    return _made(device, UNIFORM, 1)
+    """Kernel from a counter and the halves of a noise seed, int32, to uniform float32 in (0, 1), as int32 bits."""
+    return _compile(device, UNIFORM, 1)
 
 
 @cache
 def pairs(device: torch.device) -> Kernel | None:
-    """Of pairs of uniform numbers, float32: pairs of normal ones."""
-    return _made(device, PAIRS, 2)
+    """Kernel from pairs of uniform numbers, float32, to pairs of normal ones."""
+    return _compile(device, PAIRS, 2)
 
 
-def _made(device: torch.device, code: str, n_outputs: int) -> Kernel | None:
+def _compile(device: torch.device, code: str, n_outputs: int) -> Kernel | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     try:
@@ -57,6 +57,6 @@ def _made(device: torch.device, code: str, n_outputs: int) -> Kernel | None:
             kernel = jiterator._create_multi_output_jit_fn(code, n_outputs)
         example = torch.ones(1, dtype=torch.int32 if n_outputs == 1 else torch.float32, device=device)
         kernel(*(example,) * (3 if n_outputs == 1 else 2))
-    except Exception:  # whatever keeps it from being made: without it all is as right, and slower
+    except Exception:  # whatever prevents it: without the kernel the results are the same, only slower
         return None
     return kernel

@@ -1,15 +1,17 @@
-/* One pass over a layer: the sensitivities of a chunk of tests, their sums and their squares.
+/* Functions that process a layer in one pass over memory.
  *
- * Plain C, called through ctypes. Its threads are those of the OpenMP runtime that torch has loaded; it is not linked to
- * one of its own, since two pools that spin against each other are slower than none.
+ * Plain C, called through ctypes. The threads are those of the OpenMP runtime that torch has loaded. The library is not
+ * linked to a runtime of its own, since two thread pools that compete for the cores are slower than none.
  */
 #include <math.h>
 #include <stdint.h>
 
 #define BLOCK 1024 /* neurons whose sums stay in the first-level cache */
 
-/* activations [n_tests, n]; clean [any, n], of which test t takes row rows[t]; shift, sums, squares [n];
- * by_test [blocks, n_tests] gets the sensitivity of each test summed over a block of neurons. */
+/* Sums over tests of the sensitivities less their shift, and of the squares.
+ *
+ * activations [n_tests, n]; clean [any, n], of which test t uses row rows[t]; shift, sums, squares [n];
+ * by_test [blocks, n_tests] receives the sensitivity of each test summed over each block of neurons. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -26,7 +28,7 @@ void themis_fold(const float *activations, const float *clean, const int64_t *ro
         const float *from = shift + start;
         for (int64_t t = 0; t < n_tests; t++) {
             const float *a = activations + t * n + start, *c = clean + rows[t] * n + start;
-            if (t + 1 < n_tests) { /* clean rows are used once: fetch the next past the caches that hold the model */
+            if (t + 1 < n_tests) { /* clean rows are used once: fetch the next one without evicting the model */
                 const char *next = (const char *)(clean + rows[t + 1] * n + start);
                 for (int64_t k = 0; k < size * 4; k += 64)
                     __builtin_prefetch(next + k, 0, 0);
@@ -55,7 +57,7 @@ void themis_accumulate(double *total, const float *part, int64_t n)
         total[j] += part[j];
 }
 
-/* Uniform numbers in (0, 1), out [n_tests, n]: exactly those of rng.py, whose steps these are. */
+/* Uniform numbers in (0, 1), out [n_tests, n]: the same steps as in rng.py, with the same results. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -78,8 +80,8 @@ void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, in
 
 #define STRIP 128 /* neurons whose rows of bits stay in the first-level cache: 16 KB at 1,000 sections */
 
-/* The section of each of `size` neurons on one test, -1 for none: `Sections.of` of criteria/sections.py, whose steps
- * these are. A difference, a quotient and a product: nothing here can be fused, so all of them agree to the bit. */
+/* The section of each of `size` neurons in one test, -1 for none: the same steps as `Sections.of` in
+ * criteria/sections.py. A difference, a quotient and a product cannot be fused, so the results are identical. */
 static inline __attribute__((always_inline)) void sections(
     const float *a, const float *low, const float *high, const float *width, int64_t size, int64_t k, int is_ceil,
     int is_clamped, int32_t *section)
@@ -95,8 +97,10 @@ static inline __attribute__((always_inline)) void sections(
     }
 }
 
-/* activations [n_tests, n]; low, high, width [n]; bits [n, words], a row of sections a neuron. Sets the bits of the
- * sections that the tests hit, in their order; raised [n_tests] becomes 1 where a test set one. How many were set. */
+/* Sets the bits of the sections that the tests hit, in the order of the tests; returns how many bits were set.
+ *
+ * activations [n_tests, n]; low, high, width [n]; bits [n, words], one row of sections per neuron; raised [n_tests]
+ * becomes 1 for tests that set a bit. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -112,7 +116,7 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
         int32_t section[STRIP];
         for (int64_t t = 0; t < n_tests; t++) {
             const float *a = activations + t * n + start;
-            if (t + 2 < n_tests) /* rows lie far apart: no prefetcher of the machine sees the next one come */
+            if (t + 2 < n_tests) /* rows are too far apart for the hardware prefetcher */
                 for (int64_t i = 0; i < size; i += 16)
                     __builtin_prefetch(a + 2 * n + i, 0, 3);
             if (is_ceil)
@@ -128,7 +132,7 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
                 *word |= bit;
             }
             if (total > before)
-                __atomic_store_n(raised + t, 1, __ATOMIC_RELAXED); /* every thread writes the same */
+                __atomic_store_n(raised + t, 1, __ATOMIC_RELAXED); /* every thread writes the same value */
         }
     }
     return total;
@@ -136,19 +140,21 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
 
 #define LANES 256 /* neurons whose sums, at 40 bytes each, stay in the first-level cache */
 
-/* Sums that agree with torch's to the bit: in the order written, and no product fused with a sum. */
+/* The sums must be identical to torch's: added in the order written, and no product fused with a sum. */
 #pragma GCC push_options
 #pragma GCC optimize("no-associative-math", "fp-contract=off")
 
-/* activations, clean [n_tests, n]; shift, first, sums, squares, moved, varied [n], of which the last four go on; limits
- * [n_tests]; before: tests so far. found [blocks, 3, n_tests] gets, after each test, how many neurons of a block have
- * converged, are judged, and had a finite sensitivity: `walk_plainly` of criteria/scc.py, whose steps these are. */
+/* Counts converged neurons test by test: the same steps as `walk_plainly` in criteria/scc.py.
+ *
+ * activations, clean [n_tests, n]; shift, first, sums, squares, moved, varied [n], of which the last four are updated;
+ * limits [n_tests]; before: number of earlier tests. counts [blocks, 3, n_tests] receives, after each test, how many
+ * neurons of a block have converged, are judged, and had a finite sensitivity. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 void themis_converge(const float *activations, const float *clean, int64_t n_tests, int64_t n, int64_t before,
                      int64_t unseen, const double *limits, const double *shift, const float *first, double *sums,
-                     double *squares, uint8_t *moved, uint8_t *varied, int32_t *found)
+                     double *squares, uint8_t *moved, uint8_t *varied, int32_t *counts)
 {
     int64_t n_blocks = (n + LANES - 1) / LANES;
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
@@ -165,7 +171,7 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
         }
         for (int64_t t = 0; t < n_tests; t++) {
             const float *a = activations + t * n + start, *c = clean + t * n + start;
-            if (t + 2 < n_tests) /* rows lie far apart: no prefetcher of the machine sees the next one come */
+            if (t + 2 < n_tests) /* rows are too far apart for the hardware prefetcher */
                 for (int64_t j = 0; j < size; j += 16) {
                     __builtin_prefetch(a + 2 * n + j, 0, 3);
                     __builtin_prefetch(c + 2 * n + j, 0, 3);
@@ -186,10 +192,10 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
                 sum[j] += deviation;
                 square[j] += deviation * deviation;
                 double mean = sum[j] / count, m2 = square[j] - mean * mean * count;
-                m2 = m2 < 0.0 ? 0.0 : m2; /* what is no number stays none */
+                m2 = m2 < 0.0 ? 0.0 : m2; /* NaN stays NaN */
                 converged += (m2 < limit) & is_seen[j];
             }
-            int32_t *here = found + block * 3 * n_tests + t;
+            int32_t *here = counts + block * 3 * n_tests + t;
             here[0] = converged;
             here[n_tests] = judged;
             here[2 * n_tests] = known;

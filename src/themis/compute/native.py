@@ -1,5 +1,7 @@
-"""What is worth a pass over memory of its own, in C: folding a layer, drawing noise, counting sections, following what
-converges. Where it was not built, torch does the same in eight passes or more."""
+"""Functions in C that need a single pass over memory: folding a layer, drawing noise, counting sections, convergence.
+
+If they were not compiled, torch computes the same in eight passes or more.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +14,35 @@ import torch
 from torch import Tensor
 
 BLOCK = 1024
-"""Neurons of a block; the same as in native.c."""
+"""Neurons per block; the same as in native.c."""
 LANES = 256
-"""Neurons of a block of `converge`; the same as in native.c."""
+"""Neurons per block of `converge`; the same as in native.c."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None: no compiler when Themis was installed, or a torch without GNU OpenMP."""
-    built = Path(__file__).with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
-    if not built.exists() or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):  # torch's own; see native.c
+    """The compiled functions, or None if there was no compiler at installation or torch does not use GNU OpenMP."""
+    path = Path(__file__).with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    if not path.exists() or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):  # torch's own; see native.c
         return None
-    found = ctypes.CDLL(str(built))
+    functions = ctypes.CDLL(str(path))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    found.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
-    found.themis_accumulate.argtypes = [pointer, pointer, integer]
-    found.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
-    found.themis_sections.argtypes = [
+    functions.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
+    functions.themis_accumulate.argtypes = [pointer, pointer, integer]
+    functions.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    functions.themis_sections.argtypes = [
         *(pointer, integer, integer, pointer, pointer, pointer),
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
-    found.themis_sections.restype = integer
-    found.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
-    found.themis_converge.restype = None
-    found.themis_fold.restype = found.themis_accumulate.restype = found.themis_uniform.restype = None
-    return found
+    functions.themis_sections.restype = integer
+    functions.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
+    functions.themis_converge.restype = None
+    functions.themis_fold.restype = functions.themis_accumulate.restype = functions.themis_uniform.restype = None
+    return functions
 
 
 def library_for(tensor: Tensor) -> ctypes.CDLL | None:
-    """The compiled functions, if they can work on `tensor`: float32, on the CPU."""
+    """The compiled functions, if they support `tensor`: float32, on the CPU."""
     return library() if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else None
 
 
@@ -53,10 +55,10 @@ def fold(
     sums: Tensor,
     squares: Tensor,
 ) -> Tensor:
-    """Sums over tests of `D - shift` and its square, where `D = |activations - clean[rows]|`; both are overwritten.
+    """Sum `D - shift` and its square over tests into `sums` and `squares`, where `D = |activations - clean[rows]|`.
 
     activations `[tests, n]`, clean `[any, n]`, rows int64 `[tests]`, the others `[n]`; float32, contiguous, on the CPU.
-    Returns each test's D summed over the neurons, `[tests]`.
+    Returns the sum of D over the neurons for each test, `[tests]`.
     """
     n_tests, n = activations.shape
     by_test = torch.empty(-(-n // BLOCK), n_tests)
@@ -73,7 +75,7 @@ def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
 
 
 def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
-    """Uniform numbers in (0, 1), `[tests, n]`, of int32 `low` and `high` `[tests]`: those that `Rng` names."""
+    """Uniform numbers in (0, 1), `[tests, n]`, from int32 `low` and `high` `[tests]`: the same as those of `Rng`."""
     out = torch.empty(len(low), n)
     native.themis_uniform(low.data_ptr(), high.data_ptr(), len(low), drawn, n, out.data_ptr())
     return out
@@ -91,10 +93,10 @@ def sections(
     is_ceil: bool,
     is_clamped: bool,
 ) -> tuple[Tensor, int]:
-    """Set the bits of the sections that `activations [tests, n]` hit; see `Sections` of criteria/sections.py.
+    """Set the bits of the sections that `activations [tests, n]` hit; see `Sections` in criteria/sections.py.
 
-    low, high, width `[n]`, float32; bits int32 `[n, words]`; all contiguous, on the CPU. Returns which tests set one,
-    bool `[tests]`, and how many were set.
+    low, high, width `[n]`, float32; bits int32 `[n, words]`; all contiguous, on the CPU. Returns which tests set a bit,
+    bool `[tests]`, and how many bits were set.
     """
     n_tests, n = activations.shape
     raised = torch.zeros(n_tests, dtype=torch.bool)
@@ -114,16 +116,16 @@ def converge(
     limits: Tensor,
     state: dict[str, Tensor],
 ) -> Tensor:
-    """Walk over tests, `activations` and `clean [tests, n]`; see `walk_plainly` of criteria/scc.py.
+    """Count converged neurons test by test, from `activations` and `clean [tests, n]`; see `walk_plainly` in scc.py.
 
-    limits float64 `[tests]`; of `state`, `shift, sums, squares` float64, `moved, varied` bool and `clean`, all `[n]`,
-    sums, squares, moved and varied go on. All contiguous, on the CPU. Returns int64 `[3, tests]`.
+    limits float64 `[tests]`. state: `shift, sums, squares` float64, `moved, varied` bool and `clean`, all `[n]`, of
+    which sums, squares, moved and varied are updated. All contiguous, on the CPU. Returns int64 `[3, tests]`.
     """
     n_tests, n = activations.shape
-    found = torch.empty(-(-n // LANES), 3, n_tests, dtype=torch.int32)
+    counts = torch.empty(-(-n // LANES), 3, n_tests, dtype=torch.int32)
     names = ("shift", "clean", "sums", "squares", "moved", "varied")
     native.themis_converge(
         activations.data_ptr(), clean.data_ptr(), n_tests, n, before, unseen, limits.data_ptr(),
-        *(state[name].data_ptr() for name in names), found.data_ptr(),
+        *(state[name].data_ptr() for name in names), counts.data_ptr(),
     )  # fmt: skip
-    return found.sum(0)
+    return counts.sum(0)

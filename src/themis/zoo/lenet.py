@@ -1,4 +1,4 @@
-"""The LeNets of DeepXplore, which the paper tests: 5x5 convolutions that keep the size, ReLU, 2x2 max pooling."""
+"""The LeNets of DeepXplore that the paper tests: 5x5 convolutions that keep the size, ReLU, 2x2 max pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class LeNet(nn.Module):
-    """Two convolutions and some linear layers on 28x28 digits."""
+    """Two convolutions and one or more linear layers on 28x28 digits."""
 
     def __init__(self, channels: tuple[int, int], hidden: tuple[int, ...], n_classes: int = 10) -> None:
         super().__init__()

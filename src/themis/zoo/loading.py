@@ -1,4 +1,4 @@
-"""Targets and data of the zoo's entries, and whether they achieve what is stated of them."""
+"""Targets and data of the zoo's entries, and whether they reach their published accuracy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from themis.target.activations import Granularity
 from themis.target.loaders import Trust, load_weights
 from themis.target.target import Target
 from themis.zoo.entry import Entry
-from themis.zoo.sets import Split
+from themis.zoo.splits import SplitName
 from themis.zoo.table import ZOO
 
 RANDOM_SEED = 0
-"""What random weights are drawn from: the same ones in every process."""
+"""Seed of random weights, so that they are the same in every process."""
 BATCH = 100
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What an entry achieved on its test data, beside what is stated."""
+class MeasuredFigure:
+    """The accuracy or error of an entry on its test data."""
 
     entry: Entry
     measured: float
@@ -36,31 +36,31 @@ class Figure:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both are the same but for rounding; None where nothing is stated."""
+        """Whether it agrees with the published figure within its tolerance; None if there is none."""
         stated = self.entry.stated
         return None if stated is None else abs(self.measured - stated.value) <= stated.tolerance + 1e-9
 
 
 def choose_entry(name: str) -> Entry:
-    """An entry by name."""
+    """The entry called `name`."""
     if name not in ZOO:
         raise UsageError(f"the zoo has no model {name!r}: {nearest(name, ZOO)}")
     return ZOO[name]
 
 
 def folder_of(entry: Entry) -> Path:
-    """Where an entry's files are, under the folder named by THEMIS_DATA."""
+    """The folder with an entry's files, under THEMIS_DATA."""
     return data_folder() / entry.folder
 
 
 def find_weights(name: str) -> Path | None:
-    """An entry's file of weights, if there is one."""
+    """An entry's weights file, if there is one."""
     entry = choose_entry(name)
     if callable(entry.weights):
         return entry.weights()
     if not os.environ.get("THEMIS_DATA"):
         return None
-    return min((each for each in folder_of(entry).glob(entry.weights) if each.is_file()), default=None)
+    return min((file for file in folder_of(entry).glob(entry.weights) if file.is_file()), default=None)
 
 
 def load(
@@ -72,60 +72,62 @@ def load(
     oracle: str = "auto",
     trust: Trust | None = None,
 ) -> Target:
-    """The target of an entry, with the weights given, those under THEMIS_DATA, or, with a warning, random ones."""
+    """The target of an entry, with the given weights, those under THEMIS_DATA or, with a warning, random ones."""
     entry = choose_entry(name)
     file = find_weights(name) if weights is None else Path(weights)
     module = build(entry)
     if file is None:
         warnings.warn(
-            f"{name} has random weights, there is no file of trained ones ({entry.source}): what is found says nothing "
-            "about a trained model",
+            f"{name} has random weights, there is no file of trained ones ({entry.source}): results say nothing about "
+            "a trained model",
             RuntimeWarning,
             stacklevel=2,
         )
     else:
         load_weights(module, file, trust)
-    if oracle == "auto":  # by chance a net with random weights answers nothing rightly
+    if oracle == "auto":  # a net with random weights may answer nothing correctly
         oracle = "changed" if file is None and entry.metric == "accuracy" else entry.oracle
     preprocess = entry.normalise if entry.fit is None else entry.fit(folder_of(entry))
     return Target(module, entry.bounds, preprocess, layers, neurons, oracle)
 
 
 def build(entry: Entry, random_seed: int = RANDOM_SEED) -> nn.Module:
-    """The net in evaluation mode, with weights drawn from `random_seed`; torch's own generator is left as it was."""
+    """The net in evaluation mode, with weights drawn from `random_seed`; torch's global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_seed)
         return entry.build().eval()
 
 
 def move(module: nn.Module, device: str | None) -> None:
-    """Put a net on a device, if one is named."""
+    """Move a net to a device, if one is given."""
     try:
         module.to(device)
     except (RuntimeError, AssertionError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"--device must be usable here, {device!r} is not: {why}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"--device must be available, {device!r} is not: {reason}") from error
 
 
-def data(name: str, split: Split = "test") -> Seeds:
+def data(name: str, split: SplitName = "test") -> Seeds:
     """The data of an entry, read from THEMIS_DATA."""
     entry = choose_entry(name)
     seeds = entry.read(folder_of(entry), split)
     if not seeds.has_labels:
-        raise DataError(f"the data of {name} must have labels, there are none in {folder_of(entry)}: add their file")
+        raise DataError(
+            f"the data of {name} must have labels, there are none in {folder_of(entry)}: add the file of labels"
+        )
     return seeds
 
 
-def verify(name: str, weights: str | Path | None = None, *, device: str | None = None) -> Figure:
-    """Run an entry over its test data: accuracy, or mean squared error."""
+def verify(name: str, weights: str | Path | None = None, *, device: str | None = None) -> MeasuredFigure:
+    """Measure an entry on its test data: accuracy, or mean squared error."""
     entry = choose_entry(name)
     target = load(name, weights)
     move(target.module, device)
     return measure(entry, target, data(name))
 
 
-def measure(entry: Entry, target: Target, seeds: Seeds) -> Figure:
-    """An entry's figure on data with labels."""
+def measure(entry: Entry, target: Target, seeds: Seeds) -> MeasuredFigure:
+    """Measure an entry on labelled data."""
     assert seeds.labels is not None  # the zoo's data has them
     total = 0.0
     with target.opened(), torch.no_grad():
@@ -136,4 +138,4 @@ def measure(entry: Entry, target: Target, seeds: Seeds) -> Figure:
                 total += float((outputs.squeeze(1).double() - labels).square().sum())
             else:
                 total += int((outputs.argmax(1) == labels).sum())
-    return Figure(entry, total / len(seeds), len(seeds))
+    return MeasuredFigure(entry, total / len(seeds), len(seeds))

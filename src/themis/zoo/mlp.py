@@ -1,4 +1,4 @@
-"""The fully connected nets that DeepXplore tests on malware: <200,200> and <200,10>."""
+"""The fully connected nets that DeepXplore tests on malware data: <200,200> and <200,10>."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut; the activation is functional, as in the published code."""
+    """Two 3x3 convolutions and a shortcut; ReLU is called as a function, as in the published code."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CifarResNet(nn.Module):
 
 
 def resnet56() -> CifarResNet:
-    """ResNet-56: 9 blocks a stage; 532,490 element neurons on 32x32 pictures."""
+    """ResNet-56: 9 blocks per stage; 532,490 element neurons on 32x32 pictures."""
     return CifarResNet(9)
 
 
@@ -79,7 +79,7 @@ class Bottleneck(nn.Module):
 
 
 class ImageNetResNet(nn.Module):
-    """Four stages of bottlenecks on 224x224 pictures; parameters are named as torchvision's, so its files load."""
+    """Four stages of bottlenecks on 224x224 pictures; parameters are named as in torchvision, so its files load."""
 
     def __init__(self, depths: tuple[int, int, int, int], n_classes: int = 1000) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class ImageNetResNet(nn.Module):
         self.layer3 = self._stage(512, 256, depths[2], stride=2)
         self.layer4 = self._stage(1024, 512, depths[3], stride=2)
         self.fc = nn.Linear(2048, n_classes)
-        for each in self.modules():
-            if isinstance(each, nn.Conv2d):
-                nn.init.kaiming_normal_(each.weight, mode="fan_out", nonlinearity="relu")
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     @staticmethod
     def _stage(n_in: int, width: int, depth: int, stride: int) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""The models of the zoo: the ten of the paper, and one with real ImageNet weights that anyone can install."""
+"""The entries of the zoo: the paper's ten models, and one with ImageNet weights that anyone can install."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from themis.zoo.augment import mirror_and_light, shift_and_mirror
 from themis.zoo.dave import dave2
 from themis.zoo.densenet import densenet121
 from themis.zoo.efficientnet import efficientnet_lite0, efficientnet_lite0_weights
-from themis.zoo.entry import Entry, Recipe, Stated
+from themis.zoo.entry import Entry, PublishedFigure, TrainingRecipe
 from themis.zoo.lenet import lenet1, lenet4, lenet5
 from themis.zoo.mlp import mlp_drebin, mlp_pdf
 from themis.zoo.resnet import resnet50, resnet56
-from themis.zoo.sets import (
+from themis.zoo.splits import (
     StandardPdf,
     read_cifar10,
     read_drebin,
@@ -25,8 +25,8 @@ from themis.zoo.vgg import vgg19
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEEPXPLORE = "DeepXplore's Keras file, converted"
 OURS = "trained for Themis"
-UNOBTAINED = "none could be obtained; torchvision's file is used if it is put into imagenet_samples/weights"
-DIGITS = Recipe(epochs=12, batch=128, max_rate=4e-3)
+UNOBTAINED = "none could be obtained; put torchvision's file into imagenet_samples/weights to use it"
+DIGITS = TrainingRecipe(epochs=12, batch=128, max_rate=4e-3)
 
 ENTRIES = (
     Entry(
@@ -42,7 +42,7 @@ ENTRIES = (
         n_elements=5_498,
         n_channels=26,
         paper_neurons=7_206,
-        stated=Stated(0.9788, 0.001, "10,000 test digits"),
+        stated=PublishedFigure(0.9788, 0.001, "10,000 test digits"),
         recipe=DIGITS,
     ),
     Entry(
@@ -58,7 +58,7 @@ ENTRIES = (
         n_elements=7_934,
         n_channels=116,
         paper_neurons=69_362,
-        stated=Stated(0.9852, 0.001, "10,000 test digits"),
+        stated=PublishedFigure(0.9852, 0.001, "10,000 test digits"),
         recipe=DIGITS,
     ),
     Entry(
@@ -74,7 +74,7 @@ ENTRIES = (
         n_elements=8_054,
         n_channels=236,
         paper_neurons=107_786,
-        stated=Stated(0.9881, 0.001, "10,000 test digits"),
+        stated=PublishedFigure(0.9881, 0.001, "10,000 test digits"),
         recipe=DIGITS,
     ),
     Entry(
@@ -91,8 +91,8 @@ ENTRIES = (
         n_channels=402,
         paper_neurons=35_410,
         fit=StandardPdf,
-        stated=Stated(0.9536, 0.001, "10,000 files of Google and VirusTotal"),
-        recipe=Recipe(epochs=20, batch=128, max_rate=2e-3),
+        stated=PublishedFigure(0.9536, 0.001, "10,000 files from Google and VirusTotal"),
+        recipe=TrainingRecipe(epochs=20, batch=128, max_rate=2e-3),
     ),
     Entry(
         name="mlp-drebin",
@@ -107,8 +107,8 @@ ENTRIES = (
         n_elements=212,
         n_channels=212,
         paper_neurons=15_230,
-        stated=Stated(0.9759, 0.001, "2,902 apps unlike those trained on"),
-        recipe=Recipe(epochs=20, batch=128, max_rate=2e-3),
+        stated=PublishedFigure(0.9759, 0.001, "2,902 apps without duplicates in the training data"),
+        recipe=TrainingRecipe(epochs=20, batch=128, max_rate=2e-3),
     ),
     Entry(
         name="vgg19-imagenet",
@@ -156,8 +156,8 @@ ENTRIES = (
         normalise=Normalize(0.5, 0.5),
         oracle="regression",
         metric="mse",
-        stated=Stated(0.0160, 0.0002, "1,100 frames of held-out blocks"),
-        recipe=Recipe(epochs=18, batch=64, max_rate=1e-3, augment=mirror_and_light),
+        stated=PublishedFigure(0.0160, 0.0002, "1,100 frames of held-out blocks"),
+        recipe=TrainingRecipe(epochs=18, batch=64, max_rate=1e-3, augment=mirror_and_light),
     ),
     Entry(
         name="resnet56-cifar10",
@@ -173,8 +173,8 @@ ENTRIES = (
         n_channels=2_042,
         paper_neurons=532_490,
         normalise=Normalize(IMAGENET_MEAN, IMAGENET_STD),
-        stated=Stated(0.9339, 0.001, "10,000 test pictures"),
-        recipe=Recipe(100, 128, 0.1, "sgd", weight_decay=5e-4, augment=shift_and_mirror),
+        stated=PublishedFigure(0.9339, 0.001, "10,000 test pictures"),
+        recipe=TrainingRecipe(100, 128, 0.1, "sgd", weight_decay=5e-4, augment=shift_and_mirror),
     ),
     Entry(
         name="densenet121-cifar10",
@@ -190,8 +190,8 @@ ENTRIES = (
         n_channels=41_834,
         paper_neurons=563_210,
         normalise=Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        stated=Stated(0.9571, 0.001, "10,000 test pictures"),
-        recipe=Recipe(76, 128, 0.1, "sgd", weight_decay=5e-4, label_smoothing=0.1, augment=shift_and_mirror),
+        stated=PublishedFigure(0.9571, 0.001, "10,000 test pictures"),
+        recipe=TrainingRecipe(76, 128, 0.1, "sgd", weight_decay=5e-4, label_smoothing=0.1, augment=shift_and_mirror),
     ),
     Entry(
         name="efficientnet-lite0-imagenet",
@@ -207,7 +207,7 @@ ENTRIES = (
         n_channels=20_200,
         paper_neurons=None,
         normalise=Normalize(127 / 255, 128 / 255),
-        stated=Stated(0.870, 0.001, "1,000 pictures, one a class"),
+        stated=PublishedFigure(0.870, 0.001, "1,000 pictures, one per class"),
     ),
 )
 

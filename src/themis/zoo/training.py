@@ -1,4 +1,4 @@
-"""Training an entry by its recipe."""
+"""Training an entry according to its recipe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from themis.errors import DataError, UsageError
 from themis.target.target import Target
-from themis.zoo.loading import Figure, build, choose_entry, data, folder_of, measure, move
+from themis.zoo.loading import MeasuredFigure, build, choose_entry, data, folder_of, measure, move
 
 if TYPE_CHECKING:
     from themis.data import Seeds
-    from themis.zoo.entry import Entry, Recipe
+    from themis.zoo.entry import Entry, TrainingRecipe
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def train(
@@ -27,65 +27,65 @@ def train(
     epochs: int | None = None,
     random_seed: int = 0,
     device: str | None = None,
-    say: Say = lambda text: None,
-) -> tuple[nn.Module, Figure]:
-    """Train an entry from scratch on its training data; the net, on the CPU, and its figure on the test data."""
+    log: Log = lambda text: None,
+) -> tuple[nn.Module, MeasuredFigure]:
+    """Train an entry from scratch; returns the net, on the CPU, and its accuracy or error on the test data."""
     entry = choose_entry(name)
     recipe = entry.recipe
     if recipe is None:
-        raise UsageError(f"the zoo has no training data for {name}, only pictures to test with: train it elsewhere")
+        raise UsageError(f"the zoo has no training data for {name}, only test pictures: train it elsewhere")
     epochs = recipe.epochs if epochs is None else epochs
     if epochs < 1:
         raise UsageError(f"epochs must be 1 or more, got {epochs}")
     seeds = data(name, "train").in_memory()
     if len(seeds) < recipe.batch:
-        raise DataError(f"the training data must hold a batch of {recipe.batch} inputs, got {len(seeds)}")
+        raise DataError(f"the training data must hold at least one batch of {recipe.batch} inputs, got {len(seeds)}")
     module = build(entry, random_seed)
     move(module, device)
     preprocess = entry.normalise if entry.fit is None else entry.fit(folder_of(entry))
-    say(f"{entry.title}: {len(seeds):,} inputs, epochs: {epochs}, batches of {recipe.batch}")
-    _fit(entry, recipe, module, preprocess, seeds, epochs, random_seed, say)
+    log(f"{entry.title}: {len(seeds):,} inputs, epochs: {epochs}, batches of {recipe.batch}")
+    _fit(entry, recipe, module, preprocess, seeds, epochs, random_seed, log)
     figure = measure(entry, Target(module, entry.bounds, preprocess), data(name))
     return module.cpu(), figure
 
 
 def _fit(
     entry: Entry,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     module: nn.Module,
     preprocess: Callable[[Tensor], Tensor] | None,
     seeds: Seeds,
     epochs: int,
     random_seed: int,
-    say: Say,
+    log: Log,
 ) -> None:
     assert seeds.labels is not None  # the zoo's data has them
     rng = torch.Generator().manual_seed(random_seed)
     device = next(module.parameters()).device
-    n_batches = len(seeds) // recipe.batch  # a last, smaller one would upset the batch normalisation
+    n_batches = len(seeds) // recipe.batch  # a smaller last batch would disturb the batch normalisation
     optimiser = _optimiser(recipe, module)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.max_rate, total_steps=epochs * n_batches)
     module.train()
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        torch.manual_seed(random_seed)  # dropout draws from it
+        torch.manual_seed(random_seed)  # for dropout
         for epoch in range(1, epochs + 1):
-            began, total = perf_counter(), 0.0
+            start, total = perf_counter(), 0.0
             for rows in torch.randperm(len(seeds), generator=rng)[: n_batches * recipe.batch].view(n_batches, -1):
-                some, answers = seeds.take(rows).to(device), seeds.labels[rows].to(device)
+                inputs, labels = seeds.take(rows).to(device), seeds.labels[rows].to(device)
                 if recipe.augment is not None:
-                    some, answers = recipe.augment(some, answers, rng)
-                outputs = module(some if preprocess is None else preprocess(some))
+                    inputs, labels = recipe.augment(inputs, labels, rng)
+                outputs = module(inputs if preprocess is None else preprocess(inputs))
                 optimiser.zero_grad()
-                loss = _loss(entry, recipe, outputs, answers)
+                loss = _loss(entry, recipe, outputs, labels)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 schedule.step()
                 total += float(loss.detach())
-            say(f"epoch {epoch} of {epochs}: loss {total / n_batches:.4f}, {perf_counter() - began:.1f} s")
+            log(f"epoch {epoch} of {epochs}: loss {total / n_batches:.4f}, {perf_counter() - start:.1f} s")
     module.eval()
 
 
-def _optimiser(recipe: Recipe, module: nn.Module) -> torch.optim.Optimizer:
+def _optimiser(recipe: TrainingRecipe, module: nn.Module) -> torch.optim.Optimizer:
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(
             module.parameters(), recipe.max_rate, momentum=0.9, nesterov=True, weight_decay=recipe.weight_decay
@@ -93,7 +93,7 @@ def _optimiser(recipe: Recipe, module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(module.parameters(), recipe.max_rate, weight_decay=recipe.weight_decay)
 
 
-def _loss(entry: Entry, recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
+def _loss(entry: Entry, recipe: TrainingRecipe, outputs: Tensor, labels: Tensor) -> Tensor:
     if entry.metric == "mse":
         return F.mse_loss(outputs.squeeze(1), labels)
     return F.cross_entropy(outputs, labels, label_smoothing=recipe.label_smoothing)

@@ -1,11 +1,11 @@
-"""VGG-19 of Simonyan and Zisserman; parameters are named as torchvision's, so its files load."""
+"""VGG-19 of Simonyan and Zisserman; parameters are named as in torchvision, so that its files load."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
-"""Width and number of the 3x3 convolutions of each stage; a 2x2 max pooling ends it."""
+"""Width and number of the 3x3 convolutions of each stage, which ends with a 2x2 max pooling."""
 
 
 class VGG(nn.Module):
@@ -23,9 +23,9 @@ class VGG(nn.Module):
         self.features = nn.Sequential(*layers)
         hidden = [nn.Linear(n_in * 49, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()]
         self.classifier = nn.Sequential(*hidden, nn.Linear(4096, n_classes))
-        for each in self.features:
-            if isinstance(each, nn.Conv2d):
-                nn.init.kaiming_normal_(each.weight, mode="fan_out", nonlinearity="relu")
+        for layer in self.features:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, inputs: Tensor) -> Tensor:
         scores: Tensor = self.classifier(self.features(inputs).flatten(1))

@@ -227,7 +227,7 @@ def test_only_named_layers_are_trained(case):
         tune(target, material, NOISE, Recipe(layers=["cnv*"]), oracle=WRONG)
 
 
-def test_what_cannot_be_trained_is_refused(case):
+def test_training_that_cannot_run_is_refused(case):
     target, material, _ = case
     inputs = material.pool.inputs[:2]
     with warnings.catch_warnings():
