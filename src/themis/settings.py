@@ -1,4 +1,4 @@
-"""How a campaign is run: every option, its default and its rule."""
+"""The settings of a campaign: every option with its default and its rule."""
 
 from __future__ import annotations
 
@@ -12,53 +12,73 @@ from themis.options import check_known, check_numbers, check_rules, option
 
 
 def check_shares(shares: Sequence[float]) -> list[float]:
-    """The shares of a split as numbers: three, each more than none, together all."""
+    """The three shares of a split as numbers; they must be positive and sum to 1."""
     is_list = isinstance(shares, list | tuple) and all(
-        isinstance(each, int | float) and not isinstance(each, bool) for each in shares
+        isinstance(share, int | float) and not isinstance(share, bool) for share in shares
     )
     if not is_list or len(shares) != 3:
-        raise UsageError(f"split must be three shares, to search, train and judge, as 0.5,0.2,0.3, got {shares!r}")
-    if not (all(each > 0 for each in shares) and abs(math.fsum(shares) - 1) <= 1e-6):
-        raise UsageError(f"split must be three shares above 0 that sum to 1, as 0.5,0.2,0.3, got {list(shares)}")
-    return [float(each) for each in shares]
+        raise UsageError(
+            f"split must be three shares, for search, training and judging, such as 0.5,0.2,0.3, got {shares!r}"
+        )
+    if not (all(share > 0 for share in shares) and abs(math.fsum(shares) - 1) <= 1e-6):
+        raise UsageError(f"split must be three shares above 0 that sum to 1, such as 0.5,0.2,0.3, got {list(shares)}")
+    return [float(share) for share in shares]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a campaign. None of a `max_` is no limit."""
+    """Options of a campaign. A limit (`max_...`) of None is no limit."""
 
-    magnitude: float | None = option(None, "reach of the perturbation; of noise and attacks the upper end of theta")
-    policy: Any = option("scheduled", "how tests are searched: random, corners, paper, scheduled, fuzz or deepxplore")
+    magnitude: float | None = option(
+        None, "largest strength of the perturbation; for noise and attacks, the upper end of theta"
+    )
+    policy: Any = option("scheduled", "how tests are chosen: random, corners, paper, scheduled, fuzz or deepxplore")
     criterion: Any | None = option(
-        None, "criterion that guides policy fuzz, the default with it, or watches another: kmnc, 'kmnc(k=100)', nc, ..."
+        None,
+        "criterion that guides policy fuzz, which is then the default, or observes another policy: kmnc, "
+        "'kmnc(k=100)', nc, ...",
     )
-    train_inputs: int | None = option(10_000, "training inputs that the criterion learns from, a random sample")
-    preset: str | None = option(None, "paper: policy paper, no uniform stream, point MCSE, gibbs each round, no budget")
-    coverage: float | None = option(1.0, "coverage at which to stop; null is none")
-    judge: str = option("exact", "how the sampled neurons are judged each round: exact, gibbs or pymc")
-    tolerance: float = option(5e-4, "MCSE (at 4,000 draws) under which a neuron has converged")
-    alpha: float | None = option(0.95, "confidence of the upper bound on the MCSE; null takes its point value")
-    draws: int = option(4000, "draws a neuron, over all chains")
-    sample: int = option(1000, "neurons the sampler takes")
-    scale: str = option("absolute", "unit of sensitivity: absolute, or relative to the neuron's clean spread")
-    uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model come from them alone")
-    round_size: int | None = option(None, "tests a round; by default 640 or five chunks, under policy paper one a seed")
-    batch_size: int | None = option(None, "tests in one pass on an accelerator (256); never changes the result")
+    train_inputs: int | None = option(
+        10_000, "number of training inputs that the criterion learns from, drawn at random"
+    )
+    preset: str | None = option(
+        None, "paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget"
+    )
+    coverage: float | None = option(1.0, "stop at this coverage; null sets no goal")
+    judge: str = option("exact", "how the sampled neurons are judged in each round: exact, gibbs or pymc")
+    tolerance: float = option(5e-4, "a neuron has converged if its MCSE (at 4,000 draws) is below this")
+    alpha: float | None = option(0.95, "confidence of the upper bound on the MCSE; null uses the point value")
+    draws: int = option(4000, "draws per neuron, over all chains")
+    sample: int = option(1000, "number of neurons that are sampled")
+    scale: str = option(
+        "absolute", "unit of sensitivity: absolute, or relative to the spread of the neuron on clean inputs"
+    )
+    uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model are based only on them")
+    round_size: int | None = option(
+        None, "tests per round (default: 640 or five chunks; with policy paper, one per seed)"
+    )
+    batch_size: int | None = option(
+        None, "tests per forward pass on an accelerator (default: 256); does not change the result"
+    )
     min_ssim: float | None = option(
-        None, "drop tests that are less like their seed than this SSIM: 1 is the same picture"
+        None, "drop tests whose similarity (SSIM) to their seed is below this; 1 means identical"
     )
-    max_seeds: int | None = option(None, "use a random sample of this many seeds, always the same")
+    max_seeds: int | None = option(None, "use a random sample of this many seeds; it is always the same")
     split: list[float] | None = option(
-        None, "shares of the seeds to search, to train on and to judge by, as 0.5,0.2,0.3; the first alone are searched"
+        None, "shares of the seeds for search, training and judging, such as 0.5,0.2,0.3; only the first part is tested"
     )
-    split_seed: int = option(0, "same seed, same split; of the same data whatever the random seed")
-    max_tests: int | None = option(20_000, "stop after this many tests; null is no limit")
-    max_passes: int | None = option(None, "stop after this many passes (a forward is 1, a backward 2)")
+    split_seed: int = option(0, "the same seed gives the same split of the same data, whatever the random seed")
+    max_tests: int | None = option(20_000, "stop after this many tests; null sets no limit")
+    max_passes: int | None = option(None, "stop after this many passes (a forward pass is 1, a backward pass is 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")
     plateau: int | None = option(20, "stop after this many rounds without a new distinct fault or more coverage")
-    max_stored: int = option(1000, "faults whose inputs are kept, the most telling; their rows are all kept")
-    clean_memory_gib: float = option(4.0, "memory for the seeds' clean activations; others are run with each test")
-    random_seed: int = option(0, "same seed, same campaign")
+    max_stored: int = option(
+        1000, "number of faults whose inputs are stored, the most telling first; the rows of all faults are stored"
+    )
+    clean_memory_gib: float = option(
+        4.0, "memory in GiB for the clean activations of the seeds; those beyond it are recomputed with each test"
+    )
+    random_seed: int = option(0, "the same seed gives the same campaign")
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset != "paper":
@@ -88,7 +108,7 @@ class Settings:
 
     @staticmethod
     def of(**options: Any) -> Settings:
-        """Settings from keyword options; a preset changes the defaults, never what is said explicitly."""
+        """Settings from keyword options; a preset changes defaults, but never an option that is given explicitly."""
         check_known(Settings, options)
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")

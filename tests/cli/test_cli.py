@@ -67,6 +67,17 @@ def test_options_come_from_a_file_and_flags_override_it(here, capsys):
     assert set(summary["kinds"]) == {"uniform"}
 
 
+@pytest.mark.parametrize("command", ["run", "check", "compare"])
+def test_a_printed_configuration_can_be_read_again(command, here, capsys):
+    printed = []
+    for words in (["--perturb", "gaussian", "--zoo", "lenet5-mnist"], ["--config", "printed.yaml"]):
+        assert main([command, *words, "--print-config"]) == 0
+        printed.append(capsys.readouterr().out)
+        (here / "printed.yaml").write_text(printed[-1])
+    assert printed[0] == printed[1]
+    assert "zoo: lenet5-mnist" in printed[0]
+
+
 def test_a_target_and_weights_can_be_given(here):
     import mine
 

@@ -18,7 +18,7 @@ def test_everything_is_listed_with_its_ranges(capsys):
     for name, each in PERTURBATIONS.items():
         assert f"  {name} " in text
         for theta in each.theta:
-            assert f"{theta.name} {theta.low:g} to {theta.high:g} {theta.unit}" in text
+            assert f"{theta.name}: {theta.low:g} to {theta.high:g} ({theta.unit}), weakest at" in text
 
 
 def test_one_family_and_some_names(capsys):
@@ -27,7 +27,7 @@ def test_one_family_and_some_names(capsys):
     assert "gaussian" in text
     assert "rain" not in text
     assert main(["perturbations", "rain(angle=-3:3) + gaussian"]) == 0
-    assert "angle -3 to 3" in capsys.readouterr().out
+    assert "angle: -3 to 3" in capsys.readouterr().out
 
 
 def test_the_list_as_json(capsys):

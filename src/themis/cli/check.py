@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE, RUN_FAILED
-from themis.cli.options import Parser, add_config, add_fields, add_option, explicit_fields, format_value
+from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, explicit_fields, format_value
 from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
 from themis.runs.source import Origin
 from themis.settings import Settings
@@ -43,6 +43,9 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     options = explicit_fields(arguments, Settings, explicit_options)
     settings = Settings.of(**options)
+    if arguments.print_config:
+        print(as_yaml(vars(arguments)))
+        return DONE
     require(arguments, "model", "data")
     from themis.campaign.preflight import check
 

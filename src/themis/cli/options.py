@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
-NOT_IN_A_FILE = ("config", "print_config")
+NOT_IN_A_FILE = ("config", "print_config", "words")
+"""Names in a namespace that are not options of a file; `words` is the command line itself."""
+
 METAVARS = {
     "model": "MODEL",
     "weights": "FILE",

@@ -91,8 +91,8 @@ def _format_list(perturbations: list[Perturbation]) -> str:
 
 
 def _format_range(theta: Theta) -> str:
-    unit = f" {theta.unit}" if theta.unit else ""
-    return f"{theta.name} {theta.low:g} to {theta.high:g}{unit}; weakest at {theta.identity:g}"
+    unit = f" ({theta.unit})" if theta.unit else ""
+    return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
 
 
 def _count(number: int, singular: str, plural: str | None = None) -> str:

@@ -23,8 +23,8 @@ class Origin:
 
     model: str = option(
         "",
-        "module:factory or module:factory(width=32) that makes a model or a Target; a file (.pt, .pt2, .onnx, .keras); "
-        "or torchvision:NAME, timm:NAME, hf:NAME, keras:FILE",
+        "module:factory or module:factory(width=32) that returns a model or a Target; a file (.pt, .pt2, .onnx, "
+        ".keras); or torchvision:NAME, timm:NAME, hf:NAME, keras:FILE",
     )
     weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
     data: str = option(
@@ -33,28 +33,37 @@ class Origin:
         "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
     )
     train: str | None = option(
-        None, "data that the criterion learns from, as --data; by default the zoo's training data, or the seeds"
+        None, "data that the criterion learns from, as in --data (default: the training data of the zoo, or the seeds)"
     )
     rivals: list[str] | None = option(
-        None, "models that policy deepxplore sets against this one: names of the zoo, or as --model"
+        None, "models that policy deepxplore compares with this one: names of the zoo, or as in --model"
     )
     features: str | None = option(
         None,
-        "CSV that says what a table's features may hold and how they may change: name,kind,low,high,change",
+        "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change",
     )
     classes: list[str] | None = option(
-        None, "the classes' names by their numbers, as cat,dog,owl; by default as the data has them"
+        None, "names of the classes in order, such as cat,dog,owl (default: the names in the data)"
     )
-    bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, as 0,255")
-    mean: list[float] | None = option(None, "normalisation mean: one number, or one a channel as 0.4,0.5,0.4")
-    std: list[float] | None = option(None, "normalisation spread: one number, or one a channel")
-    layers: list[str] | None = option(None, "globs over layer names, as conv*,fc1; by default all with activations")
-    neurons: str = option("element", "element or channel")
-    oracle: str = option("auto", "auto, wrong, changed, top5, threshold:0.5, regression:0.1, ... or module:function")
-    device: str | None = option(None, "cpu or cuda; by default where the model is")
-    folder: str | None = option(None, "where modules and relative paths are looked up; by default here")
+    bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, such as 0,255")
+    mean: list[float] | None = option(
+        None, "mean of the normalisation: one number, or one per channel such as 0.4,0.5,0.4"
+    )
+    std: list[float] | None = option(None, "standard deviation of the normalisation: one number, or one per channel")
+    layers: list[str] | None = option(
+        None, "layers to measure, as glob patterns such as conv*,fc1 (default: all layers with activations)"
+    )
+    neurons: str = option("element", "what counts as a neuron: element or channel")
+    oracle: str = option(
+        "auto",
+        "what counts as a fault: auto, wrong, changed, top5, threshold:0.5, regression:0.1, ... or module:function",
+    )
+    device: str | None = option(None, "cpu or cuda (default: the device of the model)")
+    folder: str | None = option(
+        None, "folder in which modules and relative paths are looked up (default: the current folder)"
+    )
     trust: list[str] | None = option(None, "files that may run code when they are loaded: pickled models, .pt2")
-    zoo: str | None = option(None, "model of the zoo with its weights and data, as lenet5-mnist; see themis zoo")
+    zoo: str | None = option(None, "model of the zoo with its weights and data, such as lenet5-mnist; see themis zoo")
 
     @staticmethod
     def of(values: dict[str, Any]) -> Origin:
