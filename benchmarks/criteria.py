@@ -66,9 +66,9 @@ class Watched:
     def _pass(self, inputs: torch.Tensor) -> torch.Tensor:
         self.view.begin(len(inputs), inputs.device, torch.float32)
         outputs = self.target.forward(
-            inputs, lambda name, activation: self.view.visit(self.by_name[name], activation), self.by_name
+            inputs, lambda name, activation: self.view.on_activation(self.by_name[name], activation), self.by_name
         )
-        self.view.visit(self.by_name[OUTPUT], outputs)
+        self.view.on_activation(self.by_name[OUTPUT], outputs)
         return outputs
 
 

@@ -193,7 +193,7 @@ WRONG = {
     "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is what a criterion learns from"),
     "unknown criterion": ({"criterion": "kmcn"}, "got 'kmcn': did you mean 'kmnc'?"),
     "unknown option": ({"criterion": "kmnc(q=3)"}, "kmnc: unknown option 'q'"),
-    "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name with its options in brackets"),
+    "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name, optionally with options in brackets"),
     "no rivals": ({"policy": "deepxplore"}, "sets other models against the target, got none: pass rivals="),
     "rivals of another policy": ({"rivals": [Seen()]}, "rivals are models that policy 'deepxplore' sets"),
     "deepxplore with another criterion": (

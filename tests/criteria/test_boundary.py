@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria import sections
+from themis.criteria import covering
 from themis.criteria.boundary import NBC, SNAC
 from themis.errors import UsageError
 
@@ -77,7 +77,7 @@ def test_a_few_neurons_at_a_time_are_as_good_as_all(kind, variant, chunk, monkey
     whole = kind(variant=variant).fit([train])
     part = whole.fresh()
     expected = whole.update(tests)
-    monkeypatch.setattr(sections, "CHUNK", chunk)
+    monkeypatch.setattr(covering, "VALUES_AT_ONCE", chunk)
     assert torch.equal(part.update(tests), expected)
     assert torch.equal(part.state["covered"], whole.state["covered"])
     hits = whole.hits(whole.read(tests))

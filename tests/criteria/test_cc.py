@@ -51,8 +51,8 @@ def test_agrees_with_one_by_one(threshold):
 
 @pytest.mark.parametrize(("tests", "chunk"), [(1, 2**24), (4, 2**24), (1024, 1), (1024, 500), (7, 150)])
 def test_chunks_do_not_matter(monkeypatch, tests, chunk):
-    monkeypatch.setattr(cc, "TESTS", tests)
-    monkeypatch.setattr(cc, "CHUNK", chunk)
+    monkeypatch.setattr(cc, "TESTS_AT_ONCE", tests)
+    monkeypatch.setattr(cc, "NUMBERS_AT_ONCE", chunk)
     layers = drawn()
     want, count = slow(layers, 3.0)
     criterion = CC(3.0)
@@ -137,7 +137,7 @@ def test_layers_that_keep_more_and_less():
 
 
 def test_it_refuses_to_keep_too_much(monkeypatch):
-    monkeypatch.setattr(cc, "LARGEST", 1000)
+    monkeypatch.setattr(cc, "MAX_BYTES", 1000)
     criterion = CC()
     criterion.update(torch.arange(10.0)[:, None] * 10)
     with pytest.raises(UsageError, match="neurons='channel', a larger threshold"):

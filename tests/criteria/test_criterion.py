@@ -94,7 +94,7 @@ def test_merging_needs_the_same_kind_setting_and_training():
     one = KMNC(5).fit([LAYERS])
     one.update(LAYERS)
     assert one.merge(one.fresh()).score() == one.score()
-    with pytest.raises(UsageError, match="one kind and one setting"):
+    with pytest.raises(UsageError, match="with the same options"):
         one.merge(KMNC(6).fit([LAYERS]))
     with pytest.raises(UsageError, match="have learnt the same"):
         one.merge(KMNC(5).fit([{name: each * 2 for name, each in LAYERS.items()}]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from themis.criteria.criterion import Criterion
-from themis.criteria.kmnc import FARTHEST, KMNC
+from themis.criteria.kmnc import KMNC, MAX_OUTSIDE
 from themis.errors import UsageError
 
 VARIANTS = list(KMNC.variants)
@@ -166,7 +166,7 @@ def test_sections_far_beyond_the_range_are_one():
     assert criterion.update(torch.tensor([[1e30, -1e30]])).all()
     assert not criterion.update(torch.tensor([[3e30, -3e30]])).any()
     assert criterion.n_covered() == 2
-    assert FARTHEST * 2 * 10**9 < 2**63  # keys of a billion neurons
+    assert MAX_OUTSIDE * 2 * 10**9 < 2**63  # keys of a billion neurons
 
 
 def test_every_section_can_be_hit():

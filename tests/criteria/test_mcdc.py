@@ -77,7 +77,7 @@ def test_reference(kind, seed, monkeypatch):
     for row, is_raised in zip(rows, raised.tolist(), strict=True):
         assert is_raised == bool(row - before)
         before |= row
-    monkeypatch.setattr("themis.criteria.mcdc.BLOCK", 30)
+    monkeypatch.setattr("themis.criteria.mcdc.ITEMS_AT_ONCE", 30)
     assert blocks.update(tests, clean=clean).tolist() == raised.tolist()
     one_by_one = [
         bool(

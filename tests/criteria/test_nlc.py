@@ -54,7 +54,7 @@ def test_agrees_with_the_definition_after_every_test(variant):
 
 @pytest.mark.parametrize("chunk", [1, 60, 2**22])
 def test_batches_and_chunks_do_not_matter(monkeypatch, chunk):
-    monkeypatch.setattr(nlc, "CHUNK", chunk)
+    monkeypatch.setattr(nlc, "ENTRIES_AT_ONCE", chunk)
     layers = drawn(40)
     alone, parts = NLC(), NLC()
     one_by_one = [bool(alone.update(some(layers, slice(i, i + 1)))) for i in range(40)]

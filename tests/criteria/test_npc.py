@@ -139,12 +139,12 @@ def test_one_training_input_in_a_class():
     assert c.update(train[:1], predicted=torch.tensor([1])).tolist() == [False]
 
 
-def test_only_rightly_classified_training_inputs_count():
+def test_only_correctly_classified_training_inputs_count():
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     predicted, labels = torch.tensor([0, 0]), torch.tensor([0, 1])
     c = NPC().fit([Batch(train, predicted=predicted, labels=labels)])
     assert c.learnt["paths"].tolist() == [[True, False]]
-    with pytest.raises(DataError, match="rightly classified"):
+    with pytest.raises(DataError, match="correctly classified"):
         NPC().fit([Batch(train, predicted=predicted, labels=labels + 1)])
 
 
@@ -249,7 +249,7 @@ def test_fitted_and_updated_with_contributions():
         (lambda: NPC().fit([torch.ones(2, 3)]), "predicted="),
         (lambda: NPC().prepare(Target(nets.Hand()), torch.ones(1, 2), None), "contributions\\(target, inputs\\)"),
         (lambda: contributions(BlackBox(lambda x: x), torch.ones(2, 3)), "has none"),
-        (lambda: contributions(Target(nn.Flatten(0)), torch.ones(2, 1)), "one score a class"),
+        (lambda: contributions(Target(nn.Flatten(0)), torch.ones(2, 1)), "one score per class"),
     ],
 )
 def test_refusals(make, words):

@@ -19,7 +19,7 @@ from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
 TOLERANCE = 0.005
-WAYS = (scc.walk, scc.walk_plainly)
+WAYS = (scc.converge, scc.converge_in_torch)
 needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
 
 
@@ -156,10 +156,9 @@ def test_double_precision_and_strided_tests_are_taken():
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 5000, 40_000])
 @pytest.mark.parametrize("before", [0, 1, 2990])
 def test_the_kernel_does_what_torch_does_to_the_bit(n, before):
-    from themis.criteria.scc_cuda import walk_on
+    from themis.criteria import kernels_cuda
 
-    walk = walk_on(torch.device("cuda", 0))
-    assert walk is not None
+    assert kernels_cuda.can_converge(torch.device("cuda", 0))
     values, clean = stream(6, n=37, neurons=max(n, 4))
     values, clean = values[:, :n].contiguous(), clean[:, :n].contiguous()
     values[3, n // 2] = torch.inf
@@ -167,8 +166,9 @@ def test_the_kernel_does_what_torch_does_to_the_bit(n, before):
     there = {name: each.cuda() for name, each in here.items()}
     limits = torch.logspace(-6, 2, 37, dtype=torch.float64).flip(0).contiguous()
     counts = torch.arange(before + 1, before + 38)
-    found = scc.walk_plainly(values, clean, counts, limits, here)
-    assert walk(values.cuda(), clean.cuda(), counts.cuda(), limits.cuda(), there).cpu().equal(found)
+    expected = scc.converge_in_torch(values, clean, counts, limits, here)
+    on_gpu = kernels_cuda.converge(values.cuda(), clean.cuda(), counts.cuda(), limits.cuda(), there)
+    assert on_gpu.cpu().equal(expected)
     for name, each in here.items():
         assert torch.equal(there[name].cpu().nan_to_num(7), each.nan_to_num(7)), name
 

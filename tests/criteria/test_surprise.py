@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.dsa import DSA
-from themis.criteria.lsa import LSA
-from themis.criteria.mdsa import MDSA
 from themis.criteria.readings import Batch
-from themis.criteria.surprise import Surprise, Traces
+from themis.criteria.surprise import DSA, LSA, MDSA, Surprise, Traces
 from themis.errors import DataError, UsageError
 
 ALL = [LSA, DSA, MDSA]
@@ -24,7 +21,7 @@ class Given(Surprise):
     def _condense(self, traces):
         return {"upper": torch.tensor(3.0, dtype=torch.float64)}
 
-    def _of(self, values, place, groups):
+    def _surprise_of(self, values, place, groups):
         return values[:, 0]
 
 
@@ -213,11 +210,11 @@ def test_a_failed_fit_leaves_nothing_learnt():
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_inputs_are_shown_class_by_class(monkeypatch, chunk):
-    monkeypatch.setattr("themis.criteria.surprise.CHUNK", chunk)
+    monkeypatch.setattr("themis.criteria.surprise.NUMBERS_AT_ONCE", chunk)
     shown = []
 
     class Shown(Given):
-        def _of(self, values, place, groups):
+        def _surprise_of(self, values, place, groups):
             shown.append([(at, values[rows, 0].tolist(), place[rows].tolist()) for at, rows in groups])
             return values[:, 0] * 10
 

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.criteria.keys import joined, known
-from themis.criteria.ranks import most_active
-from themis.criteria.topk import TKNC, TKNP, mixed
+from themis.criteria.covering import add_keys, has_keys
+from themis.criteria.topk import TKNC, TKNP, mix_bits, most_active
 from themis.errors import UsageError
 
 
@@ -185,7 +184,7 @@ def test_the_same_neurons_of_two_layers_are_two_patterns():
 
 
 def test_hashes_spread():
-    words = mixed(torch.arange(200_000))
+    words = mix_bits(torch.arange(200_000))
     assert len(words.unique()) == 200_000
     ones = (words[:, None] >> torch.arange(64) & 1).double().mean(0)
     assert ((ones - 0.5).abs() < 0.01).all()
@@ -194,9 +193,9 @@ def test_hashes_spread():
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
 def test_keys_are_a_set(mine, theirs):
     keys, other = (torch.tensor(sorted(each), dtype=torch.int64) for each in (mine, theirs))
-    is_known = known(keys, other)
+    is_known = has_keys(keys, other)
     assert is_known.tolist() == [each in mine for each in sorted(theirs)]
-    assert joined(keys, other[~is_known]).tolist() == sorted(mine | theirs)
+    assert add_keys(keys, other[~is_known]).tolist() == sorted(mine | theirs)
 
 
 @pytest.mark.parametrize("kind", [TKNC, TKNP])

@@ -62,7 +62,7 @@ def test_raised_is_as_one_by_one(t, monkeypatch):
     whole, blocks = TWay(t), TWay(t)
     assert whole.update(tests).tolist() == expected
     assert expected[20:40] == [False] * 20
-    monkeypatch.setattr("themis.criteria.tway.BLOCK", 40)  # a few tests at a time
+    monkeypatch.setattr("themis.criteria.tway.COMPARED_AT_ONCE", 40)  # a few tests at a time
     assert blocks.update(tests).tolist() == expected
     assert blocks.score() == whole.score()
 
@@ -78,7 +78,7 @@ def test_runs_of_equal_layers(t, max_neurons, monkeypatch):
     assert raised.tolist() == [
         bool(alone.update({name: each[k : k + 1] for name, each in tests.items()})) for k in range(7)
     ]
-    monkeypatch.setattr("themis.criteria.tway.CELLS", 1)  # a layer at a time
+    monkeypatch.setattr("themis.criteria.tway.CELLS_AT_ONCE", 1)  # a layer at a time
     assert parts.update(tests).equal(raised)
     assert parts.state["bits"].equal(whole.state["bits"])
     items = whole.items(whole.read(tests))

@@ -98,7 +98,7 @@ def make_guide(settings: Settings, policy: Policy, target: AnyTarget, seeds: See
 def choose_guide(criterion: str | Criterion) -> Criterion:
     """A criterion that can take part in a campaign."""
     given = choose_criterion(criterion)
-    if not given.guides:
+    if not given.can_guide:
         raise UsageError(
             f"{given.name} cannot take part in a campaign, which shows it activations: it reads contributions, in a "
             "loop of your own; take another criterion"
@@ -149,7 +149,7 @@ def _make_pair(settings: Settings, policy: DeepXplore, target: AnyTarget, seeds:
     criterion = NC(neurons=target.neurons)
     if settings.criterion is not None:
         given = choose_guide(settings.criterion)
-        if not isinstance(given, NC) or given.neurons != target.neurons or given.wanted is not None:
+        if not isinstance(given, NC) or given.neurons != target.neurons or given.requested_layers is not None:
             raise UsageError(
                 f"policy 'deepxplore' goes with nc of all layers and the target's neurons, got {given!r}: write "
                 f"nc(threshold=0.5, neurons={target.neurons})"

@@ -80,8 +80,8 @@ void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, in
 
 #define STRIP 128 /* neurons whose rows of bits stay in the first-level cache: 16 KB at 1,000 sections */
 
-/* The section of each of `size` neurons in one test, -1 for none: the same steps as `Sections.of` in
- * criteria/sections.py. A difference, a quotient and a product cannot be fused, so the results are identical. */
+/* The section of each of `size` neurons in one test, -1 for none: the same steps as `Sections.numbers` in
+ * criteria/kmnc.py. A difference, a quotient and a product cannot be fused, so the results are identical. */
 static inline __attribute__((always_inline)) void sections(
     const float *a, const float *low, const float *high, const float *width, int64_t size, int64_t k, int is_ceil,
     int is_clamped, int32_t *section)
@@ -144,7 +144,7 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
 #pragma GCC push_options
 #pragma GCC optimize("no-associative-math", "fp-contract=off")
 
-/* Counts converged neurons test by test: the same steps as `walk_plainly` in criteria/scc.py.
+/* Counts converged neurons test by test: the same steps as `converge_in_torch` in criteria/scc.py.
  *
  * activations, clean [n_tests, n]; shift, first, sums, squares, moved, varied [n], of which the last four are updated;
  * limits [n_tests]; before: number of earlier tests. counts [blocks, 3, n_tests] receives, after each test, how many

@@ -93,7 +93,7 @@ def sections(
     is_ceil: bool,
     is_clamped: bool,
 ) -> tuple[Tensor, int]:
-    """Set the bits of the sections that `activations [tests, n]` hit; see `Sections` in criteria/sections.py.
+    """Set the bits of the sections that `activations [tests, n]` hit; see `Sections` in criteria/kmnc.py.
 
     low, high, width `[n]`, float32; bits int32 `[n, words]`; all contiguous, on the CPU. Returns which tests set a bit,
     bool `[tests]`, and how many bits were set.
@@ -116,7 +116,7 @@ def converge(
     limits: Tensor,
     state: dict[str, Tensor],
 ) -> Tensor:
-    """Count converged neurons test by test, from `activations` and `clean [tests, n]`; see `walk_plainly` in scc.py.
+    """Count converged neurons test by test, from `activations` and `clean [tests, n]`; see `converge_in_torch` in scc.py.
 
     limits float64 `[tests]`. state: `shift, sums, squares` float64, `moved, varied` bool and `clean`, all `[n]`, of
     which sums, squares, moved and varied are updated. All contiguous, on the CPU. Returns int64 `[3, tests]`.

@@ -1,4 +1,4 @@
-"""What a test criterion is: it learns from training data, tests raise it, and it says how far it is."""
+"""The protocol of a test criterion: fit it on training data, update it with tests, and ask for its score."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer
-from themis.criteria.rows import placed
+from themis.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer, copy_rows
 from themis.errors import DataError, UsageError, nearest
 from themis.target.activations import OUTPUT
 
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Laws:
-    """What holds for a criterion's score, and is tested."""
+    """Which laws hold for a criterion's score; the tests check each of them."""
 
     bounded: bool
     """It lies in 0..1."""
     monotone: bool
     """Further tests never lower it."""
     order_free: bool
-    """The same tests in another order give the same score."""
+    """The same tests in a different order give the same score."""
     mergeable: bool
-    """Merging two halves gives what all tests give."""
+    """Merging two halves gives the same score as all tests together."""
 
 
-class Common(TypedDict, total=False):
-    """Options of every criterion."""
+class CriterionOptions(TypedDict, total=False):
+    """Options that every criterion has."""
 
     neurons: str
     layers: Sequence[str] | str | None
@@ -47,9 +46,9 @@ class Common(TypedDict, total=False):
 class Criterion(ABC):
     """A test criterion. `fit` it on training data if it needs that, then `update` it with tests.
 
-    neurons: `channel` takes each channel's mean as one neuron, as most published tools do, `element` each value.
-    layers: which of the given layers count; by default all, or the last hidden one for criteria of a single layer.
-    variant: whose definition, where public implementations differ; `variants` names them and their sources.
+    neurons: `channel` takes each channel's mean as one neuron, as most published tools do; `element` takes each value.
+    layers: which of the layers are read; by default all, or the last hidden one for criteria of a single layer.
+    variant: whose definition to follow if public implementations differ; `variants` lists them with their sources.
     """
 
     name: ClassVar[str]
@@ -57,49 +56,49 @@ class Criterion(ABC):
     learns: ClassVar[bool] = True
     """Whether it must be fitted."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What it must be given beside activations: `clean`, `predicted`."""
-    is_of_one_layer: ClassVar[bool] = False
-    own_neurons: ClassVar[str] = "channel"
-    """What it takes for a neuron by default."""
-    guides: ClassVar[bool] = True
-    """Whether it can take part in a campaign, which shows it activations."""
+    """What it needs in addition to activations: `clean`, `predicted`."""
+    reads_one_layer: ClassVar[bool] = False
+    default_neurons: ClassVar[str] = "channel"
+    """The default of the option `neurons`."""
+    can_guide: ClassVar[bool] = True
+    """Whether it can take part in a campaign, which passes it activations."""
     variants: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, **common: Unpack[Common]) -> None:
-        neurons, layers, variant = common.get("neurons", self.own_neurons), common.get("layers"), common.get("variant")
+    def __init__(self, **options: Unpack[CriterionOptions]) -> None:
+        neurons, layers = options.get("neurons", self.default_neurons), options.get("layers")
         if neurons not in ("channel", "element"):
             raise UsageError(f"neurons must be 'channel' or 'element', got {neurons!r}")
-        variant = variant or next(iter(self.variants), None)
+        variant = options.get("variant") or next(iter(self.variants), None)
         if variant is not None and variant not in self.variants:
             remedy = nearest(variant, self.variants) if self.variants else "leave it out"
             raise UsageError(f"{self.name}: variant must be a known name, got {variant!r}: {remedy}")
         self.neurons, self.variant = neurons, variant
-        named = layers if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
-        self.wanted = None if layers is None else tuple(map(str, named))
-        if self.wanted == ():
+        names = layers if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+        self.requested_layers = None if layers is None else tuple(map(str, names))
+        if self.requested_layers == ():
             raise UsageError(f"{self.name}: layers must name at least one, got none: leave it out for the default")
-        if self.is_of_one_layer and self.wanted is not None and len(self.wanted) != 1:
-            raise UsageError(f"{self.name} reads one layer, got {len(self.wanted)}: name one")
+        if self.reads_one_layer and self.requested_layers is not None and len(self.requested_layers) != 1:
+            raise UsageError(f"{self.name} reads one layer, got {len(self.requested_layers)}: name one")
         self.layout: Layout | None = None
-        self.learnt: dict[str, Tensor] = {}  # what fit leaves
-        self.state: dict[str, Tensor] = {}  # what tests leave; empty before the first
+        self.learnt: dict[str, Tensor] = {}  # the result of fit
+        self.state: dict[str, Tensor] = {}  # the result of update; empty before the first test
         self.tests = 0
 
-    # What every criterion does
+    # The protocol
 
     def prepare(self, target: AnyTarget, inputs: Tensor, labels: Tensor | None) -> None:  # noqa: B027 (few need it)
-        """Learn from the model itself what cannot be seen in activations, before `fit`; from some training inputs."""
+        """Learn what activations do not show from the model itself and a sample of training inputs, before `fit`."""
 
     def fit(self, batches: Iterable[Activations | Batch | Readings]) -> Self:
-        """Learn from the activations of training inputs, batch by batch; forgets what was learnt and seen before.
+        """Learn from the activations of training inputs, batch by batch; discards earlier fits and tests.
 
-        Activations that are no iterable of batches are one.
+        A single batch may be passed instead of an iterable of batches.
         """
         self.reset()
         self.learnt = {}
-        is_one = isinstance(batches, Tensor | np.ndarray | Mapping | Batch | Readings)
+        is_single = isinstance(batches, Tensor | np.ndarray | Mapping | Batch | Readings)
         try:
-            self._fit([batches] if is_one else batches)  # type: ignore[list-item]
+            self._fit([batches] if is_single else batches)  # type: ignore[list-item]
         except BaseException:
             self.learnt = {}
             raise
@@ -108,19 +107,20 @@ class Criterion(ABC):
     def _fit(self, batches: Iterable[Activations | Batch | Readings]) -> None:
         n = 0
         for batch in batches:
-            readings = self._readings(batch)
+            readings = self.accept(batch)
             if not bool(readings.values.isfinite().all()):
-                name = next(name for name, each in readings.layers().items() if not bool(each.isfinite().all()))
+                layers = readings.layers().items()
+                name = next(name for name, values in layers if not bool(values.isfinite().all()))
                 raise DataError(
                     f"{self.name}: training activations must be finite, layer {name!r} has a NaN or an infinity: leave "
-                    "the layer or the inputs out"
+                    "out the layer or the inputs"
                 )
             if len(readings):
                 self._learn(readings)
             n += len(readings)
         if n == 0:
             raise DataError(f"{self.name}: fit must see at least one training input, got none")
-        self._conclude()
+        self._finish_fit()
 
     def update(
         self,
@@ -129,109 +129,106 @@ class Criterion(ABC):
         clean: Activations | None = None,
         predicted: Tensor | None = None,
     ) -> Tensor:
-        """Take in tests, in order; returns which of them raised the score when they came, bool `[tests]`.
+        """Take in tests, in order; returns which of them raised the score, bool `[tests]`.
 
-        Exactly as if each test came alone. An activation that is not finite covers nothing.
+        The result is the same as if each test were passed alone. A non-finite activation covers nothing.
         """
         if self.learns and not self.learnt:
             raise UsageError(f"{self.name} must be fitted on training data before it is updated: call fit(batches)")
         if not isinstance(activations, Batch | Readings):
             activations = Batch(activations, clean, predicted)
-        readings = self._readings(activations)
+        readings = self.accept(activations)
         if len(readings) == 0:
             return torch.zeros(0, dtype=torch.bool, device=readings.values.device)
         if not self.state:
-            self.state = self._begin(readings)
-        raised = self._take(readings)
+            self.state = self._initial_state(readings)
+        raised = self._update(readings)
         self.tests += len(readings)
         return raised
 
     @abstractmethod
     def score(self) -> float:
-        """How far the criterion is; 0 before the first test."""
+        """The score of all tests so far; 0 before the first test."""
 
     def merge(self, other: Self) -> Self:
-        """A criterion that has seen both sets of tests; both must have learnt the same."""
+        """A criterion that has seen the tests of both; both must have learnt the same."""
         if not self.laws.mergeable:
             raise UsageError(f"{self.name} cannot be merged: its score depends on the order of the tests")
         self._check_same(other)
         merged = self.fresh()
         merged.layout = self.layout or other.layout
         if not self.state or not other.state:
-            merged.state = {name: each.clone() for name, each in (self.state or other.state).items()}
+            merged.state = {name: tensor.clone() for name, tensor in (self.state or other.state).items()}
         else:
-            merged.state = self._merge({name: each.to(self.state[name].device) for name, each in other.state.items()})
+            merged.state = self._merge_state(
+                {name: tensor.to(self.state[name].device) for name, tensor in other.state.items()}
+            )
         merged.tests = self.tests + other.tests
         return merged
 
     def fresh(self) -> Self:
-        """The same, fitted as it is, that has seen no test."""
-        made = copy(self)
-        made.learnt = dict(self.learnt)
-        made.reset()
-        return made
+        """A copy that is fitted in the same way and has seen no tests."""
+        fresh = copy(self)
+        fresh.learnt = dict(self.learnt)
+        fresh.reset()
+        return fresh
 
     def reset(self) -> None:
         """Forget all tests."""
         self.state, self.tests = {}, 0
 
     def restore(self, state: dict[str, Tensor], tests: int, layout: Layout | None) -> None:
-        """Go on from the `state` that another one, fitted alike, had after so many tests of this layout."""
-        self.state = {name: each.clone() for name, each in state.items()}
+        """Resume from the `state` of a criterion that was fitted in the same way, after `tests` tests of `layout`."""
+        self.state = {name: tensor.clone() for name, tensor in state.items()}
         self.tests, self.layout = tests, layout
 
     def report(self) -> dict[str, Any]:
-        """What else it can say of its tests, as plain data."""
+        """Further results of the tests, as plain data."""
         return {}
 
     def options(self) -> dict[str, Any]:
-        """All that it was made with, as plain data."""
-        hidden = ("laws", "layout", "learnt", "state", "tests", "wanted")
-        return {name: value for name, value in vars(self).items() if name not in hidden and name[0] != "_"} | {
-            "layers": None if self.wanted is None else list(self.wanted)
+        """The options it was created with, as plain data."""
+        internal = ("laws", "layout", "learnt", "state", "tests", "requested_layers")
+        return {name: value for name, value in vars(self).items() if name not in internal and name[0] != "_"} | {
+            "layers": None if self.requested_layers is None else list(self.requested_layers)
         }
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value!r}" for name, value in self.options().items() if value is not None)
-        return f"{type(self).__name__}({said})"
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options().items() if value is not None)
+        return f"{type(self).__name__}({options})"
 
     def __str__(self) -> str:
-        """In words, as `choose_criterion` reads them: its name and what differs from the defaults."""
-        plain = {name: each.default for name, each in signature(type(self)).parameters.items()}
-        plain |= {"neurons": self.own_neurons, "layers": None, "variant": next(iter(self.variants), None)}
-        said = [f"{name}={value}" for name, value in self.options().items() if value != plain.get(name, value)]
-        return f"{self.name}({', '.join(said)})" if said else self.name
+        """The specification that `choose_criterion` reads: its name and the options that differ from the defaults."""
+        defaults = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
+        defaults |= {"neurons": self.default_neurons, "layers": None, "variant": next(iter(self.variants), None)}
+        options = [f"{name}={value}" for name, value in self.options().items() if value != defaults.get(name, value)]
+        return f"{self.name}({', '.join(options)})" if options else self.name
 
-    # What it reads
+    # Reading batches
 
     def read(self, batch: Activations | Batch) -> Readings:
-        """A batch as this criterion sees it."""
+        """A batch as this criterion reads it."""
         batch = batch if isinstance(batch, Batch) else Batch(batch)
         layers = by_layer(batch.activations)
         predicted = batch.predicted
         if predicted is None and OUTPUT in layers and layers[OUTPUT].ndim == 2 and layers[OUTPUT].shape[1] > 1:
             predicted = layers[OUTPUT].argmax(1)
-        chosen = self.choose(tuple(layers))
+        names = self.choose_layers(tuple(layers))
         axes = batch.axes or {}
-        values = self._side_by_side(layers, chosen, axes)
-        layout = Layout(chosen, tuple(each.shape[1] for each in values))
+        values = self._read_layers(layers, names, axes)
+        layout = Layout(names, tuple(layer.shape[1] for layer in values))
         clean = None
         if batch.clean is not None:
-            others = by_layer(batch.clean, "clean activations")
-            if missing := [name for name in chosen if name not in others]:
+            clean_layers = by_layer(batch.clean, "clean activations")
+            if missing := [name for name in names if name not in clean_layers]:
                 raise DataError(f"clean activations must have the same layers, {missing[0]!r} is missing")
-            clean = _joined(self._side_by_side(others, chosen, axes))
-        return Readings(_joined(values), layout, clean, predicted, batch.labels)
+            clean = _side_by_side(self._read_layers(clean_layers, names, axes))
+        return Readings(_side_by_side(values), layout, clean, predicted, batch.labels)
 
-    def _side_by_side(
-        self, layers: dict[str, Tensor], chosen: tuple[str, ...], axes: Mapping[str, int]
-    ) -> list[Tensor]:
-        return [self.read_layer(layers[name].detach(), axes.get(name)) for name in chosen]
-
-    def _readings(self, batch: Activations | Batch | Readings) -> Readings:
-        """A batch as this criterion sees it; refuses one that is unlike those before."""
+    def accept(self, batch: Activations | Batch | Readings) -> Readings:
+        """Read a batch and check that its layers match those of earlier batches; moves the state to its device."""
         readings = batch if isinstance(batch, Readings) else self.read(batch)
-        layout, given = readings.layout, (readings.clean, readings.predicted, readings.labels)
+        layout = readings.layout
         if self.layout is None or not (self.learnt or self.state):
             self.layout = layout
         elif layout != self.layout:
@@ -242,67 +239,77 @@ class Criterion(ABC):
                 f"{self.name}: every batch must have the same layers and neurons, {name!r} has {now.get(name, 'none')} "
                 f"and had {before.get(name, 'none')}{names}: take activations of one model and one size of inputs"
             )
-        for what, each in zip(("clean activations", "predicted classes", "labels"), given, strict=True):
-            if each is not None and len(each) != len(readings):
-                raise DataError(f"{what} must have one row an input, got {len(each)} for {len(readings)} inputs")
-        self._follow(readings.values.device)
+        columns = (readings.clean, readings.predicted, readings.labels)
+        for subject, column in zip(("clean activations", "predicted classes", "labels"), columns, strict=True):
+            if column is not None and len(column) != len(readings):
+                raise DataError(f"{subject} must have one row per input, got {len(column)} for {len(readings)} inputs")
+        self._move_to(readings.values.device)
         return readings
 
-    def _follow(self, device: torch.device) -> None:
-        """Bring what is known to where the readings are."""
-        for known in (self.learnt, self.state):
-            if known and next(iter(known.values())).device != device:
-                known.update({name: each.to(device) for name, each in known.items()})
-
-    def choose(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def choose_layers(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Which of the layers `names` are read, in the order of the forward pass."""
-        if self.wanted is None:
+        if self.requested_layers is None:
             hidden = [name for name in names if name != OUTPUT]
-            return (hidden or list(names))[-1:] if self.is_of_one_layer else names  # type: ignore[return-value]
-        for name in self.wanted:
+            return (hidden or list(names))[-1:] if self.reads_one_layer else names  # type: ignore[return-value]
+        for name in self.requested_layers:
             if name not in names:
                 raise UsageError(f"{self.name}: layers must be among those given, got {name!r}: {nearest(name, names)}")
-        return tuple(name for name in names if name in self.wanted)
+        return tuple(name for name in names if name in self.requested_layers)
 
     def read_layer(self, activation: Tensor, channel_axis: int | None = None, out: Tensor | None = None) -> Tensor:
-        """A layer's activation `[inputs, ...]` as the values `[inputs, neurons]` that this criterion looks at.
+        """A layer's activation `[inputs, ...]` as the values `[inputs, neurons]` that this criterion works on.
 
-        out: where they are to stand.
+        out: where to write them.
         """
         values = as_neurons(activation, self.neurons, channel_axis)
-        return values if out is None else placed(values, out)
+        return values if out is None else copy_rows(values, out)
 
-    # What each criterion says itself
+    def _read_layers(self, layers: dict[str, Tensor], names: tuple[str, ...], axes: Mapping[str, int]) -> list[Tensor]:
+        return [self.read_layer(layers[name].detach(), axes.get(name)) for name in names]
+
+    def _move_to(self, device: torch.device) -> None:
+        """Move what was learnt and the state to `device`."""
+        for tensors in (self.learnt, self.state):
+            if tensors and next(iter(tensors.values())).device != device:
+                tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
+
+    # What each criterion implements
 
     def _learn(self, readings: Readings) -> None:  # noqa: B027 (not all learn)
-        """Take in a batch of training inputs: into `learnt`."""
+        """Take a batch of training inputs into `learnt`."""
 
-    def _conclude(self) -> None:  # noqa: B027
-        """After the last batch of training inputs."""
+    def _finish_fit(self) -> None:  # noqa: B027
+        """Called after the last batch of training inputs."""
 
     @abstractmethod
-    def _begin(self, readings: Readings) -> dict[str, Tensor]:
+    def _initial_state(self, readings: Readings) -> dict[str, Tensor]:
         """The state before the first test, on the device of the readings."""
 
     @abstractmethod
-    def _take(self, readings: Readings) -> Tensor:
-        """Take in at least one test: into `state`; which of them raised the score."""
+    def _update(self, readings: Readings) -> Tensor:
+        """Take at least one test into `state`; returns which of them raised the score."""
 
-    def _merge(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The state of both; neither is empty."""
-        raise AssertionError(f"{self.name} declares that it can be merged and does not say how")
+    def _merge_state(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The merged state; neither of the two is empty."""
+        raise AssertionError(f"{self.name} declares itself mergeable but does not implement _merge_state")
 
     def _check_same(self, other: Self) -> None:
         if type(other) is not type(self) or self.options() != other.options():
-            raise UsageError(f"merge needs two criteria of one kind and one setting, got {self!r} and {other!r}")
+            raise UsageError(f"merge needs two criteria with the same options, got {self!r} and {other!r}")
         is_same = self.learnt.keys() == other.learnt.keys() and all(
-            torch.equal(each, other.learnt[name].to(each.device)) for name, each in self.learnt.items()
+            torch.equal(tensor, other.learnt[name].to(tensor.device)) for name, tensor in self.learnt.items()
         )
         if not is_same or (self.layout and other.layout and self.layout != other.layout):
             raise UsageError(
-                "merge needs two criteria that have learnt the same: fit one, and make others by its fresh()"
+                "merge needs two criteria that have learnt the same: fit one and create the others with its fresh()"
             )
 
 
-def _joined(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.cat(values, 1)
+def check_count(criterion: str, k: int, largest: int) -> None:
+    """Raise an error unless `k` is a whole number from 1 to `largest`."""
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= largest:
+        raise UsageError(f"{criterion}: k must be a whole number from 1 to {largest}, got {k!r}")
+
+
+def _side_by_side(layers: list[Tensor]) -> Tensor:
+    return layers[0] if len(layers) == 1 else torch.cat(layers, 1)

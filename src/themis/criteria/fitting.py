@@ -1,4 +1,4 @@
-"""Activations of a target, and criteria that learn from them."""
+"""The activations of a target, and fitting a criterion on them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from themis.measure.inputs import check_bounds
 from themis.target.activations import OUTPUT, Layer
 from themis.target.target import AnyTarget
 
-PREPARED = 1000
-"""Training inputs that a criterion may look at with the model itself."""
+MAX_PREPARED = 1000
+"""Training inputs that `Criterion.prepare` gets."""
 
 
 def activations(
     target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
 ) -> Iterator[Batch]:
-    """The activations of inputs by layer, `[inputs, ...]`, a batch at a time: what any criterion takes."""
+    """The activations of inputs by layer, `[inputs, ...]`, in batches that any criterion accepts."""
     seeds = read_seeds(data, max_inputs)
     axes: dict[str, int] | None = None
-    for layers, inputs, shown, outputs in _passes(target, seeds, batch_size):
+    for layers, inputs, by_layer, outputs in _forward_passes(target, seeds, batch_size):
         if axes is None:
             axes = channel_axes(target, layers, inputs[0])
-        by_layer = {layer.name: shown[layer.name].reshape(len(inputs), *layer.shape) for layer in layers}
-        yield Batch(by_layer, predicted=predicted_classes(outputs), axes=axes)
+        shaped = {layer.name: by_layer[layer.name].reshape(len(inputs), *layer.shape) for layer in layers}
+        yield Batch(shaped, predicted=predicted_classes(outputs), axes=axes)
 
 
 def fit_to(
     criterion: Criterion, target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
 ) -> Criterion:
-    """Let a criterion learn from a target's training data; `max_inputs` takes a random sample, always the same."""
+    """Fit a criterion on a target's training data; `max_inputs` takes a random sample, which is always the same."""
     seeds = read_seeds(data, max_inputs)
-    rows = torch.arange(len(seeds))[:: -(-len(seeds) // PREPARED)]  # evenly: data is often sorted by class
+    rows = torch.arange(len(seeds))[:: -(-len(seeds) // MAX_PREPARED)]  # evenly spaced: data is often sorted by class
     with target.opened():
         labels = None if seeds.labels is None else seeds.labels[rows]
         criterion.prepare(target, seeds.take(rows).to(target.device), labels)
@@ -49,20 +49,20 @@ def fit_to(
 
 def _readings(criterion: Criterion, target: AnyTarget, seeds: Seeds, batch_size: int | None) -> Iterator[Readings]:
     view: View | None = None
-    for layers, inputs, shown, outputs in _passes(target, seeds, batch_size):
+    for layers, inputs, by_layer, outputs in _forward_passes(target, seeds, batch_size):
         if view is None:
             view = View.of(criterion, target, layers, inputs[0])
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         view.begin(len(inputs), target.device, dtype, is_kept=True)
         for layer in layers:
-            view.visit(layer, shown[layer.name])
+            view.on_activation(layer, by_layer[layer.name])
         yield view.end(len(inputs), outputs)
 
 
-def _passes(
+def _forward_passes(
     target: AnyTarget, seeds: Seeds, batch_size: int | None
 ) -> Iterator[tuple[tuple[Layer, ...], Tensor, dict[str, Tensor], Tensor]]:
-    """Forward passes over all inputs: layers, inputs, activations by layer and outputs of each."""
+    """Forward passes over all inputs: the layers, inputs, activations by layer and outputs of each pass."""
     device = target.device
     with target.opened():
         layers = target.find_layers(seeds.take(torch.arange(1))[0].to(device))
@@ -72,18 +72,18 @@ def _passes(
             rows = torch.arange(first, min(first + size, len(seeds)))
             inputs = seeds.take(rows).to(device)
             check_bounds(inputs, target.bounds, seeds.seed_id[rows])
-            shown: dict[str, Tensor] = {}
+            by_layer: dict[str, Tensor] = {}
 
-            def keep(name: str, activation: Tensor, shown: dict[str, Tensor] = shown) -> None:
-                shown[name] = activation.clone()  # the model may write to it later
+            def keep(name: str, activation: Tensor, by_layer: dict[str, Tensor] = by_layer) -> None:
+                by_layer[name] = activation.clone()  # the model may overwrite it later
 
             with torch.no_grad():
                 outputs = target.forward(inputs, keep, by_name)
             if OUTPUT in by_name:
-                shown[OUTPUT] = outputs
-            if missing := [name for name in by_name if name not in shown]:
+                by_layer[OUTPUT] = outputs
+            if missing := [name for name in by_name if name not in by_layer]:
                 raise ModelError(
                     f"the model must compute each of its layers in every forward pass, {missing[0]!r} was left out: "
                     "name layers that are always computed with layers=[...]"
                 )
-            yield layers, inputs, shown, outputs
+            yield layers, inputs, by_layer, outputs

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation by captum, at any layer that Themis can name."""
+"""Layer-wise relevance propagation (LRP) with captum, at any layer that Themis can name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from themis.target.activations import ACTIVATION_NAMES, ActivationTracer
 from themis.target.target import Target
 
 ELEMENTWISE = {name.replace("_", "") for name in ACTIVATION_NAMES} - {"glu"}
-"""Modules, by lower-case name, that relevance passes unchanged."""
-
+"""Modules, by lower-case name, that pass relevance on unchanged."""
 
 _NAMES = """
     relu flatten reshape view view_as unflatten ravel permute transpose t movedim moveaxis squeeze unsqueeze contiguous
@@ -24,18 +23,19 @@ _NAMES = """
     dropout dropout1d dropout2d dropout3d fn max_pool1d max_pool2d max_pool3d
 """
 HARMLESS = frozenset(_NAMES.split())
-"""Functions whose gradient hands relevance on as LRP would (`fn` is what torch calls its max poolings)."""
+"""Functions whose gradient propagates relevance as LRP would (`fn` is torch's name for max pooling)."""
 
 
 class UncoveredError(Exception):
-    """LRP cannot go through this model; the message says why."""
+    """LRP does not support this model; the message says why."""
 
 
 class Lrp:
-    """LRP of one layer of a target, on a copy of its model: captum leaves rules and activations in what it walks.
+    """LRP of one layer of a target, on a copy of its model: captum leaves rules and activations in the modules.
 
-    Epsilon rule everywhere; activation functions pass relevance on. captum sees only modules without children: what
-    happens after the layer and outside of those must be harmless, so a residual sum, say, is refused.
+    It uses the epsilon rule everywhere; activation functions pass relevance on. captum sees only modules without
+    children: what is computed outside of them after the layer must be harmless, so a residual sum, for instance, is
+    rejected.
     """
 
     def __init__(self, target: Target, layer: str) -> None:
@@ -49,13 +49,13 @@ class Lrp:
             module = deepcopy(target.module).eval()
         except Exception as error:
             raise UncoveredError(f"the model cannot be copied ({error})") from error
-        for each in module.modules():
-            if getattr(each, "inplace", None) is True:
-                setattr(each, "inplace", False)  # noqa: B010 (typed as a submodule); what came in is needed again
+        for submodule in module.modules():
+            if getattr(submodule, "inplace", None) is True:
+                setattr(submodule, "inplace", False)  # noqa: B010 (typed as a submodule); its input is needed again
         self._tapped = _Tapped(replace(target, module=module), layer)
 
     def __call__(self, prepared: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
-        """Relevance at the layer `[inputs, ...]` and score `[inputs]` of the classes `winners`, of prepared inputs."""
+        """The relevance at the layer `[inputs, ...]` and the score `[inputs]` of the class `winners` of each input."""
         from captum.attr import LRP
 
         tapped = self._tapped
@@ -68,17 +68,17 @@ class Lrp:
         except UncoveredError:
             raise
         except Exception as error:
-            why = (str(error).splitlines() or ["no more is known"])[0].split(". ")[0]
-            raise UncoveredError(f"captum raised {type(error).__name__}: {why}") from error
+            reason = (str(error).splitlines() or ["no message"])[0].split(". ")[0]
+            raise UncoveredError(f"captum raised {type(error).__name__}: {reason}") from error
         if tapped.caught is None:
-            raise UncoveredError("no relevance comes back to the layer")
+            raise UncoveredError("no relevance reaches the layer")
         scores = tapped.scores.gather(1, winners[:, None])
         share = tapped.caught.reshape(len(prepared), -1)  # captum starts from 1
         return (share * scores).reshape(tapped.caught.shape), scores.squeeze(1)
 
 
 class _Tapped(nn.Module):
-    """A target's model that returns the scores, and catches what the backward pass brings to a layer."""
+    """A target's model that returns the scores and catches the relevance that the backward pass brings to a layer."""
 
     def __init__(self, target: Target, layer: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Tapped(nn.Module):
             return
         at = activation.output_nr
 
-        # Not a hook on the tensor: the next module puts its own there, later, and that one makes it relevance.
+        # Not a hook on the tensor: the next module adds its own there later, which turns the gradient into relevance.
         def catch(gradients: Any) -> None:
             self.caught = gradients[at].detach()
 
@@ -107,15 +107,15 @@ class _Tapped(nn.Module):
 
 
 class _Outside(TorchFunctionMode):
-    """Refuses functions that captum does not see, and that are not harmless, once the layer `is_after`."""
+    """Rejects functions that captum does not see and that are not harmless, once `is_after` the layer."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.is_after, self._depth = False, 0
-        for each in module.modules():
-            if next(each.children(), None) is None:
-                each.register_forward_pre_hook(self._enter, prepend=True)
-                each.register_forward_hook(self._leave)
+        for submodule in module.modules():
+            if next(submodule.children(), None) is None:
+                submodule.register_forward_pre_hook(self._enter, prepend=True)
+                submodule.register_forward_hook(self._leave)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
@@ -135,12 +135,12 @@ class _Outside(TorchFunctionMode):
 
 
 def _set_rules(tapped: _Tapped) -> None:
-    """Rules for what captum knows no rule for; it takes all rules away after each call."""
+    """Set rules for the modules that captum has no rule for; captum removes all rules after each call."""
     from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES, SUPPORTED_NON_LINEAR_LAYERS
     from captum.attr._utils.lrp_rules import EpsilonRule, IdentityRule
 
     class PassRule(IdentityRule):  # type: ignore[misc]
-        """The identity, also of what is seen at the output: captum's divides there already."""
+        """The identity, also at the output, where captum's own identity rule divides."""
 
         def _create_backward_hook_output(self, outputs: Tensor) -> Any:
             def keep(gradient: Tensor) -> None:
@@ -149,6 +149,6 @@ def _set_rules(tapped: _Tapped) -> None:
             return keep
 
     known = {*SUPPORTED_LAYERS_WITH_RULES, *SUPPORTED_NON_LINEAR_LAYERS}
-    for each in tapped.module.modules():
-        if next(each.children(), None) is None and type(each) not in known:
-            each.rule = PassRule() if type(each).__name__.lower() in ELEMENTWISE else EpsilonRule()
+    for submodule in tapped.module.modules():
+        if next(submodule.children(), None) is None and type(submodule) not in known:
+            submodule.rule = PassRule() if type(submodule).__name__.lower() in ELEMENTWISE else EpsilonRule()

@@ -1,4 +1,4 @@
-"""The table of criteria, and criteria in words: `kmnc`, `kmnc(k=100, variant=mindarmour)`."""
+"""The table of criteria, and their specifications: `kmnc`, `kmnc(k=100, variant=mindarmour)`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from themis.criteria.boundary import NBC, SNAC
 from themis.criteria.cc import CC
-from themis.criteria.criterion import Common, Criterion
-from themis.criteria.dsa import DSA
+from themis.criteria.criterion import Criterion, CriterionOptions
 from themis.criteria.idc import IDC
 from themis.criteria.kmnc import KMNC
-from themis.criteria.lsa import LSA
 from themis.criteria.mcdc import MCDC
-from themis.criteria.mdsa import MDSA
 from themis.criteria.nc import NC
 from themis.criteria.nlc import NLC
 from themis.criteria.npc import NPC
 from themis.criteria.scc import SCC
+from themis.criteria.surprise import DSA, LSA, MDSA
 from themis.criteria.topk import TKNC, TKNP
 from themis.criteria.tway import TWay
 from themis.errors import UsageError, nearest
@@ -32,38 +30,38 @@ KINDS: tuple[type[Criterion], ...] = (
     *(NLC, CC, SCC),
     *(NPC, MCDC, TWay),
 )
-CRITERIA: dict[str, type[Criterion]] = {each.name: each for each in KINDS}
+CRITERIA: dict[str, type[Criterion]] = {kind.name: kind for kind in KINDS}
 
 ALIASES = {"lsc": "lsa", "dsc": "dsa"}
-"""Other names of some, by which they are known too."""
+"""Further names by which some criteria are known."""
 PAPER = {"nc": "nc(threshold=0.5)", "kmnc": "kmnc(k=1000)", "idc": "idc(m=12)", "lsa": "lsa(upper=2000)"}
-"""The baselines of the paper at its settings."""
+"""The baselines of the paper with its settings."""
 COMMA = re.compile(r",(?![^\[]*\])")
-"""One that stands in no list."""
-WORDS = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+"""A comma outside of a list."""
+SPECIFICATION = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 def choose_criterion(criterion: str | Criterion) -> Criterion:
-    """A criterion in words, not yet fitted, or as it is."""
+    """The criterion of a specification, not yet fitted; a criterion is returned as it is."""
     if isinstance(criterion, Criterion):
         return criterion
-    match = WORDS.fullmatch(criterion) if isinstance(criterion, str) else None
+    match = SPECIFICATION.fullmatch(criterion) if isinstance(criterion, str) else None
     if match is None:
         raise UsageError(
-            f"criterion must be a name with its options in brackets if need be, got {criterion!r}: write for instance "
+            f"criterion must be a name, optionally with options in brackets, got {criterion!r}: write for instance "
             "kmnc(k=100)"
         )
     name = ALIASES.get(match[1].lower(), match[1].lower())
     if name not in CRITERIA:
         raise UsageError(f"criterion must be a known name, got {match[1]!r}: {nearest(name, CRITERIA)}")
     kind, options = CRITERIA[name], _read_options(match[2] or "", name)
-    hints = get_type_hints(kind.__init__) | get_type_hints(Common)
-    known = [each for each in signature(kind).parameters if each not in ("common", "relevance")]
-    known += list(Common.__annotations__)
+    hints = get_type_hints(kind.__init__) | get_type_hints(CriterionOptions)
+    known = [parameter for parameter in signature(kind).parameters if parameter not in ("options", "relevance")]
+    known += list(CriterionOptions.__annotations__)
     for option, value in options.items():
         if option not in known:
             raise UsageError(f"{name}: unknown option {option!r}: {nearest(option, known)}")
-        options[option] = _as_asked(f"{name}: {option}", value, hints[option])
+        options[option] = _convert(f"{name}: {option}", value, hints[option])
     return kind(**options)
 
 
@@ -79,8 +77,8 @@ def _read_options(text: str, name: str) -> dict[str, Any]:
     return options
 
 
-def _as_asked(what: str, value: Any, hint: Any) -> Any:
-    """A value as the type hint of its option asks."""
+def _convert(option: str, value: Any, hint: Any) -> Any:
+    """A value converted to the type hint of its option."""
     kinds = get_args(hint) or (hint,)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None and NoneType in kinds:
@@ -88,20 +86,20 @@ def _as_asked(what: str, value: Any, hint: Any) -> Any:
     if int in kinds:
         if is_number and value == int(value):
             return int(value)
-        raise UsageError(f"{what} must be a whole number, got {value!r}")
+        raise UsageError(f"{option} must be a whole number, got {value!r}")
     if float in kinds:
         if is_number:
             return float(value)
-        raise UsageError(f"{what} must be a number, got {value!r}")
-    if isinstance(value, list) and not any(get_origin(each) is Sequence for each in kinds):
-        raise UsageError(f"{what} must be a word, got a list")
+        raise UsageError(f"{option} must be a number, got {value!r}")
+    if isinstance(value, list) and not any(get_origin(kind) is Sequence for kind in kinds):
+        raise UsageError(f"{option} must be a word, got a list")
     return value if isinstance(value, list) else str(value)
 
 
 def _read_value(text: str) -> Any:
-    """A literal, a list of these, or the text itself."""
+    """A literal, a list of literals, or the text itself."""
     if text[0] == "[" and text[-1] == "]":
-        return [_read_value(each.strip()) for each in text[1:-1].split(",") if each.strip()]
+        return [_read_value(item.strip()) for item in text[1:-1].split(",") if item.strip()]
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The order in which to run tests by a criterion, and how good an order is."""
+"""The order in which to run tests according to a criterion, and how good an order is."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def rank(
     predicted: Tensor | None = None,
     clean: Activations | None = None,
 ) -> Tensor:
-    """The order in which to run these tests, int64 `[tests]`, the first one first.
+    """The order in which to run these tests, int64 `[tests]`, the index of the first test first.
 
-    `ctm`, the coverage-total method: tests that hit more items come first; by criteria of surprise, the more
-    surprising ones. `cam`, the coverage-additional method: next is always the test that hits most items that no
-    earlier one has hit; when none adds anything, the rest come as by `ctm`. Of equals the one given first comes first.
-    What the criterion has seen before does not count, and is not changed.
+    `ctm`, the coverage-total method: tests that hit more items come first; for surprise criteria, the more surprising
+    ones. `cam`, the coverage-additional method: the next test is always the one that hits the most items that no
+    earlier one has hit; once no test adds anything, the rest are ordered by `ctm`. Ties keep the order of the input.
+    Tests that the criterion has seen before do not count, and the criterion is not changed.
     """
     if by not in ("cam", "ctm"):
         raise UsageError(f"by must be 'cam' or 'ctm', got {by!r}")
@@ -43,27 +43,28 @@ def rank(
         raise UsageError(f"{criterion.name} must be fitted on training data before it ranks tests: call fit(batches)")
     batch = activations if isinstance(activations, Batch) else Batch(activations, clean, predicted)
     fresh = criterion.fresh()
-    readings = fresh._readings(batch)
+    readings = fresh.accept(batch)
     device, n = readings.values.device, len(readings)
     if n == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     test, item = _hits(fresh.patterns(readings) if isinstance(fresh, TKNP) else fresh.items(readings))
     surprise = getattr(fresh, "surprise", None)
     if surprise is None:
-        worth = np.bincount(test, minlength=n)
+        value = np.bincount(test, minlength=n)
     else:
-        worth = surprise(batch.activations, predicted=batch.predicted).double().cpu().numpy()
-        worth = np.where(np.isnan(worth), -np.inf, worth)
-    total = np.argsort(-worth, kind="stable")
+        value = surprise(batch.activations, predicted=batch.predicted).double().cpu().numpy()
+        value = np.where(np.isnan(value), -np.inf, value)
+    total = np.argsort(-value, kind="stable")
     order = total if by == "ctm" else _greedy(test, item, n, total)
     return torch.as_tensor(order, device=device)
 
 
 def apfd(order: Tensor | Sequence[int], faults: Tensor | Sequence[Any]) -> float:
-    """Average percentage of faults detected when tests run in `order`, a permutation of all tests.
+    """Average percentage of faults detected (APFD) if tests run in `order`, a permutation of all tests.
 
-    `faults [tests]`: bool, each failing test is a fault of its own; or the number of the fault that a test shows, -1
-    for none: a fault counts where it is first shown. `1 - sum(places) / (tests x faults) + 1 / (2 tests)`.
+    `faults [tests]`: bool if each failing test is a fault of its own, or the number of the fault that a test reveals,
+    -1 for none; a fault counts where it is first revealed. The APFD is
+    `1 - sum(places) / (tests x faults) + 1 / (2 tests)`.
     """
     order, faults = torch.as_tensor(order), torch.as_tensor(faults)
     if (
@@ -76,29 +77,30 @@ def apfd(order: Tensor | Sequence[int], faults: Tensor | Sequence[Any]) -> float
         )
     if faults.is_floating_point():
         raise UsageError(f"faults must be booleans or the numbers of faults, got {faults.dtype}: convert them")
-    shown = faults.to(order.device)[order.long()]
+    ordered = faults.to(order.device)[order.long()]
     if faults.dtype == torch.bool:
-        places = shown.nonzero()[:, 0]
+        places = ordered.nonzero()[:, 0]
     else:
-        at = (shown >= 0).nonzero()[:, 0]
-        ids, which = torch.unique(shown[at], return_inverse=True)
-        places = torch.full_like(ids, len(faults), dtype=torch.int64).scatter_reduce_(0, which, at, "amin")
+        at = (ordered >= 0).nonzero()[:, 0]
+        numbers, index = torch.unique(ordered[at], return_inverse=True)
+        places = torch.full_like(numbers, len(faults), dtype=torch.int64).scatter_reduce_(0, index, at, "amin")
     if len(places) == 0:
-        raise DataError("there must be a fault to be detected, got none: an order is judged by the faults it finds")
+        raise DataError("there must be a fault to detect, got none: an order is judged by the faults it reveals")
     n = len(faults)
     return 1 - float((places + 1).sum()) / (n * len(places)) + 1 / (2 * n)
 
 
 def _hits(items: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which tests hit which items, each pair once: by test, then item; items are numbered anew from 0."""
+    """Which tests hit which items, each pair once, sorted by test and item; items are renumbered from 0."""
     test = torch.arange(len(items), device=items.device)[:, None].expand_as(items)[items >= 0]
-    known, item = torch.unique(items[items >= 0], return_inverse=True)
-    pair = torch.unique(test * max(len(known), 1) + item)
-    return (pair // max(len(known), 1)).cpu().numpy(), (pair % max(len(known), 1)).cpu().numpy()
+    distinct, item = torch.unique(items[items >= 0], return_inverse=True)
+    n_items = max(len(distinct), 1)
+    pair = torch.unique(test * n_items + item)
+    return (pair // n_items).cpu().numpy(), (pair % n_items).cpu().numpy()
 
 
 def _greedy(test: NDArray[np.int64], item: NDArray[np.int64], n: int, rest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Always the test that adds most; then those of `rest` that add nothing. Each hit is looked at once or twice."""
+    """Always the test that adds most, then those of `rest` that add nothing. Each hit is visited once or twice."""
     n_items = int(item.max()) + 1 if len(item) else 0
     start = np.searchsorted(test, np.arange(n + 1))
     by_item = np.argsort(item, kind="stable")

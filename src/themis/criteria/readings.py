@@ -1,9 +1,10 @@
-"""What a criterion reads of a batch: its neurons' values side by side, and what else is known of the inputs."""
+"""What a criterion reads from a batch: the values of its neurons side by side, and what else is known of the inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -12,18 +13,21 @@ from torch import Tensor
 from themis.errors import DataError, UsageError
 
 Activations = Tensor | Mapping[str, Tensor]
-"""Of some inputs: `[inputs, neurons]`, or by layer `[inputs, ...]` in the order of the forward pass."""
-ALONE = "layer"
-"""Name of the layer when activations are one tensor."""
+"""Activations of a batch: `[inputs, neurons]`, or `[inputs, ...]` by layer in the order of the forward pass."""
+ONLY_LAYER = "layer"
+"""Name of the layer if activations are a single tensor."""
+MAX_SPAN_NEURONS = 2**13
+"""Neurons of a span at most, unless a single layer has more: joining wide layers gains nothing."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Activations of some inputs, with what some criteria need beside them.
+    """Activations of a batch of inputs, with what some criteria need in addition.
 
     clean: activations of the seeds' clean inputs, in the same form. predicted: classes `[inputs]` that the model
-    answered; by default the largest value of the layer `output`. labels: true classes `[inputs]`. axes: the dimension
-    of a layer that holds its channels, where it is another than 1, or of a sequence `[inputs, tokens, channels]` 2.
+    answered; by default the index of the largest value of the layer `output`. labels: true classes `[inputs]`.
+    axes: the dimension of a layer that holds its channels, if it is not the default: 1, or 2 for a sequence
+    `[inputs, tokens, channels]`.
     """
 
     activations: Activations
@@ -35,7 +39,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layers that a criterion reads, in order, and how many neurons each has."""
+    """The layers that a criterion reads, in order, and the number of neurons of each."""
 
     names: tuple[str, ...]
     widths: tuple[int, ...]
@@ -45,17 +49,17 @@ class Layout:
         return sum(self.widths)
 
     def slices(self) -> dict[str, slice]:
-        """Where each layer's neurons stand."""
-        found, start = {}, 0
+        """The columns of each layer's neurons."""
+        slices, start = {}, 0
         for name, width in zip(self.names, self.widths, strict=True):
-            found[name] = slice(start, start + width)
+            slices[name] = slice(start, start + width)
             start += width
-        return found
+        return slices
 
 
 @dataclass(frozen=True)
 class Readings:
-    """A batch as a criterion reads it: `values [inputs, neurons]`, float32 at least, and those of the clean inputs."""
+    """A batch as a criterion reads it: `values [inputs, neurons]`, at least float32, and those of the clean inputs."""
 
     values: Tensor
     layout: Layout
@@ -67,50 +71,86 @@ class Readings:
         return len(self.values)
 
     def __getitem__(self, rows: slice | Tensor) -> Readings:
-        more = (None if each is None else each[rows] for each in (self.clean, self.predicted, self.labels))
-        return Readings(self.values[rows], self.layout, *more)
+        columns = (self.clean, self.predicted, self.labels)
+        return Readings(
+            self.values[rows], self.layout, *(None if column is None else column[rows] for column in columns)
+        )
 
     def layers(self) -> dict[str, Tensor]:
-        """The values of each layer, `[inputs, its neurons]`."""
-        return {name: self.values[:, at] for name, at in self.layout.slices().items()}
+        """The values of each layer, `[inputs, neurons of the layer]`."""
+        return {name: self.values[:, columns] for name, columns in self.layout.slices().items()}
 
-    def classes(self, who: str) -> Tensor:
-        """The predicted class of each input."""
+    def classes(self, criterion: str) -> Tensor:
+        """The predicted class of each input; `criterion` is the name of the one that needs it."""
         if self.predicted is None:
             raise UsageError(
-                f"{who} goes by the class that the model answered, which is not told here: give the scores as layer "
-                "'output', or batches as Batch(activations, predicted=...)"
+                f"{criterion} needs the classes that the model predicted, got none: pass the scores as layer 'output', "
+                "or batches as Batch(activations, predicted=...)"
             )
         return self.predicted
 
-    def sensitivities(self, who: str) -> Tensor:
-        """`|values - clean|`."""
+    def sensitivities(self, criterion: str) -> Tensor:
+        """`|values - clean|`; `criterion` is the name of the one that needs it."""
         if self.clean is None:
-            raise UsageError(f"{who} compares each input with its clean one: pass clean=..., its activations")
+            raise UsageError(f"{criterion} compares each input with its clean one: pass clean=..., its activations")
         return (self.values - self.clean).abs()
 
 
-def by_layer(activations: Activations, what: str = "activations") -> dict[str, Tensor]:
-    """Activations by layer; refuses what are none."""
-    found = dict(activations) if isinstance(activations, Mapping) else {ALONE: activations}
-    found = {name: torch.as_tensor(each) if isinstance(each, np.ndarray) else each for name, each in found.items()}
-    if not found:
-        raise UsageError(f"{what} must have a layer, got an empty dict")
+@dataclass(frozen=True)
+class LayerSpan:
+    """Neighbouring layers of equal width, which are processed together: one operation per layer would cost more."""
+
+    names: tuple[str, ...]
+    start: int
+    """The column of the first layer's first neuron."""
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def of(self, values: Tensor) -> Tensor:
+        """The span's part of `values [inputs, neurons]`, as `[inputs, layers, width]`."""
+        return values[:, self.start : self.start + len(self) * self.width].view(len(values), len(self), self.width)
+
+
+def layer_spans(layout: Layout) -> list[LayerSpan]:
+    """All layers, in order, as spans."""
+    spans, start = [], 0
+    for width, layers in groupby(zip(layout.names, layout.widths, strict=True), lambda layer: layer[1]):
+        names, size = [name for name, _ in layers], max(1, MAX_SPAN_NEURONS // max(1, width))
+        for first in range(0, len(names), size):
+            spans.append(LayerSpan(tuple(names[first : first + size]), start, width))
+            start += len(spans[-1]) * width
+    return spans
+
+
+def by_layer(activations: Activations, subject: str = "activations") -> dict[str, Tensor]:
+    """Activations by layer; raises an error if they are not tensors with one row per input."""
+    layers = dict(activations) if isinstance(activations, Mapping) else {ONLY_LAYER: activations}
+    layers = {
+        name: torch.as_tensor(layer) if isinstance(layer, np.ndarray) else layer for name, layer in layers.items()
+    }
+    if not layers:
+        raise UsageError(f"{subject} must have a layer, got an empty dict")
     n = None
-    for name, tensor in found.items():
+    for name, tensor in layers.items():
         if not isinstance(tensor, Tensor) or tensor.ndim < 2:
             got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UsageError(f"{what} must be tensors [inputs, neurons] or [inputs, channels, ...], {name!r} is {got}")
+            raise UsageError(
+                f"{subject} must be tensors [inputs, neurons] or [inputs, channels, ...], {name!r} is {got}"
+            )
         n = len(tensor) if n is None else n
         if len(tensor) != n:
-            raise DataError(f"{what} must have one row an input in every layer, {name!r} has {len(tensor)}, not {n}")
-    return found
+            raise DataError(
+                f"{subject} must have one row per input in every layer, {name!r} has {len(tensor)}, not {n}"
+            )
+    return layers
 
 
 def as_neurons(activation: Tensor, neurons: str, channel_axis: int | None = None) -> Tensor:
-    """A layer's activation `[inputs, ...]` as `[inputs, neurons]`: its elements, or each channel's mean.
+    """A layer's activation `[inputs, ...]` as `[inputs, neurons]`: its elements, or the mean of each channel.
 
-    Channels are dimension 1; of a sequence `[inputs, tokens, channels]` the last one.
+    Channels are dimension 1; for a sequence `[inputs, tokens, channels]`, the last one.
     """
     if not activation.is_floating_point():
         raise UsageError(f"activations must be floating-point numbers, got {activation.dtype}: convert them first")
@@ -122,3 +162,23 @@ def as_neurons(activation: Tensor, neurons: str, channel_axis: int | None = None
         return activation.flatten(1)
     axis = channel_axis or (2 if activation.ndim == 3 else 1)
     return activation.mean([k for k in range(1, activation.ndim) if k != axis])
+
+
+def copy_rows(values: Tensor, out: Tensor) -> Tensor:
+    """Copy `values [inputs, neurons]` to `out`, whose rows may be part of wider ones; returns `out`."""
+    if _has_paired_rows(values) and _has_paired_rows(out):
+        # torch copies non-contiguous rows one number at a time: give it half as many numbers of twice the size.
+        out.view(torch.float64).copy_(values.view(torch.float64))
+    else:
+        out.copy_(values)
+    return out
+
+
+def _has_paired_rows(values: Tensor) -> bool:
+    """Whether the float32 numbers of each row can be viewed as half as many 64-bit numbers."""
+    return (
+        values.dtype == torch.float32
+        and values.stride(1) == 1
+        and values.shape[1] % 2 == values.stride(0) % 2 == values.storage_offset() % 2 == 0
+        and values.data_ptr() % 8 == 0
+    )

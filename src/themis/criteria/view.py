@@ -1,4 +1,4 @@
-"""What a criterion sees of a target: its readings, put side by side as a forward pass shows each layer."""
+"""What a criterion reads from a target: its readings, collected layer by layer during a forward pass."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from themis.target.target import AnyTarget
 
 
 class View:
-    """One criterion's sight of one target, a forward pass at a time."""
+    """The readings of one criterion from one target, one forward pass at a time.
+
+    Call `begin` before a forward pass, `on_activation` for each layer and `end` after it.
+    """
 
     def __init__(
         self, criterion: Criterion, layers: tuple[Layer, ...], axes: dict[str, int], max_bytes: int | None = None
     ) -> None:
-        """`max_bytes` is the room for the seeds' clean readings, which some criteria need."""
+        """`max_bytes` limits the memory for the seeds' clean readings, which some criteria need."""
         self.criterion, self.axes, self.max_bytes = criterion, axes, max_bytes
-        chosen = criterion.choose(tuple(each.name for each in layers))
-        shapes = {each.name: each.shape for each in layers if each.name in chosen}
+        names = criterion.choose_layers(tuple(layer.name for layer in layers))
+        shapes = {layer.name: layer.shape for layer in layers if layer.name in names}
         widths = tuple(self._read(torch.zeros(1, *shape), name).shape[1] for name, shape in shapes.items())
-        self.layout = Layout(chosen, widths)
-        self._at = self.layout.slices()
+        self.layout = Layout(names, widths)
+        self._columns = self.layout.slices()
         self._values = torch.empty(0)
         self._clean: Tensor | None = None
         self._readings: Readings | None = None
@@ -42,31 +45,31 @@ class View:
         example: Tensor,
         max_bytes: int | None = None,
     ) -> View:
-        """The view of a target whose layers are known; `example` is one raw input."""
+        """The view of a target with these layers; `example` is one raw input."""
         axes = channel_axes(target, layers, example) if criterion.neurons == "channel" else {}
         return View(criterion, layers, axes, max_bytes)
 
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype, *, is_kept: bool = False) -> None:
-        """Before a forward pass; `is_kept` says that its readings outlive the next one."""
+        """Prepare for a forward pass; `is_kept` if its readings must outlive the next one."""
         shape = (n_inputs, self.layout.n_neurons)
         if is_kept or self._values.shape != shape or self._values.device != device:
             self._values = torch.empty(shape, dtype=dtype, device=device)
 
-    def visit(self, layer: Layer, activation: Tensor) -> None:
-        """Take in one layer's activation as the model computed it."""
-        at = self._at.get(layer.name)
-        if at is not None:
+    def on_activation(self, layer: Layer, activation: Tensor) -> None:
+        """Read one layer's activation as the model computed it."""
+        columns = self._columns.get(layer.name)
+        if columns is not None:
             n_inputs = len(self._values)
-            self._read(activation.detach().reshape(n_inputs, *layer.shape), layer.name, self._values[:, at])
+            self._read(activation.detach().reshape(n_inputs, *layer.shape), layer.name, self._values[:, columns])
 
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> Readings:
-        """The readings of the first `n` inputs of the pass; `seed` says whose clean readings go with them."""
+        """The readings of the first `n` inputs of the pass; `seed` selects the clean readings that belong to them."""
         clean = None if self._clean is None or seed is None else self._clean.index_select(0, seed)
         self._readings = Readings(self._values[:n], self.layout, clean, predicted_classes(outputs[:n]))
         return self._readings
 
     def take(self, was_run: Bools) -> Bools:
-        """Let the criterion take in the pass that has ended; which tests, of all those asked for, raised it."""
+        """Update the criterion with the last pass; returns which of all requested tests raised its score."""
         raised = np.zeros_like(was_run)
         if was_run.any():
             assert self._readings is not None
@@ -74,14 +77,14 @@ class View:
         return raised
 
     def keep_clean(self, first: int, n: int, n_seeds: int) -> None:
-        """Keep the readings of the pass that has ended as those of the seeds from `first` on."""
+        """Keep the readings of the last pass as the clean ones of the `n` seeds from `first` on."""
         if "clean" in self.criterion.needs:
             if self._clean is None:
-                self._check_room(n_seeds * self.layout.n_neurons * self._values.element_size())
+                self._check_memory(n_seeds * self.layout.n_neurons * self._values.element_size())
                 self._clean = self._values.new_empty(n_seeds, self.layout.n_neurons)
             self._clean[first : first + n] = self._values[:n]
 
-    def _check_room(self, n_bytes: int) -> None:
+    def _check_memory(self, n_bytes: int) -> None:
         if self.max_bytes is not None and n_bytes > self.max_bytes:
             raise UsageError(
                 f"{self.criterion.name} compares tests with the clean readings of all seeds, which take "
@@ -94,16 +97,15 @@ class View:
 
 
 def channel_axes(target: AnyTarget, layers: tuple[Layer, ...], example: Tensor) -> dict[str, int]:
-    """The dimension of each layer's activation `[inputs, ...]` that holds its channels, as far as a target tells."""
-    found = layers
-    if any(each.channel_axis is None for each in layers) and is_dataclass(target):
-        whole: Any = replace(target, neurons="channel")
-        found = whole.find_layers(example)
-    return {each.name: 1 + each.channel_axis for each in found if each.channel_axis is not None}
+    """The dimension of each layer's activation `[inputs, ...]` that holds its channels, as far as it is known."""
+    if any(layer.channel_axis is None for layer in layers) and is_dataclass(target):
+        by_channel: Any = replace(target, neurons="channel")
+        layers = by_channel.find_layers(example)
+    return {layer.name: 1 + layer.channel_axis for layer in layers if layer.channel_axis is not None}
 
 
 def predicted_classes(outputs: Tensor) -> Tensor:
-    """The class of each output `[inputs, classes]`; outputs that are no scores of classes are of one class."""
+    """The class of each output `[inputs, classes]`; if outputs are not scores of classes, all have the same class."""
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         return outputs.detach().argmax(1)
     return torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)

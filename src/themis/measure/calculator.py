@@ -346,7 +346,7 @@ class Calculator:
             layer = self.by_name[name]
             visit(layer, flatten(activation, layer, len(inputs)))
             if view is not None:
-                view.visit(layer, activation)
+                view.on_activation(layer, activation)
             n_seen += 1
 
         outputs = self.target.forward(inputs, show, self.by_name)

@@ -167,7 +167,7 @@ def choose_technique(name: str) -> Technique:
         raise UsageError(
             f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, *CRITERIA])}"
         ) from error
-    if not criterion.guides:
+    if not criterion.can_guide:
         raise UsageError(
             f"techniques must be policies or criteria that can guide a campaign, got {name!r}: {criterion.name} needs "
             "more than a campaign shows it, leave it out"

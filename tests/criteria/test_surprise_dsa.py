@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.dsa import DSA, spaced
 from themis.criteria.readings import Batch
+from themis.criteria.surprise import DSA, evenly_spaced
 from themis.errors import DataError, UsageError
 
 
@@ -121,8 +121,7 @@ def test_chunks_do_not_matter(monkeypatch):
     values, predicted = training()
     criterion = fitted(values, predicted)
     whole = surprise(criterion, values + 1, predicted)
-    monkeypatch.setattr("themis.criteria.dsa.CHUNK", 1)
-    monkeypatch.setattr("themis.criteria.surprise.CHUNK", 1)
+    monkeypatch.setattr("themis.criteria.surprise.NUMBERS_AT_ONCE", 1)
     np.testing.assert_allclose(surprise(criterion, values + 1, predicted), whole, rtol=1e-12)
 
 
@@ -139,7 +138,7 @@ def test_max_traces_keeps_evenly_spaced_ones():
     np.testing.assert_array_equal(
         surprise(every, values + 1, predicted), surprise(fitted(values, predicted), values + 1, predicted)
     )
-    assert spaced(torch.arange(7), 3).tolist() == [0, 2, 4]
+    assert evenly_spaced(torch.arange(7), 3).tolist() == [0, 2, 4]
 
 
 def test_raised_is_as_if_each_test_came_alone():

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from themis.criteria import NC, Readings
+from themis.criteria import NC, Readings, kernels_cuda
 from themis.criteria.boundary import NBC, SNAC
-from themis.criteria.nc import reach, scaled
-from themis.criteria.ranks import tops
+from themis.criteria.nc import row_range, scale_rows
 from themis.criteria.readings import Layout
+from themis.criteria.topk import top_neurons
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +28,7 @@ def draw(n_tests, n, seed=0):
 @pytest.mark.parametrize(("kind", "variant"), [(kind, variant) for kind in (NBC, SNAC) for variant in kind.variants])
 @pytest.mark.parametrize("n", [1, 127, 129, 5000])
 def test_crossing(kind, variant, n):
-    from themis.criteria.crossing_cuda import cross_on
-
-    assert cross_on(torch.device("cuda", 0)) is not None
+    assert kernels_cuda.can_cross(torch.device("cuda", 0))
     here = kind(variant=variant).fit([draw(20, n).nan_to_num(0, 0, 0)])
     there = kind(variant=variant).fit([draw(20, n).nan_to_num(0, 0, 0).cuda()])
     for seed, n_tests in enumerate([1, 15, 16, 37, 1]):
@@ -52,16 +50,14 @@ def test_neuron_coverage(variant, threshold):
 
 @pytest.mark.parametrize("n", [1, 3, 2047, 2048, 2049, 20_000])
 def test_scaling(n):
-    from themis.criteria import rows_cuda
-
     values = draw(40, n) * 10.0 ** torch.randint(-40, 38, (40, 1), generator=torch.Generator().manual_seed(1))
     values[:30] = values[:30].nan_to_num(0, 0, 0)
     values[0] = 0.25
     values = values.cuda()
-    assert rows_cuda.works_on(values.device)
+    assert kernels_cuda.can_scale_rows(values.device)
     around = torch.full((40, n + 5), 7.0, device="cuda")
-    rows_cuda.scale(values, around[:, 2 : n + 2])
-    expected = scaled(values, *reach(values), torch.empty_like(values))
+    kernels_cuda.scale_rows(values, around[:, 2 : n + 2])
+    expected = scale_rows(values, *row_range(values), torch.empty_like(values))
     torch.testing.assert_close(around[:, 2 : n + 2], expected, rtol=0, atol=0, equal_nan=True)
     assert (around[:, :2] == 7).all()
     assert (around[:, n + 2 :] == 7).all()
@@ -70,14 +66,12 @@ def test_scaling(n):
 @pytest.mark.parametrize("widths", [(1,), (10, 33, 33, 64), (4096, 4096, 16_385, 7), (70_000, 100)])
 @pytest.mark.parametrize("k", [1, 10, 50, 128, 200])
 def test_ranks(widths, k):
-    from themis.criteria.ranks_cuda import fits, tops_on
-
     layout = Layout(tuple(map(str, range(len(widths)))), widths)
     values = draw(21, layout.n_neurons)
     values[:5] = values[:5].nan_to_num(0, 0, 0)
     values[0], values[1, 3:], values[5, : widths[0]] = 0, -0.0, torch.nan
-    assert fits(21, layout, k) == (k <= 128)
-    assert tops_on(torch.device("cuda", 0)) is not None
-    here, there = tops(Readings(values, layout), k), tops(Readings(values.cuda(), layout), k)
+    assert kernels_cuda.fits_top_neurons(21, layout, k) == (k <= 128)
+    assert kernels_cuda.can_top_neurons(torch.device("cuda", 0))
+    here, there = (top_neurons(Readings(tensor, layout), k) for tensor in (values, values.cuda()))
     assert torch.equal(there[0].cpu(), here[0])
     assert torch.equal(there[1].cpu(), here[1])

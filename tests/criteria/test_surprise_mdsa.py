@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 
-from themis.criteria.mdsa import MDSA
 from themis.criteria.readings import Batch
+from themis.criteria.surprise import MDSA
 from themis.errors import UsageError
 
 

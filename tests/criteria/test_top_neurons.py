@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.criteria import ranks
-from themis.criteria.ranks import most_active, tops
+from themis.criteria import topk
 from themis.criteria.readings import Layout, Readings
+from themis.criteria.topk import most_active, top_neurons
 
 
 def ranked(row, k):
@@ -44,12 +44,12 @@ def test_a_wide_layer(n, share, kind):
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, 2.0, math.nan, math.inf, -math.inf]), min_size=8, max_size=40))
 def test_blocks_of_any_values(row):
-    before, ranks.BLOCK = ranks.BLOCK, 2
+    before, topk.BLOCK = topk.BLOCK, 2
     try:
         for k in (1, 2, 3):
             assert most_active(torch.tensor([row]), k).tolist() == [ranked(row, k)]
     finally:
-        ranks.BLOCK = before
+        topk.BLOCK = before
 
 
 @pytest.mark.parametrize("widths", [(5,), (3, 3, 3, 8, 8, 3), (2, 700, 700, 1)])
@@ -58,7 +58,7 @@ def test_blocks_of_any_values(row):
 def test_runs_of_layers(widths, k, share):
     layout = Layout(tuple(map(str, range(len(widths)))), widths)
     readings = Readings(draw((9, sum(widths)), k, share), layout)
-    top, is_finite = tops(readings, k)
+    top, is_finite = top_neurons(readings, k)
     k = min(k, max(widths))
     assert top.shape == (9, len(widths), k)
     for number, layer in enumerate(readings.layers().values()):

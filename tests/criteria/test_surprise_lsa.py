@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import gaussian_kde
 
-from themis.criteria.lsa import LSA
 from themis.criteria.readings import Batch
+from themis.criteria.surprise import LSA
 from themis.errors import DataError, UsageError
 
 
@@ -61,7 +61,7 @@ def test_chunks_do_not_matter(monkeypatch):
     tests, classes = values[:50] + 0.3, predicted[:50]
     criterion = fitted(values, predicted)
     whole = surprise(criterion, tests, classes)
-    monkeypatch.setattr("themis.criteria.surprise.CHUNK", 1)
+    monkeypatch.setattr("themis.criteria.surprise.NUMBERS_AT_ONCE", 1)
     np.testing.assert_allclose(surprise(criterion, tests, classes), whole, rtol=1e-12)
 
 
@@ -195,7 +195,7 @@ def test_wrong_options(options):
 
 def test_too_many_covariances_are_refused(monkeypatch):
     values, predicted = training()
-    monkeypatch.setattr("themis.criteria.surprise.WIDEST", 70)
+    monkeypatch.setattr("themis.criteria.surprise.MAX_COVARIANCE_NUMBERS", 70)
     with pytest.raises(UsageError, match="narrower"):
         fitted(values, predicted)
 

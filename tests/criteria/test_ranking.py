@@ -41,10 +41,10 @@ class Other(Criterion):
     def score(self):
         return 0.0
 
-    def _begin(self, readings):
+    def _initial_state(self, readings):
         return {}
 
-    def _take(self, readings):
+    def _update(self, readings):
         return torch.zeros(len(readings), dtype=torch.bool)
 
 

@@ -237,7 +237,7 @@ def test_wrong_uses():
         relevance(target, INPUTS[:0], None)
     with pytest.raises(DataError, match="2 for 3"):
         relevance(target, INPUTS, torch.zeros(2))
-    with pytest.raises(DataError, match="rightly"):
+    with pytest.raises(DataError, match="correctly"):
         relevance(target, INPUTS[:2], torch.ones(2))
     with pytest.raises(UsageError, match="classes"):
         relevance(Target(nn.Conv2d(1, 2, 1)), torch.rand(2, 1, 3, 3), None)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from themis.compute.native import library
-from themis.criteria import sections as module
-from themis.criteria.sections import Sections, cover, cover_plainly, n_words, no_bits
+from themis.criteria import covering
+from themis.criteria.kmnc import Sections, cover_sections, cover_sections_in_torch, n_words, no_bits
 
 RULES = {"int": (False, True), "ceil": (True, True), "lost": (False, False)}
 needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
@@ -75,7 +75,7 @@ def test_c_torch_and_numpy_agree_to_the_bit(rule, k):
     low, high, values = example(7, 150, k)
     sections = made(low, high, k, rule)
     by_c, by_torch = no_bits(150, k, values.device), no_bits(150, k, values.device)
-    in_c, in_torch = cover(sections, values, by_c), cover_plainly(sections, values, by_torch)
+    in_c, in_torch = cover_sections(sections, values, by_c), cover_sections_in_torch(sections, values, by_torch)
     hit, raised = walk_by_hand(sections, values)
     assert torch.equal(by_c, by_torch)
     assert hit_in(by_c, k) == hit
@@ -96,8 +96,8 @@ def test_any_range_and_value(rule, one, other, values, k):
     values = torch.tensor([*values, one, other, (one + other) / 2])[:, None]
     sections = made(low, high, k, rule)
     bits = no_bits(1, k, values.device)
-    raised, n_set = cover(sections, values, bits)
-    assert [section_by_hand(sections, a, 0) for a in values[:, 0].numpy()] == sections.of(values)[:, 0].tolist()
+    raised, n_set = cover_sections(sections, values, bits)
+    assert [section_by_hand(sections, a, 0) for a in values[:, 0].numpy()] == sections.numbers(values)[:, 0].tolist()
     assert (raised.tolist(), n_set) == (walk_by_hand(sections, values)[1], len(walk_by_hand(sections, values)[0]))
 
 
@@ -111,8 +111,8 @@ def test_subnormal_ranges(rule):
     for k in (1, 10, 1000):
         sections = made(low, high, k, rule)
         by_c, by_torch = no_bits(8, k, low.device), no_bits(8, k, low.device)
-        raised, n_set = cover(sections, values, by_c)
-        assert torch.equal(raised, cover_plainly(sections, values, by_torch)[0])
+        raised, n_set = cover_sections(sections, values, by_c)
+        assert torch.equal(raised, cover_sections_in_torch(sections, values, by_torch)[0])
         assert torch.equal(by_c, by_torch)
         assert hit_in(by_c, k) == walk_by_hand(sections, values)[0]
         assert n_set <= 8 * k
@@ -121,11 +121,11 @@ def test_subnormal_ranges(rule):
 @needs_c
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 5000])
 def test_every_strip_and_every_chunk(n, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 1000)
+    monkeypatch.setattr(covering, "VALUES_AT_ONCE", 1000)
     low, high, values = example(9, n)
     sections = made(low, high, 50, "int")
     by_c, by_torch = no_bits(n, 50, low.device), no_bits(n, 50, low.device)
-    in_c, in_torch = cover(sections, values, by_c), cover_plainly(sections, values, by_torch)
+    in_c, in_torch = cover_sections(sections, values, by_c), cover_sections_in_torch(sections, values, by_torch)
     assert torch.equal(by_c, by_torch)
     assert torch.equal(in_c[0], in_torch[0])
     assert in_c[1] == in_torch[1]
@@ -139,7 +139,7 @@ def test_many_threads_set_what_one_does():
     for n_threads in (1, 4):
         torch.set_num_threads(n_threads)
         bits = no_bits(3000, 1000, low.device)
-        raised, n_set = cover(sections, values, bits)
+        raised, n_set = cover_sections(sections, values, bits)
         found.append((bits, raised.tolist(), n_set))
     torch.set_num_threads(1)
     assert torch.equal(found[0][0], found[1][0])
@@ -150,14 +150,14 @@ def test_other_layouts_and_precisions_give_the_same():
     low, high, values = example(6, 40)
     sections = made(low, high, 64, "int")
     bits, other = no_bits(40, 64, low.device), no_bits(40, 64, low.device)
-    raised, _ = cover(sections, values, bits)
-    again, _ = cover(sections, values.T.contiguous().T, other)
+    raised, _ = cover_sections(sections, values, bits)
+    again, _ = cover_sections(sections, values.T.contiguous().T, other)
     assert torch.equal(raised, again)
     assert torch.equal(bits, other)
     wide = no_bits(40, 64, low.device)
-    cover(sections, values.double(), wide)
+    cover_sections(sections, values.double(), wide)
     assert hit_in(wide, 64) == {
-        (n, s) for row in sections.of(values.double()).tolist() for n, s in enumerate(row) if s >= 0
+        (n, s) for row in sections.numbers(values.double()).tolist() for n, s in enumerate(row) if s >= 0
     }
 
 
@@ -171,17 +171,16 @@ def test_a_row_is_as_long_as_it_must_be():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (127, 32), (129, 33), (5000, 1000)])
 def test_the_kernel_does_what_torch_does(rule, n, k):
-    from themis.criteria.sections_cuda import walk_on
+    from themis.criteria import kernels_cuda
 
     low, high, values = example(37, n, k)
     sections = made(low, high, k, rule)
     there = Sections(*(each.cuda() for each in (sections.low, sections.high, sections.width)), k, *RULES[rule])
     bits, on_gpu, plain = no_bits(n, k, low.device), no_bits(n, k, "cuda"), no_bits(n, k, "cuda")
-    walk = walk_on(on_gpu.device)
-    assert walk is not None
+    assert kernels_cuda.can_cover_sections(on_gpu.device)
     for _ in range(2):  # on a full set too
-        raised, n_set = cover_plainly(sections, values, bits)
-        for rows, way in ((on_gpu, walk), (plain, cover_plainly)):
+        raised, n_set = cover_sections_in_torch(sections, values, bits)
+        for rows, way in ((on_gpu, cover_sections), (plain, cover_sections_in_torch)):
             found = way(there, values.cuda(), rows)
             assert torch.equal(rows.cpu(), bits)
             assert torch.equal(found[0].cpu(), raised)
