@@ -83,17 +83,17 @@ class _Tapped(nn.Module):
     def __init__(self, target: Target, layer: str) -> None:
         super().__init__()
         self.module = target.module
-        self._target, self._wanted, self._outside = target, {layer}, _Outside(target.module)
+        self._target, self._names, self._outside = target, {layer}, _Outside(target.module)
         self.caught: Tensor | None = None
 
     def forward(self, prepared: Tensor) -> Tensor:
         self._outside.is_after = False
         with self._outside:
-            scores = self._target.scores(self._target.tracer.forward(prepared, self._visit, self._wanted))
+            scores = self._target.scores(self._target.tracer.forward(prepared, self._on_activation, self._names))
         self.scores = scores.detach()
         return scores
 
-    def _visit(self, name: str, activation: Tensor) -> None:
+    def _on_activation(self, name: str, activation: Tensor) -> None:
         self._outside.is_after = True
         if activation.grad_fn is None:
             return

@@ -186,7 +186,7 @@ def _by_lrp(target: AnyTarget, layer: Layer) -> Attribute:
 
     def attribute(inputs: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
-            return lrp(target._prepare(inputs), winners)
+            return lrp(target.prepare(inputs), winners)
 
     return attribute
 
