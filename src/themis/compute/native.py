@@ -116,7 +116,7 @@ def converge(
     limits: Tensor,
     state: dict[str, Tensor],
 ) -> Tensor:
-    """Count converged neurons test by test, from `activations` and `clean [tests, n]`; see `converge_in_torch` in scc.py.
+    """Count converged neurons test by test, from `activations` and `clean [tests, n]`; see criteria/scc.py.
 
     limits float64 `[tests]`. state: `shift, sums, squares` float64, `moved, varied` bool and `clean`, all `[n]`, of
     which sums, squares, moved and varied are updated. All contiguous, on the CPU. Returns int64 `[3, tests]`.
