@@ -291,7 +291,7 @@ WRONG = {
     "option": (["0", "--wieghts", "a.pt"], 2, "unknown option --wieghts: did you mean --weights?"),
     "no such factory": (["FAULT", "--model", "wobbling:net"], 2, "no attribute 'net'"),
     "broken model": (["FAULT", "--model", "wobbling:broken"], 3, "raised ZeroDivisionError: no model today"),
-    "other model": (["FAULT", "--model", "wobbling:other"], 3, "must fit the model"),
+    "other model": (["FAULT", "--model", "wobbling:other"], 3, "must match the model"),
     "no weights": (["FAULT", "--weights", "nothing.pt"], 3, "nothing.pt does not"),
     "no data": (["FAULT", "--data", "npz:nothing.npz"], 3, "nothing.npz does not"),
     "device": (["FAULT", "--device", "cuda:77"], 2, "--device must be usable here"),

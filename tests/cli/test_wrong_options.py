@@ -53,7 +53,7 @@ WRONG = {
     "bounds upside down": (run("--bounds 1,0"), 2, "bounds must be finite and ascending"),
     "no spread": (run("--mean 0.5 --std 0"), 2, "std must be positive"),
     "mean alone": (run("--mean 0.5"), 2, "--mean and --std must be given together"),
-    "means of other channels": (run("--mean 1,2,3 --std 1,2,3"), 3, "one a channel, got 3 for inputs with 1 channel"),
+    "means of other channels": (run("--mean 1,2,3 --std 1,2,3"), 3, "one per channel, got 3 for inputs with 1 channel"),
     # names
     "perturbation": (run("--perturb gausian"), 2, "did you mean 'gaussian'?"),
     "one of two perturbations": (run("--perturb rain+fogg"), 2, "did you mean 'fog'?"),

@@ -116,7 +116,7 @@ def test_missing_weights_are_replaced_by_fixed_random_ones_with_a_warning(root):
 
 def test_weights_of_another_net_are_refused(root):
     _, path = save_weights(root, "lenet1-mnist")
-    with pytest.raises(ModelError, match="must fit the model"):
+    with pytest.raises(ModelError, match="must match the model"):
         load("lenet5-mnist", path)
 
 

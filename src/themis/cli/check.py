@@ -50,7 +50,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.campaign.preflight import check
 
     origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
-    with origin.at_home():
+    with origin.in_folder():
         perturbation = check_names(arguments.perturb, settings)
     result = check(origin.target(), origin.read(), perturbation, **options)
     if arguments.json:

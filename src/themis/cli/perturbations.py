@@ -65,7 +65,7 @@ def _choose(arguments: Namespace) -> list[Perturbation]:
         remedy = nearest(arguments.family, FAMILIES)
         raise UsageError(f"unknown family {arguments.family!r}: {remedy}")
     names = arguments.names or PERTURBATIONS
-    with Origin().at_home():  # perturbations of the user are looked up in the current folder
+    with Origin().in_folder():  # perturbations of the user are looked up in the current folder
         chosen = [choose_perturbation(name) for name in names]
     chosen = [it.at(arguments.magnitude) for it in chosen if arguments.family in (None, it.family)]
     if not chosen:

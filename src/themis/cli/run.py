@@ -64,7 +64,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     require(arguments, "model", "data", "perturb")
     gates = read_gates(arguments)
     origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
-    with origin.at_home():
+    with origin.in_folder():
         perturbation = check_names(arguments.perturb, settings)
     gates.check_ahead(settings.uniform_share, perturbation.code)
     read_trackers(arguments.track, arguments.out)  # rejects unknown trackers before the model is loaded

@@ -1,4 +1,4 @@
-"""What a run depended on, for whoever must repeat it."""
+"""The environment that a run depends on, recorded so that the run can be repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from themis.version import __version__
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and thread count; kernels, and so last bits, change with each of them."""
+    """Return versions, device and thread count; each of them changes the kernels, and so the last bits."""
     return {
         "themis": __version__,
         "python": platform.python_version(),
@@ -39,7 +39,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def describe_tested(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> dict[str, Any]:
-    """Hashes of the model and the data; and of the weights file, where there is one."""
+    """Return hashes of the model, of the data, and of the weights file if there is one."""
     weights = None if origin is None else origin.weights_path()
     return {
         "model_sha256": target.fingerprint(),
@@ -51,19 +51,19 @@ def describe_tested(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> d
 def describe_run(
     settings: Settings, origin: Origin | None, perturbation: Perturbation, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a run folder records before the first test."""
+    """Return what a run folder records before the first test."""
     return {
-        "settings": {name: named(value) for name, value in asdict(settings).items()},
+        "settings": {name: as_plain_data(value) for name, value in asdict(settings).items()},
         "origin": None if origin is None else origin.as_dict(),
         "perturbation": perturbation.name,
         "perturbation_code": perturbation.code,
-        "theta": [asdict(each) for each in perturbation.theta],
+        "theta": [asdict(theta) for theta in perturbation.theta],
         "environment": environment,
     }
 
 
 def list_changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two environments, in words."""
+    """Return a sentence fragment for each difference between two environments."""
     return [
         f"{name} {_short(then[name])} then, {_short(now.get(name))} now" for name in then if then[name] != now.get(name)
     ]
@@ -71,7 +71,7 @@ def list_changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    """Run with so many threads: their number changes the last bits."""
+    """Run with `n` threads, since their number changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -80,12 +80,12 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def named(value: Any) -> Any:
-    """Plain data as it is; of an object what tells it from others, which no name in words looks like."""
+def as_plain_data(value: Any) -> Any:
+    """Return plain data as it is, and for an object a text that identifies it and cannot be mistaken for a name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [named(each) for each in value]
+        return [as_plain_data(item) for item in value]
     return f"<{value!r}>" if isinstance(value, Criterion) else type(value).__name__
 
 

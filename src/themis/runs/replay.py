@@ -145,7 +145,7 @@ class Replayer:
 
     @cached_property
     def perturbation(self) -> Perturbation:
-        with nullcontext() if self.origin is None else self.origin.at_home():
+        with nullcontext() if self.origin is None else self.origin.in_folder():
             return recorded_perturbation(self.run, self._perturbation)
 
     @property

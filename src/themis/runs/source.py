@@ -1,4 +1,4 @@
-"""Where a target and its data come from, in words: enough for another process to make them again."""
+"""Where a target and its data come from, described so that another process can load them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError, nearest
+from themis.errors import UsageError, first_line, nearest
 from themis.options import option
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """How the command line makes a target and its data. A run remembers it, so that it can be resumed and replayed."""
+    """The options that define a target and its data. A run records them, so that it can be resumed and replayed."""
 
     model: str = option(
         "",
@@ -67,32 +67,32 @@ class Origin:
 
     @staticmethod
     def of(values: dict[str, Any]) -> Origin:
-        """An origin from plain data that may hold other names too."""
-        names = {each.name for each in fields(Origin)}
+        """Return an origin from a dict that may hold other names too."""
+        names = {field.name for field in fields(Origin)}
         return Origin(**{name: value for name, value in values.items() if name in names})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data; a trusted file with its hash, so that no other one takes its place."""
+        """Return plain data, with the hash of each trusted file so that no other can take its place."""
         from themis.target.loaders.trust import Trust
 
         trust = None if self.trust is None else Trust.of(self.trust).as_list(Path(self.folder or ""))
         return {**asdict(self), "bounds": list(self.bounds), "trust": trust}
 
     def target(self) -> AnyTarget:
-        """The target, made again, with its weights loaded."""
+        """Load the target and its weights."""
         if self.zoo is not None:
             return self._zoo_target(self.zoo)
         from themis.target.loaders import Trust, load_model, load_weights
         from themis.target.target import AnyTarget, Target
 
         trust = Trust.of(self.trust)
-        with self.at_home():
-            made, version = load_model(self.model, trust, has_weights=self.weights is not None)
-            if isinstance(made, AnyTarget):
-                self._refuse_what_a_target_has()
-                target = made
+        with self.in_folder():
+            model, version = load_model(self.model, trust, has_weights=self.weights is not None)
+            if isinstance(model, AnyTarget):
+                self._refuse_options_of_target()
+                target = model
             else:
-                target = self._around(made, version)
+                target = self._wrap(model, version)
             if self.weights is not None:
                 if not isinstance(target, Target):
                     raise UsageError(f"--weights must be left out, {self.model} has its own")
@@ -101,8 +101,8 @@ class Origin:
             _move(target, self.device)
         return target
 
-    def _around(self, made: Any, version: str) -> AnyTarget:
-        """A target around a model, as the options say."""
+    def _wrap(self, model: Any, version: str) -> AnyTarget:
+        """Return a target around a model, with the options."""
         from themis.target.blackbox import BlackBox
         from themis.target.loaders.onnx import OnnxModel
         from themis.target.target import Normalize, Target
@@ -116,36 +116,36 @@ class Origin:
             "neurons": self.neurons,
             "oracle": self.oracle,
         }
-        if isinstance(made, OnnxModel):
-            return BlackBox(made, **options, version=made.version)
-        return Target(made, **options, version=version)
+        if isinstance(model, OnnxModel):
+            return BlackBox(model, **options, version=model.version)
+        return Target(model, **options, version=version)
 
     def read(self) -> Any:
-        """The data, read again, with its features where they are described."""
+        """Read the data, with the features of a table if they are described."""
         data = self._read()
         if self.features is None:
             return data
         from themis.data.seeds import read_seeds
 
-        with self.at_home():
+        with self.in_folder():
             return read_seeds(data).with_features(self.features)
 
     def read_rivals(self) -> list[AnyTarget]:
-        """The rivals, made again: those of the zoo with their weights, others around as the target is."""
+        """Load the rivals: those of the zoo with their weights, others with the options of the target."""
         from themis.zoo import ZOO
 
-        plain, made = replace(self, rivals=None, weights=None), []
-        for each in self.rivals or ():
-            if each not in ZOO and ":" not in each and not os.path.exists(each):
+        options, rivals = replace(self, rivals=None, weights=None), []
+        for name in self.rivals or ():
+            if name not in ZOO and ":" not in name and not os.path.exists(name):
                 raise UsageError(
-                    f"--rivals must be names of the zoo, or as --model, got {each!r}: {nearest(each, ZOO)}"
+                    f"--rivals must be names from the zoo, or given like --model, got {name!r}: {nearest(name, ZOO)}"
                 )
-            changed = replace(plain, zoo=each, model="") if each in ZOO else replace(plain, zoo=None, model=each)
-            made.append(changed.target())
-        return made
+            rival = replace(options, zoo=name, model="") if name in ZOO else replace(options, zoo=None, model=name)
+            rivals.append(rival.target())
+        return rivals
 
     def read_train(self) -> Any:
-        """The training data, read again: as named, or that of the zoo's model; None where there is none."""
+        """Read the training data, given by name or by the zoo's model; None if there is none."""
         if self.train is not None:
             return self._read_named(self.train, "train")
         if self.zoo is None:
@@ -153,7 +153,7 @@ class Origin:
         from themis.errors import DataError
         from themis.zoo import data
 
-        with self.at_home():
+        with self.in_folder():
             try:
                 return data(self.zoo, "train")
             except DataError:
@@ -163,7 +163,7 @@ class Origin:
         if self.zoo is not None and not self.data:
             from themis.zoo import data
 
-            with self.at_home():
+            with self.in_folder():
                 return data(self.zoo)
         return self._read_named(self.data, "data")
 
@@ -172,29 +172,31 @@ class Origin:
         from themis.target.loaders.factory import call_factory
 
         name, _, rest = text.partition(":")
-        with self.at_home():
+        with self.in_folder():
             return read_data(text) if name in READERS or not rest else call_factory(text, flag)
 
     def weights_path(self) -> Path | None:
-        """The weights file, if it can be found."""
+        """Return the weights file, if it exists."""
         if self.weights is None:
             return self._zoo_weights()
         path = Path(self.folder or "", self.weights)
         return path if path.is_file() else None
 
     def _zoo_target(self, name: str) -> AnyTarget:
-        """The zoo's target; what the zoo knows better is refused, weights and data may be others."""
+        """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
         from themis.target.loaders import Trust
         from themis.zoo import load
 
-        plain = Origin()
-        for each in ("model", "bounds", "mean", "std"):
-            if getattr(self, each) != getattr(plain, each):
-                raise UsageError(f"--{each} must be left out, {name} of the zoo has its own: leave out --zoo to set it")
+        default = Origin()
+        for option_name in ("model", "bounds", "mean", "std"):
+            if getattr(self, option_name) != getattr(default, option_name):
+                raise UsageError(
+                    f"--{option_name} must be left out, {name} of the zoo has its own: leave out --zoo to set it"
+                )
         layers = "auto" if self.layers is None else tuple(self.layers)
-        with self.at_home():
-            how: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
-            target = load(name, self.weights, trust=Trust.of(self.trust), **how)
+        with self.in_folder():
+            options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
+            target = load(name, self.weights, trust=Trust.of(self.trust), **options)
         if self.device is not None:
             _move(target, self.device)
         return target
@@ -204,26 +206,26 @@ class Origin:
             return None
         from themis.zoo import find_weights
 
-        with self.at_home():
+        with self.in_folder():
             path = find_weights(self.zoo)
             return None if path is None else path.absolute()
 
-    def _refuse_what_a_target_has(self) -> None:
-        plain = Origin()
+    def _refuse_options_of_target(self) -> None:
+        default = Origin()
         for name in ("bounds", "mean", "std", "layers", "neurons", "oracle"):
-            if getattr(self, name) != getattr(plain, name):
+            if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name} must be left out, {self.model} makes a Target, which has its own: set {name} there"
+                    f"--{name} must be left out, {self.model} returns a Target, which has its own: set {name} there"
                 )
 
     @contextmanager
-    def at_home(self) -> Iterator[None]:
-        """In the folder where the names were given, if it is still there; modules are looked up there too."""
+    def in_folder(self) -> Iterator[None]:
+        """Work in the folder that the names refer to, if it still exists, and look up modules there."""
         before = os.getcwd()
-        home = self.folder if self.folder is not None and os.path.isdir(self.folder) else before
-        if home not in sys.path:
-            sys.path.insert(0, home)
-        os.chdir(home)
+        folder = self.folder if self.folder is not None and os.path.isdir(self.folder) else before
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        os.chdir(folder)
         try:
             yield
         finally:
@@ -237,10 +239,9 @@ def _move(target: AnyTarget, name: str) -> None:
 
     if not isinstance(target, Target):
         if name != "cpu":
-            raise UsageError(f"--device must be left out, the model runs where its own code puts it, got {name!r}")
+            raise UsageError(f"--device must be left out, the model chooses its own device, got {name!r}")
         return
     try:
         target.module.to(torch.device(name))
     except (RuntimeError, AssertionError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"--device must be usable here, {name!r} is not: {why}") from error
+        raise UsageError(f"--device must be usable here, {name!r} is not: {first_line(error)}") from error

@@ -112,7 +112,7 @@ def compare(
         )
     if origin is None and (target is None or data is None):
         raise UsageError("target and data must be given, or origin=..., which makes them")
-    with nullcontext() if origin is None else origin.at_home():
+    with nullcontext() if origin is None else origin.in_folder():
         chosen = choose_perturbation(perturbation)
     grids = plan.grids(chosen)
     rivals, names = tuple(rivals), [each.name for each in plan.chosen()]

@@ -45,7 +45,7 @@ class Workshop:
         from themis.perturb import choose_perturbation
 
         plan, origin = self.plan, self.origin
-        with origin.at_home():
+        with origin.in_folder():
             perturbation = choose_perturbation(self.perturbation)
         parts = split_seeds(read_seeds(origin.read()), plan.seeds, plan.judge_seeds, plan.grid_seeds)
         return Bench(origin.target(), parts.search, perturbation, plan, origin.read_train, origin.read_rivals)

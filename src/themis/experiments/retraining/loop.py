@@ -51,7 +51,7 @@ def _in_words(source: Source) -> str | None:
     """The run's perturbation as another process can read it; None if it lives in memory."""
     mine = source.perturbation
     try:
-        with nullcontext() if source.origin is None else source.origin.at_home():
+        with nullcontext() if source.origin is None else source.origin.in_folder():
             found = choose_perturbation(mine.name, source.settings.magnitude)
     except UsageError:
         return None

@@ -53,7 +53,7 @@ def retrain(
     """
     recipe, plan, own = read_options(options)
     with closing(Folder(out)) as folder, opened(run, target, data, judge, perturbation, origin, train) as source:
-        with nullcontext() if source.origin is None else source.origin.at_home():
+        with nullcontext() if source.origin is None else source.origin.in_folder():
             cases = {source.name: source.perturbation, **plan.examined(), **own}
         steps = Steps(source, cases, plan, recipe, folder, listener or Listener(), loss)
         steps.check()
