@@ -85,7 +85,7 @@ def test_new_faults_against_a_baseline(here, capsys, tmp_path):
     words = ["--max-new-faults", "0", "--baseline", "main", "--junit", junit, "--markdown", page]
     code, out, _ = told(capsys, "gate", "new", *words)
     assert code == 1
-    assert "new faults against main (0 fixed, " in out[1]
+    assert "new faults compared with main (0 fixed, " in out[1]
     assert "look at them: themis replay new " in out[1]
     assert complaints(junit) == []
     suite = ElementTree.parse(junit).getroot()[0]
@@ -93,13 +93,13 @@ def test_new_faults_against_a_baseline(here, capsys, tmp_path):
     assert "## Two versions of a model" in page.read_text()
     code, out, _ = told(capsys, "gate", "main", "--max-new-faults", "0", "--baseline", "main")
     assert code == 0
-    assert "0 new faults against main" in out[1]
+    assert "0 new faults compared with main" in out[1]
 
 
 def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
     code, _, [line] = told(capsys, "gate", "new", "--max-new-faults", "0", "--baseline", "nowhere")
     assert (code, line.partition(":")[0]) == (2, "themis gate")
-    assert "the baseline must be a run's folder, nowhere is none: make it with themis run" in line
+    assert "the baseline must be a run folder, but nowhere is not one: create it with themis run" in line
     assert told(capsys, "gate", "nowhere", "--max-fault-rate", "1")[0] == 2
     shutil.copytree("new", tmp_path / "spoilt")
     (tmp_path / "spoilt/summary.json").write_text("{")
@@ -174,7 +174,7 @@ def test_an_interrupted_run_is_130_and_its_folder_fails(here, capsys, tmp_path):
     code, out, _ = told(capsys, "gate", tmp_path / "cut", "--max-fault-rate", "1")
     assert code == 1
     assert out[0].startswith("FAILED  campaign: ")
-    assert f"themis resume {tmp_path / 'cut'} goes on" in out[0]
+    assert f"resume it with themis resume {tmp_path / 'cut'}" in out[0]
 
 
 def test_gates_can_stand_in_a_config_file(here, capsys, tmp_path):

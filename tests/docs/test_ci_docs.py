@@ -91,7 +91,7 @@ def test_the_workflow_does_what_its_steps_say(shell, tmp_path):
     second = shell(script, **names)
     assert second.returncode in (0, 1), second.stderr
     assert "max_new_faults: " in second.stdout
-    assert "against baseline/run" in second.stdout
+    assert "compared with baseline/run" in second.stdout
     suite = ElementTree.parse(work / "gates.xml").getroot()[0]
     assert suite.get("tests") == "3"
     assert (tmp_path / "page.md").read_text().count("Themis: ") == 2

@@ -124,7 +124,7 @@ def test_the_words_say_what_auto_chose_and_how_good_the_clean_answers_are():
     assert said[0].endswith("24 of 24 seeds to test (clean error 0.25 on average)")
     assert said[1] == (
         f"a fault is an answer further than {spread:.4g} (2 standard deviations of the clean answers) from the clean "
-        "one (oracle regression, chosen by outputs and labels)"
+        "one (oracle regression, chosen from the outputs and labels)"
     )
     maps = torch.randint(0, 3, (24, 6, 6), generator=torch.Generator().manual_seed(0))
     run = themis.run(TASKS["segmentation"][0], (INPUTS, maps), "gaussian", max_tests=20)
@@ -211,13 +211,13 @@ def test_faults_of_every_task_can_be_drawn_and_exported(name, tmp_path):
 
     import pandas as pd
 
-    from themis.runs.display.figure import _say, draw_faults
+    from themis.runs.display.figure import _titles, draw_faults
 
     model, oracle, _, _ = TASKS[name]
     target = themis.Target(model, oracle=oracle)
     run = themis.run(target, INPUTS, "gaussian", magnitude=0.5, max_tests=200, out=tmp_path / "run")
     draw_faults(run, tmp_path / "faults.png", n=3)
-    assert re.match(SAID[name], _say(run.faults[0], None)[1])
+    assert re.match(SAID[name], _titles(run.faults[0], None)[1])
     assert main(["faults", str(tmp_path / "run"), "--sort", "id", "--export", str(tmp_path / "faults.parquet")]) == 0
     table = pd.read_parquet(tmp_path / "faults.parquet")
     assert table["value"].isna().all() == (not name.startswith(HAS_VALUE))

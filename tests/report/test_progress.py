@@ -35,7 +35,7 @@ def test_plain_lines_where_there_is_no_terminal():
     assert "11 neurons in 2 layers, 30 of 30 seeds to test" in text
     assert "round 1: coverage 0.0%" in text
     assert f"{result.rounds[-1].distinct_faults} distinct faults" in text
-    assert "more tests to the coverage goal" in text
+    assert "more tests to reach the coverage goal" in text
     assert text.rstrip().endswith("Stopped because the budget of 640 tests is spent.")
 
 

@@ -17,7 +17,7 @@ import themis
 from themis.errors import StoreError
 from themis.report.page import REPORT, render, write_report
 from themis.report.view import read_view
-from themis.runs.display.png import LARGEST, data_uri, png, to_pixels
+from themis.runs.display.png import MAX_SIDE, data_uri, png, to_pixels
 from themis.runs.source import Origin
 
 pytestmark = pytest.mark.xdist_group("report_page")
@@ -132,5 +132,5 @@ def test_a_png_holds_its_pixels(shape):
 def test_pictures_are_scaled_to_bytes_and_large_ones_down():
     picture = torch.tensor([-1.0, 0.0, 1.0, float("nan")]).view(1, 1, 2, 2)
     assert to_pixels(picture, (-1.0, 1.0))[0].tolist() == [[0, 128], [255, 0]]
-    assert to_pixels(torch.rand(2, 3, 100, 200), (0.0, 1.0)).shape == (2, LARGEST // 2, LARGEST, 3)
+    assert to_pixels(torch.rand(2, 3, 100, 200), (0.0, 1.0)).shape == (2, MAX_SIDE // 2, MAX_SIDE, 3)
     assert to_pixels(torch.rand(1, 5, 8, 8), (0.0, 1.0)).shape == (1, 8, 8)

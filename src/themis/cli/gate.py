@@ -22,7 +22,7 @@ from themis.runs.source import Origin
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.report.gates.gates import Gates, Verdicts
+    from themis.report.gates.gates import Gates, GateResults
     from themis.runs.run import Run
 
 HELP = (
@@ -89,10 +89,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
     with closing(Reader(arguments.run)) as run:
         origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
-        verdicts = check(Replayer(run, origin=origin), gates, arguments, folder=None)
+        results = check(Replayer(run, origin=origin), gates, arguments, folder=None)
     if arguments.json:
-        print(json.dumps({"run": arguments.run, **verdicts.as_dict()}, indent=2, allow_nan=False))
-    return print_verdicts(verdicts, arguments)
+        print(json.dumps({"run": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
+    return print_results(results, arguments)
 
 
 def read_gates(arguments: Namespace) -> Gates:
@@ -115,7 +115,7 @@ def is_requested(arguments: Namespace, gates: Gates) -> bool:
     return bool(gates) or arguments.junit is not None or arguments.markdown is not None
 
 
-def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -> Verdicts:
+def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -> GateResults:
     """Check a run against the gates and write the requested files."""
     from themis.report.gates.gates import check_gates, write_junit, write_markdown
     from themis.report.gates.limits import open_baseline
@@ -127,30 +127,30 @@ def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -
         if overrides:
             reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
             gates = replace(gates, baseline=Replayer(reader, origin=override_origin(reader, overrides)))
-        verdicts = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
-    page = None if verdicts.folder is None else verdicts.folder / "report.html"
+        results = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
+    page = None if results.folder is None else results.folder / "report.html"
     report = page if page is not None and page.is_file() else None
     if arguments.junit is not None:
-        write_junit(arguments.junit, verdicts, report=report)
+        write_junit(arguments.junit, results, report=report)
     if arguments.markdown is not None:
-        write_markdown(arguments.markdown, verdicts, report=report)
-    return verdicts
+        write_markdown(arguments.markdown, results, report=report)
+    return results
 
 
-def check_finished(result: Run, gates: Gates | None, arguments: Namespace, *, folder: str | None) -> Verdicts | None:
+def check_finished(result: Run, gates: Gates | None, arguments: Namespace, *, folder: str | None) -> GateResults | None:
     """Check a campaign that has just stopped; None if no gate was requested, or if the user stopped it."""
     if gates is None or result.stop_reason == "user" or not is_requested(arguments, gates):
         return None
     return check(result, gates, arguments, folder=folder)
 
 
-def print_verdicts(verdicts: Verdicts | None, arguments: Namespace) -> int:
+def print_results(results: GateResults | None, arguments: Namespace) -> int:
     """Print one line per gate, or only the failed ones with --quiet; returns the exit code."""
-    if verdicts is None:
+    if results is None:
         return DONE
     is_quiet = getattr(arguments, "quiet", False)
     if not arguments.json:
-        for verdict in verdicts.verdicts:
-            if not (is_quiet and verdict.has_passed):
-                print(verdict.line, file=sys.stderr if is_quiet else sys.stdout)
-    return GATE_FAILED if verdicts.has_failed else DONE
+        for result in results.results:
+            if not (is_quiet and result.has_passed):
+                print(result.line, file=sys.stderr if is_quiet else sys.stdout)
+    return GATE_FAILED if results.has_failed else DONE

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import INTERRUPTED
-from themis.cli.gate import check_finished, print_verdicts
+from themis.cli.gate import check_finished, print_results
 from themis.cli.options import Group, add_option
 from themis.errors import ModelError
 
@@ -101,10 +101,10 @@ def finish(
 
         finish_trackers(trackers, *([] if page is None else [Path(page)]))
     if arguments.json:
-        verdicts = check_finished(result, gates, arguments, folder=out)
-        gate_results = {} if verdicts is None else {"gates": verdicts.as_dict()}
+        results = check_finished(result, gates, arguments, folder=out)
+        gate_results = {} if results is None else {"gates": results.as_dict()}
         print(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
-        return INTERRUPTED if is_interrupted else print_verdicts(verdicts, arguments)
+        return INTERRUPTED if is_interrupted else print_results(results, arguments)
     if out and not arguments.quiet:
         print(f"Results in {out}")
         if page is not None:
@@ -115,7 +115,7 @@ def finish(
             print(f"Resume: themis resume {quote(out)}")
     if is_interrupted:
         return INTERRUPTED
-    return print_verdicts(check_finished(result, gates, arguments, folder=out), arguments)
+    return print_results(check_finished(result, gates, arguments, folder=out), arguments)
 
 
 def write_page(out: str | None) -> str | None:

@@ -14,7 +14,7 @@ from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError, nearest
-from themis.report.gates.testing.words import describe_answer
+from themis.runs.display.fault import describe_answer
 from themis.runs.source import Origin
 
 if TYPE_CHECKING:

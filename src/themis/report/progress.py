@@ -1,4 +1,4 @@
-"""Progress: a live line in a terminal, plain lines elsewhere, and the summary at the end."""
+"""Progress: a live line in a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from themis.runs.display.text import opening, round_line, summary_rows
 from themis.runs.run import Round, Run, Start
 
 PLAIN_SECONDS = 5.0
-"""Least time between two plain lines."""
+"""Minimum time between two plain lines."""
 
 
 class ShowProgress(Callback):
-    """Coverage, distinct faults, tests a second and the forecast as the campaign goes."""
+    """Shows coverage, distinct faults, tests per second and the forecast while the campaign runs."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -63,10 +63,10 @@ class ShowProgress(Callback):
 
 
 class StepBar:
-    """One bar over the steps of long work in a terminal, plain lines now and then elsewhere."""
+    """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
     def __init__(self, console: Console, *more: ProgressColumn) -> None:
-        """`more`: columns behind the time that has passed."""
+        """`more`: columns to the right of the elapsed time."""
         self.console, self.more = console, more
         self._live: Progress | None = None
         self._printed = 0.0
@@ -76,7 +76,7 @@ class StepBar:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def start(self, n_done: int, n: int) -> None:
-        """Begin anew, where there is something left to do."""
+        """Start a new bar, unless all steps are done."""
         self.stop()
         if self.console.is_terminal and n_done < n:
             line = TextColumn("{task.fields[line]}", markup=False)
@@ -86,7 +86,7 @@ class StepBar:
             self._live.start()
 
     def say(self, line: str, plain: str, n_done: int | None) -> None:
-        """Show a line beside the bar; `plain` where there is none, unless one was printed a moment ago."""
+        """Show a line beside the bar; without a bar, print `plain` unless a line was printed a moment ago."""
         if self._live is not None:
             self._live.update(self._task, line=line, completed=n_done)
         elif perf_counter() - self._printed >= PLAIN_SECONDS:
@@ -94,7 +94,7 @@ class StepBar:
             self.note(plain)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._live is not None:
             self._live.stop()
             self._live = None

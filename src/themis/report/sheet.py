@@ -1,4 +1,4 @@
-"""A contact sheet: what perturbations do to a picture, a row each, stronger from left to right."""
+"""A contact sheet: a picture under perturbations, one row each, with the strength increasing from left to right."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def strengthened(perturbation: Perturbation, strength: float) -> dict[str, float]:
-    """Theta on the way from its identity to the end that is further away, of two the upper one."""
+    """Theta at a share of the way from the identity to the bound that is further away, or the upper one of two."""
     theta = {}
-    for each in perturbation.theta:
-        end = max((each.high, each.low), key=lambda end: abs(end - each.identity))
-        theta[each.name] = each.identity + strength * (end - each.identity)
+    for dimension in perturbation.theta:
+        identity = dimension.identity
+        bound = max((dimension.high - identity, dimension.low - identity), key=abs)
+        theta[dimension.name] = identity + strength * bound
     return theta
 
 
 def can_draw(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:
-    """Whether it disturbs such a picture, and needs no model for it."""
+    """Whether the perturbation can disturb a picture of this shape without a model."""
     try:
         check_fits(perturbation, shape)
     except UsageError:
@@ -46,22 +47,22 @@ def draw_sheet(
     strengths: Sequence[float] = STRENGTHS,
     noise_seed: int = 0,
 ) -> None:
-    """Draw a picture `[channels, height, width]` under each perturbation; below each its theta and its SSIM."""
+    """Draw a picture `[channels, height, width]` under each perturbation, with theta and the SSIM below each."""
     if not perturbations:
-        raise UsageError("there is no perturbation to draw: name some that disturb pictures by themselves")
-    names = [wrap(each.name, 24) for each in perturbations]
-    thetas = [wrap(", ".join(theta.name for theta in each.theta), 42) for each in perturbations]
-    lines = max(len(name) * 1.6 + len(theta) for name, theta in zip(names, thetas, strict=True))
-    tall, below = picture.shape[1] / picture.shape[2], 0.13 * max(lines, 3) + 0.1
+        raise UsageError("there is no perturbation to draw: choose perturbations of pictures that need no model")
+    names = [wrap(perturbation.name, 24) for perturbation in perturbations]
+    thetas = [wrap(", ".join(theta.name for theta in perturbation.theta), 42) for perturbation in perturbations]
+    n_lines = max(len(name) * 1.6 + len(theta) for name, theta in zip(names, thetas, strict=True))
+    tall, below = picture.shape[1] / picture.shape[2], 0.13 * max(n_lines, 3) + 0.1
     columns, rows = len(strengths) + 1, len(perturbations)
-    wide, high = 1.75, 1.75 * tall + below  # inches a cell
+    wide, high = 1.75, 1.75 * tall + below  # inches per cell
     width, height = wide * columns + 0.1, high * rows + 0.35
     figure = blank_figure(width, height)
 
-    def draw(row: int, column: int, shown: Tensor) -> None:
+    def draw(row: int, column: int, drawn: Tensor) -> None:
         left, bottom = (0.05 + wide * column) / width, (height - 0.3 - high * (row + 1) + below) / height
         axes = figure.add_axes((left, bottom, (wide - 0.06) / width, (high - below) / height))
-        axes.imshow(pixels(shown, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        axes.imshow(pixels(drawn, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
         axes.axis("off")
 
     def write(row: int, column: int, text: str, down: float = 0.0, **style: Any) -> None:
@@ -74,12 +75,12 @@ def draw_sheet(
         write(k, 0, "\n".join(thetas[k]), 0.165 * len(names[k]), fontsize=6, color=QUIET)
         for column, strength in enumerate(strengths, 1):
             theta = strengthened(perturbation, strength)
-            shown = disturb(perturbation, picture[None], theta, noise_seed=noise_seed, bounds=bounds)
-            draw(k, column, shown[0])
-            similar = float(ssim(picture[None], shown, bounds)[0])
-            said = wrap(", ".join(f"{each:.2g}" for each in theta.values()), 40)
-            said += [] if math.isnan(similar) else [f"SSIM {similar:.2f}"]
-            write(k, column, "\n".join(said), fontsize=6, color=QUIET)
-    for column, head in enumerate(("clean", *(f"strength {each:g}" for each in strengths))):
+            disturbed = disturb(perturbation, picture[None], theta, noise_seed=noise_seed, bounds=bounds)
+            draw(k, column, disturbed[0])
+            similarity = float(ssim(picture[None], disturbed, bounds)[0])
+            lines = wrap(", ".join(f"{value:.2g}" for value in theta.values()), 40)
+            lines += [] if math.isnan(similarity) else [f"SSIM {similarity:.2f}"]
+            write(k, column, "\n".join(lines), fontsize=6, color=QUIET)
+    for column, head in enumerate(("clean", *(f"strength {strength:g}" for strength in strengths))):
         figure.text((0.05 + wide * column) / width, 1 - 0.2 / height, head, fontsize=9, color=QUIET)
     figure.savefig(file, dpi=100)

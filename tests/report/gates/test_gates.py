@@ -11,7 +11,7 @@ from torch import nn
 
 import themis
 from themis.errors import StoreError, UsageError
-from themis.report.gates.gates import METRICS, Gates, Verdict, Verdicts, check_gates, write_junit, write_markdown
+from themis.report.gates.gates import METRICS, GateResult, GateResults, Gates, check_gates, write_junit, write_markdown
 from themis.report.gates.junit import legal
 
 pytestmark = pytest.mark.xdist_group("gates")
@@ -57,8 +57,8 @@ def copy(run, tmp_path):
     return tmp_path / "copy"
 
 
-def named(verdicts):
-    return {each.gate: each for each in verdicts.verdicts}
+def by_gate(results):
+    return {result.gate: result for result in results.results}
 
 
 def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
@@ -67,23 +67,23 @@ def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
     good = check_gates(run, Gates.of(["coverage=0.2", "clean_accuracy=1"], max_fault_rate=high + 1e-6))
     assert not good.has_failed
     assert [line.split()[0] for line in good.lines] == ["passed"] * 4
-    assert good.sentence == "All 4 gates have passed."
+    assert good.sentence == "All 4 gates passed."
     bad = check_gates(run, Gates.of({"coverage_low": 1.0, "clean_accuracy": 1.0}, max_fault_rate=high - 1e-6))
-    found = named(bad)
+    found = by_gate(bad)
     assert bad.has_failed
     assert found["clean_accuracy"].has_passed
     assert found["max_fault_rate"].value == high
     assert found["max_fault_rate"].line.startswith("FAILED  max_fault_rate: ")
-    assert "the rate itself is within it: more seeds and tests narrow the interval" in found["max_fault_rate"].line
+    assert "the rate itself is within the limit: more seeds and tests narrow the interval" in found["max_fault_rate"].line
     assert len(set(found["max_fault_rate"].text.replace(",", "").split()) & {f"{100 * (high - 1e-6):.4f}%"}) == 1
-    strict = named(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
-    assert f"retrain on the faults (themis retrain {run};" in strict.remedy
+    strict = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    assert f"retrain on the faults (themis retrain {run}," in strict.remedy
 
 
 def test_a_run_in_memory_is_judged_as_its_folder_is(run):
     gates = Gates.of("coverage=0.2,coverage_all=0.2", max_fault_rate=0.9)
     made, read = check_gates(campaign(), gates), check_gates(run, gates)
-    assert [each.value for each in made.verdicts] == [each.value for each in read.verdicts]
+    assert [each.value for each in made.results] == [each.value for each in read.results]
     assert [fault.id for fault in made.telling] == [fault.id for fault in read.telling]
     assert (made.run, made.folder, read.folder) == ("the run", None, run)
     assert check_gates(campaign(), gates, folder=run).folder == run
@@ -93,42 +93,42 @@ def test_new_faults_are_those_that_the_baselines_model_stands_up_to():
     base, same, worse = campaign(), campaign(random_seed=5), campaign(0.45, random_seed=6)
     kept = check_gates(same, Gates.of(max_new_faults=0, baseline=base))
     assert not kept.has_failed
-    assert named(kept)["max_new_faults"].value == 0
+    assert by_gate(kept)["max_new_faults"].value == 0
     lost = check_gates(worse, Gates.of(max_new_faults=0, baseline=base))
-    verdict = named(lost)["max_new_faults"]
+    result = by_gate(lost)["max_new_faults"]
     assert lost.has_failed
-    assert verdict.value == len(lost.diff.new) > 0
-    assert "The model after is worse" in verdict.text
+    assert result.value == len(lost.diff.new) > 0
+    assert "The model after is worse" in result.text
     assert [fault.id for fault in lost.telling] == [fault.id for fault in lost.diff.new_faults[:3]]
-    allowed = check_gates(worse, Gates.of(max_new_faults=int(verdict.value), baseline=base))
+    allowed = check_gates(worse, Gates.of(max_new_faults=int(result.value), baseline=base))
     assert not allowed.has_failed
 
 
 def test_faults_that_could_not_be_compared_do_not_pass():
     base, strong = campaign(magnitude=0.001), campaign(magnitude=1.0)
     assert len(strong.faults)
-    verdict = named(check_gates(strong, Gates.of(max_new_faults=0, baseline=base)))["max_new_faults"]
-    assert verdict.value == 0
-    assert not verdict.has_passed
-    assert "could not be compared" in verdict.text
+    result = by_gate(check_gates(strong, Gates.of(max_new_faults=0, baseline=base)))["max_new_faults"]
+    assert result.value == 0
+    assert not result.has_passed
+    assert "could not be compared" in result.text
 
 
 @pytest.mark.parametrize("name", ["coverage", "coverage_all", "coverage_low", "coverage_uniform", "clean_accuracy"])
-def test_every_metric_of_this_run_has_a_verdict(run, name):
-    verdict = named(check_gates(run, Gates.of({name: 0.0})))[name]
-    assert verdict.has_passed
-    assert METRICS[name].about in verdict.text
+def test_every_metric_of_this_run_has_a_result(run, name):
+    result = by_gate(check_gates(run, Gates.of({name: 0.0})))[name]
+    assert result.has_passed
+    assert METRICS[name].about in result.text
 
 
 def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):
-    with pytest.raises(UsageError, match="clean_iou needs a figure that the run does not have: the task is no segm"):
+    with pytest.raises(UsageError, match="clean_iou needs a figure that the run does not have: the task is not a segm"):
         check_gates(run, Gates.of("clean_iou=0.5"))
-    with pytest.raises(UsageError, match="it had none: run it with --criterion NAME"):
+    with pytest.raises(UsageError, match="the campaign had no criterion: run it with --criterion NAME"):
         check_gates(run, Gates.of("criterion=0.5"))
     alone = campaign(uniform_share=0.0, out=tmp_path / "searched")
-    with pytest.raises(UsageError, match="needs uniform tests, the run has none: run it with --uniform-share"):
+    with pytest.raises(UsageError, match="needs uniform tests, but the run has none: run it with --uniform-share"):
         check_gates(alone, Gates.of(max_fault_rate=0.5))
-    with pytest.raises(UsageError, match="needs uniform tests, uniform_share is 0"):
+    with pytest.raises(UsageError, match="needs uniform tests, but uniform_share is 0"):
         Gates.of(max_fault_rate=0.5).check_ahead(0.0)
     with pytest.raises(UsageError, match="no uniform tests: run it with --uniform-share"):
         check_gates(tmp_path / "searched", Gates.of("coverage_uniform=0.5"))
@@ -150,8 +150,8 @@ def test_a_criterion_is_gated_by_its_score():
         ({"fail_under": "coverage=99"}, "must lie in 0..1, got 99: write coverage=0.99 for 99%"),
         ({"max_fault_rate": 5}, "max_fault_rate must lie in 0..1, got 5: write 0.05 for 5%"),
         ({"max_new_faults": -1, "baseline": "x"}, "max_new_faults must be 0 or more"),
-        ({"max_new_faults": 0}, "max_new_faults and baseline must be given together, baseline is missing"),
-        ({"baseline": "x"}, "baseline and max_new_faults must be given together, max_new_faults is missing"),
+        ({"max_new_faults": 0}, "max_new_faults and baseline must be given together, but baseline is missing"),
+        ({"baseline": "x"}, "baseline and max_new_faults must be given together, but max_new_faults is missing"),
     ],
 )
 def test_wrong_limits_are_refused(options, says):
@@ -166,20 +166,20 @@ def test_no_limit_is_no_gate_but_the_campaigns_end(run, copy):
     (copy / "summary.json").write_text(json.dumps({**summary, "stop_reason": "user", "stop": "the user stopped it"}))
     early = check_gates(copy, Gates.of())
     assert early.has_failed
-    assert f"it ended early: themis resume {copy} goes on" in early.lines[0]
+    assert f"the campaign ended early: resume it with themis resume {copy}" in early.lines[0]
 
 
 def test_runs_that_cannot_be_judged_say_why(copy, tmp_path):
-    with pytest.raises(UsageError, match=r"the baseline must be a run's folder, .*nowhere is none"):
+    with pytest.raises(UsageError, match=r"the baseline must be a run folder, but .*nowhere is not one"):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
         check_gates(tmp_path / "nowhere", Gates.of())
-    for damage, says in (("[]", "must be a run's summary, it is damaged"), ("{", "must be JSON, it is damaged")):
+    for damage, says in (("[]", "must be the summary of a run, but it is damaged"), ("{", "must be JSON, it is damaged")):
         (copy / "summary.json").write_text(damage)
         with pytest.raises(StoreError, match=says):
             check_gates(copy, Gates.of())
     (copy / "summary.json").unlink()
-    with pytest.raises(StoreError, match="its campaign was killed: themis resume"):
+    with pytest.raises(StoreError, match="was killed: resume it with themis resume"):
         check_gates(copy, Gates.of())
     (copy / "run.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(StoreError, match=r"run\.sqlite cannot be read"):
@@ -188,7 +188,7 @@ def test_runs_that_cannot_be_judged_say_why(copy, tmp_path):
 
 @pytest.fixture(scope="module")
 def failed(run):
-    """Verdicts of which one has failed."""
+    """Results with one failed gate."""
     return check_gates(run, Gates.of("coverage=0.2", max_fault_rate=0.0))
 
 
@@ -206,7 +206,7 @@ def test_junit_has_a_case_a_gate_in_the_order_of_the_schemas(failed, run, tmp_pa
     assert [len(case) for case in cases.values()] == [0, 0, 1]
     (failure,) = cases["max_fault_rate"]
     assert (failure.tag, failure.get("type")) == ("failure", "GateFailed")
-    assert "over 0.0%" in failure.get("message")
+    assert "over the limit of 0.0%" in failure.get("message")
     out = suite.find("system-out").text
     assert len(failed.telling) == 3
     for fault in failed.telling:
@@ -220,7 +220,7 @@ HOSTILE = "a\x00b\x0b\ud800\uffff<script>]]>&|`x`\U0001f600"
 
 def test_what_xml_cannot_hold_and_markup_are_text(failed, tmp_path):
     assert legal(HOSTILE) == "a\ufffdb\ufffd\ufffd\ufffd<script>]]>&|`x`\U0001f600"
-    some = Verdicts(HOSTILE, (Verdict("x", False, 1.0, 0.0, HOSTILE, HOSTILE),), failed.summary, failed.telling)
+    some = GateResults(HOSTILE, (GateResult("x", False, 1.0, 0.0, HOSTILE, HOSTILE),), failed.summary, failed.telling)
     write_junit(tmp_path / "hostile.xml", [some, failed])
     suites = ElementTree.parse(tmp_path / "hostile.xml").getroot()
     assert complaints(tmp_path / "hostile.xml") == []
@@ -232,7 +232,7 @@ def test_what_xml_cannot_hold_and_markup_are_text(failed, tmp_path):
     assert r"\<script\>" in text
 
 
-def test_markdown_is_appended_with_verdict_gates_figures_and_faults(failed, run, tmp_path):
+def test_markdown_is_appended_with_result_gates_figures_and_faults(failed, run, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
     write_markdown(page, failed, report="report.html")

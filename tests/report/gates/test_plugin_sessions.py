@@ -125,7 +125,7 @@ def test_a_model_that_raises_says_where(project):
     result = project.runpytest_inprocess()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["themis: the model raised RuntimeError*had enough*", "  at *test_*.py:* in forward"])
-    result.stdout.fnmatch_lines(["  what was found until then: */report.html"])
+    result.stdout.fnmatch_lines(["  results up to this error: */report.html"])
 
 
 @pytest.mark.parametrize("flag", ["--themis-max-tests=0", "--themis-max-seconds=nan", "--themis-random-seed=x"])

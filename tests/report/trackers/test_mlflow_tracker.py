@@ -74,4 +74,4 @@ def test_a_failed_campaign_is_shown_as_failed(place):
         themis.run(Target(net), torch.rand(50, 8), "gaussian", **options)
     _, shown = shown_in(place, "broken")
     assert shown.info.status == "FAILED"
-    assert "It failed" in shown.data.tags["mlflow.note.content"]
+    assert "The campaign failed" in shown.data.tags["mlflow.note.content"]

@@ -144,13 +144,13 @@ except MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f'the tracker {name} needs {name}, which is missing: pip install "themis-dl[{name}]"' in done.stdout
+    assert f'the tracker {name} needs {name}, which is not installed: pip install "themis-dl[{name}]"' in done.stdout
 
 
 def test_unknown_trackers_and_lacking_places_are_refused():
     with pytest.raises(UsageError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
         choose_trackers(["tensorbord"], "run")
-    with pytest.raises(UsageError, match="must have a place, as wandb:FOLDER"):
+    with pytest.raises(UsageError, match="must have a place if the run has no folder: write wandb:FOLDER"):
         choose_trackers(["wandb"], None)
 
 

@@ -54,7 +54,7 @@ def test_a_fault_shows_clean_disturbed_and_difference(run):
 
 
 def test_an_unknown_id_is_refused(run):
-    with pytest.raises(UsageError, match="id must be one of"):
+    with pytest.raises(UsageError, match="id must be that of one of"):
         run.faults.by_id(10**9)
 
 

@@ -1,4 +1,4 @@
-"""JUnit XML: a test case a gate, for whatever shows test results."""
+"""The results of gates as JUnit XML, with one test case per gate."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
-    from themis.report.gates.gates import Verdicts
+    from themis.report.gates.gates import GateResults
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def legal(text: str) -> str:
-    """Text with a mark in place of each character that XML cannot hold."""
+    """The text with a replacement character for each character that XML does not allow."""
     return _ILLEGAL.sub("\ufffd", text)
 
 
 def write_junit(
-    path: str | Path, verdicts: Verdicts | Sequence[Verdicts], *, report: str | Path | None = None, suite: str = ""
+    path: str | Path,
+    results: GateResults | Sequence[GateResults],
+    *,
+    report: str | Path | None = None,
+    suite: str = "",
 ) -> None:
-    """Write a suite a run. report: its page, named in the output; suite: the suite's name, by default the run's."""
+    """Write one test suite per run.
+
+    report: the report of the run, named in the output. suite: the name of the suite, by default the name of the run.
+    """
     from themis.runs.store.files import explained, write_file
 
-    some = [verdicts] if not isinstance(verdicts, Sequence) else list(verdicts)
+    runs = list(results) if isinstance(results, Sequence) else [results]
     root = ElementTree.Element("testsuites")
-    for number, each in enumerate(some):
+    for number, each in enumerate(runs):
         root.append(_suite(each, number, suite or f"themis {each.run}", report))
     ElementTree.indent(root)
     content = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
@@ -35,19 +42,19 @@ def write_junit(
         write_file(Path(path), content + b"\n")
 
 
-def _suite(verdicts: Verdicts, number: int, name: str, report: str | Path | None) -> ElementTree.Element:
+def _suite(results: GateResults, number: int, name: str, report: str | Path | None) -> ElementTree.Element:
     from datetime import UTC, datetime
     from platform import node
 
-    failed = sum(not each.has_passed for each in verdicts.verdicts)
-    seconds = (verdicts.summary.get("seconds") or {}).get("total") or 0.0
+    failed = sum(not result.has_passed for result in results.results)
+    seconds = (results.summary.get("seconds") or {}).get("total") or 0.0
     suite = _element(
         None,
         "testsuite",
         name=name,
         package="themis",
         id=str(number),
-        tests=str(len(verdicts.verdicts)),
+        tests=str(len(results.results)),
         failures=str(failed),
         errors="0",
         skipped="0",
@@ -57,29 +64,29 @@ def _suite(verdicts: Verdicts, number: int, name: str, report: str | Path | None
     )
     properties = _element(suite, "properties")
     for key in ("version", "perturbation", "random_seed", "tests", "passes", "distinct_faults", "coverage"):
-        _element(properties, "property", name=key, value=str(verdicts.summary.get(key)))
-    for k, each in enumerate(verdicts.verdicts):
-        time = seconds if k == 0 else 0.0  # the campaign's own case took it all
-        case = _element(suite, "testcase", classname=f"themis.{verdicts.run}", name=each.gate, time=f"{time:.3f}")
-        if not each.has_passed:
-            failure = _element(case, "failure", message=each.text, type="GateFailed")
-            failure.text = legal("\n".join([each.line, *faults_in_words(verdicts)]))
+        _element(properties, "property", name=key, value=str(results.summary.get(key)))
+    for k, result in enumerate(results.results):
+        time = seconds if k == 0 else 0.0  # the first case is the campaign itself
+        case = _element(suite, "testcase", classname=f"themis.{results.run}", name=result.gate, time=f"{time:.3f}")
+        if not result.has_passed:
+            failure = _element(case, "failure", message=result.text, type="GateFailed")
+            failure.text = legal("\n".join([result.line, *_telling_lines(results)]))
     out = _element(suite, "system-out")
-    out.text = legal("\n".join([*verdicts.lines, *faults_in_words(verdicts), *_report(report)]))
+    out.text = legal("\n".join([*results.lines, *_telling_lines(results), *_report(report)]))
     _element(suite, "system-err")
     return suite
 
 
-def faults_in_words(verdicts: Verdicts) -> list[str]:
-    """The most telling faults, a line each, and how to run them again."""
+def _telling_lines(results: GateResults) -> list[str]:
+    """One line per fault, and the command that replays them."""
     from themis.runs.diff.result import replay, say_fault
 
-    if not verdicts.telling:
+    if not results.telling:
         return []
-    lines = [say_fault(each) for each in verdicts.telling]
-    if verdicts.folder is None:
+    lines = [say_fault(fault) for fault in results.telling]
+    if results.folder is None:
         return lines
-    return [*lines, replay(str(verdicts.folder), *(each.id for each in verdicts.telling))]
+    return [*lines, replay(str(results.folder), *(fault.id for fault in results.telling))]
 
 
 def _report(report: str | Path | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Limits that a campaign's figures are held against, as users write them."""
+"""The limits that the figures of a campaign are checked against, as users write them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that must not be under a limit: what it is, where the summary has it, and what raises it."""
+    """A figure that must not be below a limit: what it is, how to read it from the summary, and how to raise it."""
 
     about: str
     read: Callable[[dict[str, Any]], float | None]
     missing: str
-    """Why a run may not have it, and what to do."""
+    """Why a run may lack it, and what to do."""
     remedy: str
 
 
@@ -33,54 +33,59 @@ def _coverage_low(summary: dict[str, Any]) -> float | None:
 
 
 def _criterion(summary: dict[str, Any]) -> float | None:
-    found = summary.get("criterion")
-    return None if found is None else found["score"]
+    criterion = summary.get("criterion")
+    return None if criterion is None else criterion["score"]
 
 
-_MORE = "give it more with --max-tests or --max-seconds, or lower the limit"
+_MORE = "raise the budget with --max-tests or --max-seconds, or lower the limit"
 _BETTER = "train the model better, or lower the limit"
 METRICS = {
     "coverage": Metric("of the sampled neurons", lambda s: s.get("coverage"), "no neuron was judged", _MORE),
     "coverage_all": Metric("of all neurons", lambda s: s.get("coverage_all"), "no neuron was judged", _MORE),
     "coverage_low": Metric(
-        "of all neurons at the least, the lower end of its 95% interval",
+        "of all neurons, as the lower end of the 95% interval",
         _coverage_low,
-        "there are too few seeds for an interval: take more",
+        "there are too few seeds for an interval: add more",
         _MORE,
     ),
     "coverage_uniform": Metric(
-        "of all neurons by the uniform stream alone",
+        "of all neurons, by the uniform stream alone",
         lambda s: s.get("coverage_uniform"),
         "there were no uniform tests: run it with --uniform-share 0.2",
         _MORE,
     ),
     "clean_accuracy": Metric(
-        "of the clean inputs answered rightly",
+        "of the clean inputs answered correctly",
         lambda s: s.get("clean_accuracy"),
-        "the data has no labels, or the task no accuracy: leave this gate out",
+        "the data has no labels, or the task has no accuracy: remove this gate",
         _BETTER,
     ),
     "clean_iou": Metric(
         "mean IoU of the clean answers",
         lambda s: s.get("clean_iou"),
-        "the task is no segmentation with labels: leave this gate out",
+        "the task is not a segmentation with labels: remove this gate",
         _BETTER,
     ),
-    "criterion": Metric("of the campaign's criterion", _criterion, "it had none: run it with --criterion NAME", _MORE),
+    "criterion": Metric(
+        "scored by the campaign's criterion",
+        _criterion,
+        "the campaign had no criterion: run it with --criterion NAME",
+        _MORE,
+    ),
 }
-"""What `fail_under` knows, by name."""
+"""The metrics of `fail_under`, by name."""
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits. Without any there is still one gate: that the campaign ran to its end."""
+    """The limits of a run. There is always one more gate: that the campaign was completed."""
 
     fail_under: tuple[tuple[str, float], ...] = ()
-    """Metrics, each with the least it must be."""
+    """Metrics and their smallest allowed values."""
     max_fault_rate: float | None = None
-    """The most that the upper bound of the uniform stream's fault rate may be."""
+    """The largest allowed upper end of the 95% interval of the fault rate."""
     max_new_faults: int | None = None
-    """The most new faults against the baseline: those that the baseline's model stands up to."""
+    """The largest allowed number of new faults: those that do not break the model of the baseline."""
     baseline: RunSource | None = None
 
     @staticmethod
@@ -90,7 +95,7 @@ class Gates:
         max_new_faults: int | None = None,
         baseline: RunSource | None = None,
     ) -> Gates:
-        """Gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
+        """Parse gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
         if isinstance(fail_under, str):
             fail_under = fail_under.split(",")
         pairs = fail_under.items() if isinstance(fail_under, dict) else map(_read_limit, fail_under)
@@ -100,8 +105,8 @@ class Gates:
         if max_new_faults is not None and max_new_faults < 0:
             raise UsageError(f"max_new_faults must be 0 or more, got {max_new_faults}: 0 allows none")
         if (max_new_faults is None) != (baseline is None):
-            given, lacking = ("max_new_faults", "baseline")[:: 1 if baseline is None else -1]
-            raise UsageError(f"{given} and {lacking} must be given together, {lacking} is missing: add it")
+            present, missing = ("max_new_faults", "baseline")[:: 1 if baseline is None else -1]
+            raise UsageError(f"{present} and {missing} must be given together, but {missing} is missing: add it")
         return Gates(limits, max_fault_rate, max_new_faults, baseline)
 
     def __bool__(self) -> bool:
@@ -109,28 +114,30 @@ class Gates:
         return bool(self.fail_under) or self.max_fault_rate is not None or self.max_new_faults is not None
 
     def check_ahead(self, uniform_share: float, perturbation: str | None = None) -> None:
-        """Refuse before a campaign what could not be judged after it; `perturbation` is its code."""
+        """Refuse gates that could not be checked after a campaign, before it runs; `perturbation` is its code."""
         if self.max_fault_rate is not None and uniform_share == 0:
-            raise UsageError("max_fault_rate needs uniform tests, uniform_share is 0: set it to 0.2, or drop the gate")
+            raise UsageError(
+                "max_fault_rate needs uniform tests, but uniform_share is 0: set it to 0.2, or remove the gate"
+            )
         if isinstance(self.baseline, str | Path):
             with closing(open_baseline(self.baseline)) as run:
                 recorded = run.record["perturbation_code"]
             if perturbation is not None and perturbation != recorded:
                 raise UsageError(
-                    f"the baseline must have the campaign's perturbation, {self.baseline} has another: name a run with "
-                    "the same one"
+                    f"the baseline must have the same perturbation as the campaign, but {self.baseline} has another: "
+                    "choose a run with the same perturbation"
                 )
 
 
 def open_baseline(path: str | Path) -> Reader:
-    """The run that another is held against."""
+    """Open the run that another run is compared with."""
     from themis.runs.store.reader import Reader
 
     try:
         return Reader(path)
     except UsageError as error:
         raise UsageError(
-            f"the baseline must be a run's folder, {path} is none: make it with themis run on the model it stands for"
+            f"the baseline must be a run folder, but {path} is not one: create it with themis run on the earlier model"
         ) from error
 
 

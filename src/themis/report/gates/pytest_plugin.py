@@ -1,4 +1,4 @@
-"""The pytest plugin: robustness tests among a project's own. Until one runs, nothing but this file is imported."""
+"""The pytest plugin: robustness tests in a project's own test suite. Nothing else is imported until one runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from themis.report.gates.testing.robustness import Robustness
+    from themis.report.gates.testing.robustness import RobustnessTest
 
 NAME = "robustness"
-"""Of the fixture and of the marker."""
+"""Name of the fixture and of the marker."""
 MARKER = (
-    f"{NAME}(perturbation, *, max_fault_rate, ..., **options): the test returns (target, data), which must stand up to "
-    f"the perturbation; of a test that takes the fixture {NAME}, what it does not say itself"
+    f"{NAME}(perturbation, *, max_fault_rate, ..., **options): run a campaign on the (target, data) that the test "
+    f"returns; in a test that uses the {NAME} fixture, set the defaults of its calls"
 )
 RETURNED = pytest.StashKey[list[Any]]()
 
 
 def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
-    """A converter that refuses what is no number of this kind, or too small."""
+    """A converter that refuses text that is not a number of this kind, and numbers that are too small."""
     rule = f"must be a {'whole ' if kind is int else ''}number{' above 0' if least else ', 0 or more'}"
 
     def convert(text: str) -> Any:
@@ -40,23 +40,23 @@ def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]
 
 
 BUDGETS: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "max_tests": (_number(int, 1), "N", "tests that a campaign may run"),
-    "max_seconds": (_number(float, 1), "S", "seconds that a campaign may take"),
+    "max_tests": (_number(int, 1), "N", "maximum number of tests per campaign"),
+    "max_seconds": (_number(float, 1), "S", "maximum duration of a campaign in seconds"),
     "random_seed": (_number(int, 0), "N", "random seed of the campaigns"),
 }
-"""Options that the command line and the ini file may set: converter, name of the value, help."""
+"""Options on the command line and in the ini file: converter, name of the value, help."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("themis", "robustness tests (themis)")
     for name, (convert, value, text) in BUDGETS.items():
         flag = f"--themis-{name.replace('_', '-')}"
-        group.addoption(flag, type=convert, metavar=value, help=f"{text}, whatever the test says")
-        parser.addini(f"themis_{name}", f"{text}, where the test does not say it", default="")
-    text = "keep the run folder and the report of every robustness test here"
-    group.addoption("--themis-report", metavar="DIR", help=f"{text}, those that pass too")
+        group.addoption(flag, type=convert, metavar=value, help=f"{text}; overrides the test")
+        parser.addini(f"themis_{name}", f"{text}, unless the test sets it", default="")
+    text = "keep the run folder and the report of every robustness test, including passing ones, in this folder"
+    group.addoption("--themis-report", metavar="DIR", help=text)
     parser.addini("themis_report", text, default="")
-    text = "run this one fault again instead of the campaign that found it, as a failing test's message says"
+    text = "replay this fault instead of running the campaign that found it; failing tests print the value"
     group.addoption("--themis-replay", metavar="RUN:FAULT", help=text)
     group.addoption("--themis-skip", action="store_true", help="skip robustness tests")
 
@@ -70,13 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
                 convert(text)
         except ArgumentTypeError as error:
             raise pytest.UsageError(f"themis_{name} in {config.inipath} {error}") from None
-    if config.option.themis_report:  # workers of xdist may have another working folder
+    if config.option.themis_report:  # xdist workers may have another working directory
         config.option.themis_report = str(config.invocation_params.dir / config.option.themis_report)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give marked tests the fixture, and tests with the fixture the mark: `-m 'not robustness'` leaves out both."""
+    """Add the fixture to marked tests and the marker to tests with the fixture: `-m robustness` selects both."""
     for item in items:
         names = getattr(item, "fixturenames", ())
         if NAME not in names:
@@ -92,70 +92,70 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _refuse_unittest(item: pytest.Item) -> None:
-    """A method of a TestCase would pass untested: nobody sees what it returns."""
+    """Refuse a method of a TestCase: unittest drops its return value, so it would always pass."""
     unittest, kind = sys.modules.get("unittest"), getattr(item, "cls", None)
     if unittest is not None and kind is not None and issubclass(kind, unittest.TestCase):
         raise pytest.UsageError(
-            f"the marker {NAME} must be on a plain test, {item.nodeid} is a unittest method, whose result is dropped: "
-            "write a function"
+            f"the {NAME} marker needs a plain test, but {item.nodeid} is a unittest method and its return value is "
+            "lost: write a function"
         )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A marked test without the fixture returns what is to be tested."""
+    """Test what a marked test without the fixture returns."""
     if RETURNED not in pyfuncitem.stash:
         return (yield)
     returned, test = pyfuncitem.stash[RETURNED], pyfuncitem.obj
 
     @wraps(test)
-    def caught(*values: Any, **named: Any) -> None:
+    def capture(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        returned[:] = [test(*values, **named)]
+        returned[:] = [test(*args, **kwargs)]
 
-    pyfuncitem.obj = caught
+    pyfuncitem.obj = capture
     try:
         result = yield
     finally:
         pyfuncitem.obj = test
-    given: Any = pyfuncitem.funcargs[NAME]
-    given.of_returned(returned.pop() if returned else None)
+    fixture: Any = pyfuncitem.funcargs[NAME]
+    fixture.check_returned(returned.pop() if returned else None)
     return result
 
 
 @pytest.fixture
-def robustness(request: pytest.FixtureRequest) -> Robustness:
-    """A campaign with gates: `robustness(target, data, "gaussian", magnitude=0.1, max_fault_rate=0.05)`.
+def robustness(request: pytest.FixtureRequest) -> RobustnessTest:
+    """Run a campaign with gates: `robustness(target, data, "gaussian", magnitude=0.1, max_fault_rate=0.05)`.
 
-    The test fails if a gate does; without any gate, if there is a fault. Gives the run back.
+    The test fails if a gate fails or, without gates, if a fault is found. Returns the run.
     """
-    from themis.report.gates.testing.robustness import Robustness
+    from themis.report.gates.testing.robustness import RobustnessTest
 
     config, option = request.config, request.config.option
-    said = {name: getattr(option, f"themis_{name}") for name in BUDGETS}
-    usual = {name: config.getini(f"themis_{name}") for name in BUDGETS}
+    overrides = {name: getattr(option, f"themis_{name}") for name in BUDGETS}
+    defaults = {name: config.getini(f"themis_{name}") for name in BUDGETS}
     folder = option.themis_report or config.getini("themis_report")
-    return Robustness(
+    return RobustnessTest(
         item=request.node,
-        said={name: value for name, value in said.items() if value is not None},
-        usual={name: BUDGETS[name][0](text) for name, text in usual.items() if text},
+        overrides={name: value for name, value in overrides.items() if value is not None},
+        defaults={name: BUDGETS[name][0](text) for name, text in defaults.items() if text},
         folder=None if not folder else config.rootpath / folder,
         temporary=lambda name: request.getfixturevalue("tmp_path_factory").mktemp(name),
-        replays=option.themis_replay,
+        replay=option.themis_replay,
     )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What robustness tests found, those that passed too, where one asks for more than dots or for the reports."""
+    """List the campaigns of all robustness tests, with -v or --themis-report."""
     if config.option.verbose < 1 and not (config.option.themis_report or config.getini("themis_report")):
         return
-    reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, ())]
-    found = [(each.nodeid, dict(each.user_properties)) for each in reports if each.when == "call"]
-    found = [(nodeid, properties) for nodeid, properties in found if "themis_tests" in properties]
-    if found:
-        from themis.report.gates.testing.words import describe_properties
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    tests = [(report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call"]
+    tests = [(nodeid, properties) for nodeid, properties in tests if "themis_tests" in properties]
+    if tests:
+        from themis.report.gates.testing.messages import describe_properties
 
         terminalreporter.section("themis: robustness")
-        for nodeid, properties in found:
+        for nodeid, properties in tests:
             for line in (nodeid, *describe_properties(properties)):
                 terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""MLflow: a run in a database file, or on the server that a tracking address names."""
+"""MLflow: a run in a database file, or on a tracking server."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from themis.report.trackers.tracker import Plain, Tracker
 if TYPE_CHECKING:
     from themis.runs.display.fault import Pixels
 
-LONGEST = 500
-"""Letters of a parameter, which some servers refuse more of."""
+MAX_LENGTH = 500
+"""Characters of a parameter; some servers refuse longer ones."""
 
 
 class MLflow(Tracker):
-    """Writes through a client of its own: the caller's active run stays as it is.
+    """Writes through its own client, so the active run of the caller is not affected.
 
-    place: a tracking address, as sqlite:////data/mlflow.db or http://host:5000; or a folder, for a database in it.
+    place: a tracking URI such as sqlite:////data/mlflow.db or http://host:5000, or a folder for a database file.
     """
 
     name, modules = "mlflow", ("mlflow",)
 
     def __init__(self, place: str | Path, *, experiment: str = "themis", **rest: Any) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local run calls nobody
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local run sends nothing
         super().__init__(**rest)
         self.place, self.experiment = place, experiment
 
     def begin(self, title: str, parameters: dict[str, Plain], tests_before: int) -> None:
         client: Any = import_module("mlflow.tracking").MlflowClient
         address, artifacts = self._address()
-        with _quiet("mlflow.store.db.utils"):  # which tells of each table that it makes
+        with _quiet("mlflow.store.db.utils"):  # logs every table that it creates
             self._client = client(tracking_uri=address)
             known = self._client.get_experiment_by_name(self.experiment)
         if known is None:
@@ -50,7 +50,7 @@ class MLflow(Tracker):
             return
         self.run_id = self._client.create_run(id, run_name=title, tags={"themis.run": folder}).info.run_id
         for name, value in parameters.items():
-            self._client.log_param(self.run_id, _key(name), str(value)[:LONGEST])
+            self._client.log_param(self.run_id, _key(name), str(value)[:MAX_LENGTH])
 
     def log_scalars(self, values: dict[str, float], tests: int) -> None:
         for name, value in values.items():
@@ -75,7 +75,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self.run_id, "FAILED" if has_failed else "FINISHED")
 
     def _address(self) -> tuple[str, str | None]:
-        """The tracking address, and where files go if this is no server's business."""
+        """The tracking URI, and the place for artifacts unless a server decides that."""
         if "://" in str(self.place):
             return str(self.place), None
         folder = Path(self.place).resolve()
@@ -83,14 +83,14 @@ class MLflow(Tracker):
         return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
 
     def _earlier(self, experiment: str, folder: str) -> str | None:
-        """The MLflow run that showed a resumed campaign before."""
+        """The MLflow run that the campaign had before it was resumed."""
         runs = self._client.search_runs([experiment], order_by=["attributes.start_time DESC"])
-        found = [each.info.run_id for each in runs if each.data.tags.get("themis.run") == folder]
-        return found[0] if found else None
+        return next((run.info.run_id for run in runs if run.data.tags.get("themis.run") == folder), None)
 
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
+    """Show only the warnings of a logger."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -101,5 +101,5 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _key(name: str) -> str:
-    """A name with the signs that MLflow allows."""
-    return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)
+    """A name with only the characters that MLflow allows."""
+    return "".join(char if char.isalnum() or char in "_-. /" else "_" for char in name)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in a folder, read by `tensorboard --logdir FOLDER`."""
+"""TensorBoard: event files in a folder, shown by `tensorboard --logdir FOLDER`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Tracker):
-    """Writes with torch's own writer, or tensorboardX where only that is installed."""
+    """Writes with the writer of torch, or with tensorboardX if only that is installed."""
 
     name, modules = "tensorboard", ("tensorboard", "tensorboardX")
 
@@ -22,7 +22,7 @@ class TensorBoard(Tracker):
         self.folder = Path(folder)
 
     def begin(self, title: str, parameters: dict[str, Plain], tests_before: int) -> None:
-        # A resumed campaign takes back what it had shown after its last checkpoint.
+        # A resumed campaign replaces the events that it had written after its last checkpoint.
         self._writer = _writer()(str(self.folder), purge_step=tests_before + 1 if tests_before else None)
         rows = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in parameters.items())
         self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}", tests_before)
@@ -46,7 +46,7 @@ class TensorBoard(Tracker):
         )
 
     def attach(self, file: Path) -> None:
-        """Event files hold no files."""
+        """Do nothing: event files cannot hold other files."""
 
     def end(self, has_failed: bool) -> None:
         self._writer.close()

@@ -1,4 +1,4 @@
-"""A tracker: a callback that shows a campaign in an experiment tracker, next to the training that made the model."""
+"""The base class of trackers: callbacks that log a campaign to an experiment tracker."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ Plain = bool | int | float | str
 
 
 class Tracker(Callback):
-    """Parameters at the start, figures by tests, then the most telling faults, the verdict and the results.
+    """Logs parameters at the start, figures per round and, at the end, the most telling faults and the results.
 
-    run: the campaign's folder, whose files are attached. n_pictures: how many faults are drawn; each is run again when
-    the campaign has stopped, so that its budget is not touched. stays_open: `close` is called by whoever made it, who
-    may attach more files until then.
+    run: the run folder, whose files are attached. n_pictures: how many faults are drawn; they are replayed after the
+    campaign has stopped, so this does not use its budget. stays_open: leave it to the caller to call `close`, for
+    example to attach more files before.
     """
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
-    """Any of them will do."""
+    """The packages that the tracker can use; one of them is enough."""
 
     def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
-        if not any(map(_is_there, self.modules)):  # imported now: a campaign's clock does not run yet
+        if not any(map(_can_import, self.modules)):  # import now, before the clock of the campaign starts
             remedy = f'pip install "themis-dl[{self.name}]"'
-            raise MissingExtraError(f"the tracker {self.name} needs {self.modules[0]}, which is missing: {remedy}")
+            raise MissingExtraError(
+                f"the tracker {self.name} needs {self.modules[0]}, which is not installed: {remedy}"
+            )
         self.run, self.n_pictures, self.stays_open = None if run is None else Path(run), n_pictures, stays_open
         self.is_open = False
 
-    # What a tracker writes with
+    # What a tracker implements
 
     @abstractmethod
     def begin(self, title: str, parameters: dict[str, Plain], tests_before: int) -> None: ...
@@ -64,23 +66,23 @@ class Tracker(Callback):
     @abstractmethod
     def end(self, has_failed: bool) -> None: ...
 
-    # Events
+    # Events of the campaign
 
     def on_start(self, start: Start) -> None:
         self.parameters, self._tests = parameters_of(start), start.tests_before
         title = start.perturbation if self.run is None else self.run.resolve().name
-        with calm():
+        with no_warnings():
             self.begin(title, self.parameters, start.tests_before)
         self.is_open = True
 
     def on_round(self, round: Round) -> None:
         self._tests = round.tests
-        with calm():
+        with no_warnings():
             self.log_scalars(scalars_of(round), round.tests)
 
     def on_end(self, run: Run) -> None:
         drawn, summary = telling_pictures(run, self.n_pictures), None if self.run is None else self.run / "summary.json"
-        with calm():
+        with no_warnings():
             if drawn:
                 self.log_pictures(drawn, self._tests)
             self.log_verdict(verdict_of(run), self._tests)
@@ -91,28 +93,28 @@ class Tracker(Callback):
             self.close()
 
     def on_error(self, error: Exception) -> None:
-        with calm():
-            self.log_verdict(f"It failed: {error}", self._tests)
+        with no_warnings():
+            self.log_verdict(f"The campaign failed: {error}", self._tests)
         self.close(has_failed=True)
 
     def close(self, *, has_failed: bool = False) -> None:
-        """Write what is left."""
+        """Finish writing."""
         if self.is_open:
             self.is_open = False
-            with calm():
+            with no_warnings():
                 self.end(has_failed)
 
 
 @contextmanager
-def calm() -> Iterator[None]:
-    """Without the warnings of a tracker's own package: they are not about the campaign."""
+def no_warnings() -> Iterator[None]:
+    """Suppress the warnings of a tracker's package: they are not about the campaign."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def parameters_of(start: Start) -> dict[str, Plain]:
-    """What was asked for and what is tested, flat."""
+    """The settings and the subject of the campaign as a flat dict."""
     from themis.runs.run import name_of
     from themis.version import __version__
 
@@ -129,13 +131,13 @@ def parameters_of(start: Start) -> dict[str, Plain]:
         if name == "policy":
             value = name_of(value)
         plain[name] = value if isinstance(value, Plain) else "none" if value is None else str(value)
-    for each in start.theta:
-        plain[f"theta_{each.name}"] = f"{each.low:g} to {each.high:g} {each.unit}".strip()
+    for dimension in start.theta:
+        plain[f"theta_{dimension.name}"] = f"{dimension.low:g} to {dimension.high:g} {dimension.unit}".strip()
     return plain
 
 
 def scalars_of(round: Round) -> dict[str, float]:
-    """A round's figures."""
+    """The figures of a round."""
     values = {
         "coverage": round.coverage.sampled,
         "coverage_all": round.coverage.all,
@@ -152,7 +154,7 @@ def scalars_of(round: Round) -> dict[str, float]:
 
 
 def results_of(run: Run) -> dict[str, float]:
-    """The campaign's figures with their intervals."""
+    """The figures of the campaign with their intervals."""
     last = run.rounds[-1]
     results: dict[str, float] = {"tests": last.tests, **scalars_of(last)}
     if run.start.clean_accuracy is not None:
@@ -175,28 +177,28 @@ def verdict_of(run: Run) -> str:
     from themis.runs.display.text import summary_rows
 
     rows = [f"| {name} | {text.replace('|', '/')} |" for name, text in summary_rows(run)]
-    return "\n".join([run.stop, "", "| what | found |", "|---|---|", *rows])
+    return "\n".join([run.stop, "", "| figure | value |", "|---|---|", *rows])
 
 
 def telling_pictures(run: Run, n: int) -> list[tuple[str, Pixels]]:
-    """The most telling faults: what each is, and clean, disturbed and difference side by side."""
-    from themis.runs.display.fault import line, pictures, strip
+    """The most telling faults: a caption, and the clean input, the disturbed one and their difference side by side."""
+    from themis.runs.display.fault import caption, pictures, strip
 
     drawn = []
     for fault in run.faults.most_telling(n):
         try:
-            shown = pictures(fault.replay())
-        except ThemisError:  # a model that answers no longer: the words are still right
+            parts = pictures(fault.replay())
+        except ThemisError:  # the model no longer works; everything else is still logged
             break
-        if not shown:
+        if not parts:
             break
-        drawn.append((line(fault), strip(shown)))
+        drawn.append((caption(fault), strip(parts)))
     return drawn
 
 
-def _is_there(module: str) -> bool:
+def _can_import(module: str) -> bool:
     try:
-        with calm():
+        with no_warnings():
             import_module(module)
     except ImportError:
         return False

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: a folder that `wandb sync` uploads if and when its owner wants to."""
+"""Weights & Biases, offline: a folder that `wandb sync` can upload later."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Wandb(Tracker):
-    """Writes a run of its own: one that the caller has open stays as it is. mode: "online" uploads as it goes."""
+    """Writes its own run, so an open run of the caller is not affected. mode: "online" uploads during the campaign."""
 
     name, modules = "wandb", ("wandb",)
 
     def __init__(self, folder: str | Path, *, project: str = "themis", mode: str = "offline", **rest: Any) -> None:
         if mode == "offline":
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # an offline run calls nobody
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # an offline run sends nothing
         super().__init__(**rest)
         self.folder, self.project, self.mode = Path(folder), project, mode
 
@@ -31,10 +31,10 @@ class Wandb(Tracker):
         quiet = self._wandb.Settings(
             silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
         )
-        how = {"mode": self.mode, "dir": str(self.folder), "settings": quiet}
-        group = None if self.run is None else self.run.resolve().name  # of a resumed campaign's parts
+        options = {"mode": self.mode, "dir": str(self.folder), "settings": quiet}
+        group = None if self.run is None else self.run.resolve().name  # the parts of a resumed campaign
         self._run = self._wandb.init(
-            project=self.project, name=title, group=group, config=parameters, reinit="create_new", **how
+            project=self.project, name=title, group=group, config=parameters, reinit="create_new", **options
         )
         self._run.define_metric("*", step_metric="tests")
 
@@ -42,8 +42,8 @@ class Wandb(Tracker):
         self._run.log({"tests": tests, **values})
 
     def log_pictures(self, pictures: list[tuple[str, Pixels]], tests: int) -> None:
-        shown = [self._wandb.Image(pixels, caption=caption) for caption, pixels in pictures]
-        self._run.log({"tests": tests, "pictures": shown})
+        images = [self._wandb.Image(pixels, caption=caption) for caption, pixels in pictures]
+        self._run.log({"tests": tests, "pictures": images})
 
     def log_verdict(self, text: str, tests: int) -> None:
         self._run.notes = text
@@ -53,8 +53,8 @@ class Wandb(Tracker):
         self._run.summary.update({f"result/{name}": value for name, value in results.items()})
 
     def attach(self, file: Path) -> None:
-        kept = copy(file, self._run.dir)  # a copy: the folder may be moved before it is uploaded
-        self._run.save(kept, base_path=self._run.dir, policy="now")
+        copied = copy(file, self._run.dir)  # the run folder may be moved before the upload
+        self._run.save(copied, base_path=self._run.dir, policy="now")
 
     def end(self, has_failed: bool) -> None:
         self._run.finish(exit_code=1 if has_failed else 0)

@@ -1,4 +1,4 @@
-"""A picture of faults: clean inputs and disturbed ones, with what the model said to each."""
+"""A figure of faults: clean and disturbed inputs with the answers of the model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ INK, RIGHT, WRONG, QUIET = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b"
 
 
 def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[str] | None = None) -> list[Fault]:
-    """Draw up to n of a campaign's most telling faults, each run again; returns those drawn."""
+    """Replay and draw up to `n` of the most telling faults of a campaign; returns the faults that were drawn."""
     faults = run.faults.most_telling(n)
     replays = [fault.replay() for fault in faults]
-    pictures = [(fault, each.clean_inputs, each.inputs) for fault, each in zip(faults, replays, strict=True)]
-    title = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation}): the most telling"
+    pictures = [(fault, replay.clean_inputs, replay.inputs) for fault, replay in zip(faults, replays, strict=True)]
+    title = (
+        f"The most telling of {len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
+    )
     draw_pairs(pictures, path, title=title, bounds=run.start.bounds, classes=classes)
     return faults
 
@@ -39,16 +41,16 @@ def draw_pairs(
     bounds: tuple[float, float],
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Draw faults, each with its clean and its disturbed input, pictures `[channels, height, width]`."""
+    """Draw each fault with its clean and its disturbed input, which are pictures `[channels, height, width]`."""
     if not pictures:
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
     shape = pictures[0][1].shape
     if len(shape) != 3:
-        raise UsageError(f"only pictures [channels, height, width] can be drawn, got {list(shape)}")
+        raise UsageError(f"only pictures [channels, height, width] can be drawn, got inputs of shape {list(shape)}")
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     captions = [_caption(fault) for fault, _, _ in pictures]
-    more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches that a row needs for further lines
+    more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches per row for further lines
     heading = wrap(title, 34 * columns)
     over = 0.2 * (len(heading) - 1)
     width, height = 3.1 * columns, (1.95 + more) * rows + 0.6 + over
@@ -66,9 +68,8 @@ def draw_pairs(
     )
     for k, (fault, clean, disturbed) in enumerate(pictures):
         pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
-        before, after = _say(fault, classes)
-        said = ((clean, before, RIGHT), (disturbed, after, WRONG))
-        for at, (picture, text, colour) in enumerate(said):
+        before, after = _titles(fault, classes)
+        for at, (picture, text, colour) in enumerate(((clean, before, RIGHT), (disturbed, after, WRONG))):
             axes = figure.add_subplot(pair[at])
             axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_xticks([])
@@ -84,12 +85,13 @@ def draw_pairs(
 
 
 def _caption(fault: Fault) -> list[str]:
-    """Seed and theta, in lines as wide as a pair."""
+    """Seed and theta, in lines no wider than a pair of pictures."""
     theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
     return wrap(f"seed {fault.seed_id}, {theta}", 50)
 
 
 def blank_figure(width: float, height: float) -> Any:
+    """An empty matplotlib figure of a size in inches, made without pyplot."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -100,15 +102,15 @@ def blank_figure(width: float, height: float) -> Any:
     return figure
 
 
-def _say(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
-    """What the model says to the clean input and to the disturbed one."""
+def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
+    """Titles with the answers to the clean and to the disturbed input."""
     wrong = _class(fault.answer, classes)
     if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
         return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"
     if fault.clean_answer is None:
         return "clean", f"says {wrong}" if fault.answer < 0 else f"breaks: {wrong}"
-    sure = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
-    return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{sure}"
+    confidence = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
+    return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{confidence}"
 
 
 def _class(answer: int, classes: Sequence[str] | None) -> str:
@@ -118,7 +120,7 @@ def _class(answer: int, classes: Sequence[str] | None) -> str:
 
 
 def pixels(picture: Tensor, bounds: tuple[float, float]) -> NDArray[np.float32]:
-    """`[height, width(, 3)]` in 0..1; pictures of other than one or three channels as their mean."""
+    """`[height, width(, 3)]` in 0..1; pictures with other than one or three channels as their mean."""
     pixels = (picture.float() - bounds[0]) / (bounds[1] - bounds[0])
     if len(pixels) not in (1, 3):
         pixels = pixels.mean(0, keepdim=True)

@@ -1,4 +1,4 @@
-"""Figures of a campaign, made without pyplot: nothing is shown or kept until the caller does so."""
+"""Figures of a campaign, made without pyplot: showing and saving them is up to the caller."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 BLUE = "#1f5f99"
 STREAMS = ("uniform", "search")
-MOST_LAYERS, MOST_CLASSES = 40, 30
-"""What still can be read."""
+MAX_LAYERS, MAX_CLASSES = 40, 30
+"""The most that is still readable in a figure."""
 
 
 class Figure(Blank):
-    """A figure that a notebook shows, whether or not pyplot was imported."""
+    """A figure that a notebook displays even if pyplot was not imported."""
 
     def _repr_png_(self) -> bytes:
         content = BytesIO()
@@ -36,10 +36,10 @@ class Figure(Blank):
 
 
 def coverage_figure(run: Run) -> Figure:
-    """Coverage by tests, of the sampled and of all neurons, with the last interval."""
+    """Coverage of the sampled and of all neurons over tests, with the final interval."""
     figure, axes = _blank("Coverage by tests")
-    x = [0, *(each.tests for each in run.rounds)]
-    sampled, of_all = ([0, *(getattr(each.coverage, name) for each in run.rounds)] for name in ("sampled", "all"))
+    x = [0, *(round.tests for round in run.rounds)]
+    sampled, of_all = ([0, *(getattr(round.coverage, name) for round in run.rounds)] for name in ("sampled", "all"))
     axes.plot(x, sampled, color=BLUE, marker=".", label="sampled neurons")
     axes.plot(x, of_all, color=RIGHT, marker=".", label="all neurons")
     interval = run.coverage_interval
@@ -56,11 +56,13 @@ def coverage_figure(run: Run) -> Figure:
 
 
 def faults_figure(run: Run) -> Figure:
-    """Distinct faults and failing seeds by tests."""
+    """Distinct faults and failing seeds over tests."""
     figure, axes = _blank("Faults by tests")
-    x = [0, *(each.tests for each in run.rounds)]
-    axes.plot(x, [0, *(each.distinct_faults for each in run.rounds)], color=WRONG, marker=".", label="distinct faults")
-    axes.plot(x, [0, *(each.failing_seeds for each in run.rounds)], color=BLUE, marker=".", label="failing seeds")
+    x = [0, *(round.tests for round in run.rounds)]
+    axes.plot(
+        x, [0, *(round.distinct_faults for round in run.rounds)], color=WRONG, marker=".", label="distinct faults"
+    )
+    axes.plot(x, [0, *(round.failing_seeds for round in run.rounds)], color=BLUE, marker=".", label="failing seeds")
     axes.set_xlabel("tests")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
@@ -68,42 +70,44 @@ def faults_figure(run: Run) -> Figure:
 
 
 def layers_figure(run: Run) -> Figure:
-    """By layer: how many neurons are covered, and the faults' share of sensitivity."""
+    """By layer: the share of neurons covered, and the share of the sensitivity in faults."""
     names = list(run.judged.by_layer)
     shares = run.faults.columns["signature"].mean(axis=0) if len(run.faults) else np.zeros(len(names))
-    left_out = max(0, len(names) - MOST_LAYERS)
-    names = names[:MOST_LAYERS]
-    figure, axes = _blank("Layers, from the input on", height=1.6 + 0.24 * len(names))
+    n_omitted = max(0, len(names) - MAX_LAYERS)
+    names = names[:MAX_LAYERS]
+    figure, axes = _blank("Layers, from input to output", height=1.6 + 0.24 * len(names))
     at = np.arange(len(names))
     axes.barh(at - 0.2, [run.judged.by_layer[name] for name in names], 0.36, color=BLUE, label="neurons covered")
-    axes.barh(at + 0.2, shares[: len(names)], 0.36, color=WRONG, label="faults' share of sensitivity, mean")
+    axes.barh(at + 0.2, shares[: len(names)], 0.36, color=WRONG, label="mean share of the sensitivity in faults")
     axes.set_yticks(at, [_short(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.02)
-    axes.set_xlabel("share" if not left_out else f"share; {left_out} more layers are left out")
+    axes.set_xlabel("share" if not n_omitted else f"share ({n_omitted} more layers omitted)")
     axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 
 
 def matrix_figure(run: Run, classes: Sequence[str] | None = None) -> Figure:
-    """Which answers turn into which: distinct faults by clean and by wrong answer."""
-    distinct = [each for each in run.faults.distinct() if each.clean_answer is not None]
+    """Distinct faults by clean and wrong answer."""
+    distinct = [fault for fault in run.faults.distinct() if fault.clean_answer is not None]
     if not distinct:
-        raise UsageError("a matrix needs faults of a task whose answers are classes, there is none: see plot_theta")
+        raise UsageError(
+            "a matrix needs faults of a task whose answers are classes, but there are none: use plot_theta"
+        )
     n_by_answer: dict[int, int] = {}
-    for each in distinct:
-        for answer in (each.clean_answer, each.answer):
+    for fault in distinct:
+        for answer in (fault.clean_answer, fault.answer):
             if answer is not None:
                 n_by_answer[answer] = n_by_answer.get(answer, 0) + 1
-    kept = sorted(sorted(n_by_answer, key=lambda answer: -n_by_answer[answer])[:MOST_CLASSES])
+    kept = sorted(sorted(n_by_answer, key=lambda answer: -n_by_answer[answer])[:MAX_CLASSES])
     place = {answer: k for k, answer in enumerate(kept)}
     counts = np.zeros((len(kept), len(kept)), dtype=np.int64)
-    n_out = 0
-    for each in distinct:
-        if each.clean_answer in place and each.answer in place:
-            counts[place[each.clean_answer], place[each.answer]] += 1
+    n_omitted = 0
+    for fault in distinct:
+        if fault.clean_answer in place and fault.answer in place:
+            counts[place[fault.clean_answer], place[fault.answer]] += 1
         else:
-            n_out += 1
+            n_omitted += 1
     side = max(3.6, 1.6 + 0.3 * len(kept))
     figure, axes = _blank("Distinct faults by answer", width=side + 0.6, height=side)
     axes.imshow(counts, cmap="Reds", vmin=0)
@@ -114,13 +118,14 @@ def matrix_figure(run: Run, classes: Sequence[str] | None = None) -> Figure:
         n = counts[row, column]
         colour = "white" if n > counts.max() / 2 else INK
         axes.text(column, row, str(n), ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xlabel("said of the disturbed input" + (f" ({n_out:,} faults of rarer classes left out)" if n_out else ""))
-    axes.set_ylabel("said of the clean input")
+    rare = f" ({n_omitted:,} faults of rarer classes omitted)" if n_omitted else ""
+    axes.set_xlabel(f"answer to the disturbed input{rare}")
+    axes.set_ylabel("answer to the clean input")
     return figure
 
 
 def theta_figure(run: Run) -> Figure:
-    """Where in theta's range faults were found, and how many seeds had failed up to there."""
+    """Faults over the range of each dimension of theta, and the distance at which half of the failing seeds break."""
     theta = run.start.theta
     if not len(run.faults):
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
@@ -129,16 +134,16 @@ def theta_figure(run: Run) -> Figure:
     columns = min(3, len(theta))
     size = {"width": max(4.6, 3.1 * columns), "height": 0.6 + 2.6 * rows}
     figure, axes = _blank("Faults by theta", **size, grid=(rows, columns))
-    for k, each in enumerate(theta):
+    for k, dimension in enumerate(theta):
         ax = axes.flat[k]
         parts = [values[streams == stream, k] for stream in STREAMS]
-        how = {"color": (BLUE, WRONG), "label": [f"{stream} stream" for stream in STREAMS]}
-        ax.hist(parts, bins=24, range=(each.low, each.high), stacked=True, **how)
-        ax.axvline(each.identity, color=QUIET, linewidth=0.8, linestyle="--")
-        reach = _weakest(values[:, k] - each.identity, seeds)
-        ax.set_xlabel(_short(f"{each.name}, {each.unit}" if each.unit else each.name))
-        said = f"half of {len(reach):,} failing seeds\nbroke within {np.median(reach):.3g} of {each.identity:g}"
-        ax.set_title(said, fontsize=8, color=QUIET)
+        style = {"color": (BLUE, WRONG), "label": [f"{stream} stream" for stream in STREAMS]}
+        ax.hist(parts, bins=24, range=(dimension.low, dimension.high), stacked=True, **style)
+        ax.axvline(dimension.identity, color=QUIET, linewidth=0.8, linestyle="--")
+        nearest = _nearest(values[:, k] - dimension.identity, seeds)
+        ax.set_xlabel(_short(f"{dimension.name}, {dimension.unit}" if dimension.unit else dimension.name))
+        half = f"broke within {np.median(nearest):.3g} of {dimension.identity:g}"
+        ax.set_title(f"half of {len(nearest):,} failing seeds\n{half}", fontsize=8, color=QUIET)
     for ax in axes.flat[len(theta) :]:
         ax.set_visible(False)
     axes.flat[0].set_ylabel("faults")
@@ -153,12 +158,12 @@ def time_figure(run: Run) -> Figure:
     seconds = [getattr(run.seconds, phase) for phase in phases]
     axes.barh(phases, seconds, color=BLUE)
     axes.invert_yaxis()
-    axes.set_xlabel(f"seconds, of {run.seconds.total:.1f} in all")
+    axes.set_xlabel(f"seconds, of {run.seconds.total:.1f} in total")
     return figure
 
 
 def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
-    """The curve as steps, with its band."""
+    """A robustness curve with its 95% interval."""
     figure, axes = _blank(title, height=4.2)
     first, is_inside = curve.at(0.0), curve.strengths > 0
     last = max(1.0, float(curve.strengths[-1]))
@@ -170,18 +175,20 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
 
     low, high = steps(first.low, curve.low), steps(first.high, curve.high)
     axes.fill_between(x, low, high, step="post", color=RIGHT, alpha=0.18, linewidth=0, label="95% interval")
-    axes.step(x, steps(first.value, curve.share), where="post", color=RIGHT, linewidth=1.8, label="still right")
+    axes.step(x, steps(first.value, curve.share), where="post", color=RIGHT, linewidth=1.8, label="still correct")
     if curve.median is not None:
         axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=QUIET, linewidth=0.9, linestyle="--")
-        said = f"half at {curve.median:.3g}"
-        axes.annotate(said, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
+        text = f"half at {curve.median:.3g}"
+        axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
     axes.set_xlim(0, last)
     axes.set_ylim(0, 1.02)
-    unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", of the dimension that goes furthest"
-    axes.set_xlabel(f"strength, share of theta's range{unit}")
+    unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
+    axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
     axes.set_ylabel(f"share of {curve.n_seeds:,} seeds")
     axes.legend(frameon=False, fontsize=9, loc="best")
-    figure.text(0.02, 0.01, "An upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET)
+    figure.text(
+        0.02, 0.01, "This is an upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET
+    )
     return figure
 
 
@@ -200,11 +207,11 @@ def _blank(
     return figure, axes[0, 0] if grid is None else axes
 
 
-def _weakest(away: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
-    """Of each seed, how near to the identity its nearest fault is."""
-    order = np.argsort(np.abs(away), kind="stable")
-    at = np.unique(seeds[order], return_index=True)[1]
-    nearest: NDArray[Any] = np.abs(away)[order][at]
+def _nearest(offsets: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
+    """For each failing seed, the distance of its nearest fault from the identity."""
+    order = np.argsort(np.abs(offsets), kind="stable")
+    first = np.unique(seeds[order], return_index=True)[1]
+    nearest: NDArray[Any] = np.abs(offsets)[order][first]
     return nearest
 
 
@@ -215,6 +222,6 @@ def _class(answer: int, classes: Sequence[str] | None) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that fits, and that matplotlib does not take for a formula."""
+    """A name that fits and that matplotlib does not parse as a formula."""
     cut = name if len(name) <= 28 else f"{name[:12]}...{name[-13:]}"
     return cut.replace("$", r"\$")

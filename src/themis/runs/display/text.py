@@ -1,16 +1,16 @@
-"""A campaign in words: its opening, a line a round, and the summary."""
+"""A campaign as text: its opening, one line per round, and the summary."""
 
 from __future__ import annotations
 
 from themis.judge.estimate import Estimate
 from themis.runs.run import Round, Run, Start, name_of, percent
 
-MANY = 10**10
-"""Tests that nobody will run."""
+UNREACHABLE = 10**10
+"""A forecast of this many tests or more means that the goal is out of reach."""
 
 
 def summary_rows(run: Run) -> list[tuple[str, str]]:
-    """What a campaign found, for a person: names and texts."""
+    """The results of a campaign as (name, text) for people."""
     last, start = run.rounds[-1], run.start
     rows: list[tuple[str, str]] = [
         (
@@ -18,8 +18,8 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
             f"{start.n_usable:,} seeds",
         ),
-        ("fault rate", _estimate(run.fault_rate, "mean over seeds")),
-        ("residual risk", _estimate(run.residual_risk, "that the next uniform test shows a new distinct fault")),
+        ("fault rate", _estimate(run.fault_rate, "on average over seeds")),
+        ("residual risk", _estimate(run.residual_risk, "that the next uniform test finds a new distinct fault")),
         (
             "coverage",
             f"{percent(last.coverage.sampled)} of the sampled neurons; {_estimate_all(run)}",
@@ -34,25 +34,27 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         (
             "tests",
             f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, "
-            f"{last.tests / max(run.seconds.total, 1e-9):,.0f} a second",
+            f"{last.tests / max(run.seconds.total, 1e-9):,.0f} per second",
         ),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
     ]
     if run.stop_reason != "coverage" and last.coverage.forecast:
         more = last.coverage.forecast
-        text = f"about {more:,} more tests to the coverage goal" if more < MANY else "the coverage goal is out of reach"
+        text = "the coverage goal is out of reach"
+        if more < UNREACHABLE:
+            text = f"about {more:,} more tests to reach the coverage goal"
         rows.append(("forecast", text))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
-        rows.append(("attention", "no neuron has moved: the perturbation changes nothing, widen its range"))
+        rows.append(("attention", "no neuron has moved: the perturbation changes nothing, so widen its range"))
     if run.normality is not None:
         rows.append(("normality", run.normality.verdict))
     return rows
 
 
 def opening(start: Start) -> str:
-    """What is about to be tested, in three lines."""
-    few = len(start.theta) <= 2  # more of them, each with its unit, would hide the rest
+    """What the campaign is about to test, in three lines."""
+    few = len(start.theta) <= 2  # units of many dimensions would hide the rest
     theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit and few else ''}" for t in start.theta)
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     return (
@@ -62,7 +64,7 @@ def opening(start: Start) -> str:
         f"{start.perturbation} ({theta}), policy {name_of(start.settings.policy)}, on {start.device}, "
         f"clean activations kept for {kept} seeds"
         + _guide(start)
-        + (f"\ngoing on after {start.tests_before:,} tests" if start.tests_before else "")
+        + (f"\nresumed after {start.tests_before:,} tests" if start.tests_before else "")
     )
 
 
@@ -70,31 +72,31 @@ def _guide(start: Start) -> str:
     criterion = start.criterion
     if criterion is None:
         return ""
-    does = "guides the search" if criterion["leads"] else "watches the search"
-    source = f", learnt from {criterion['inputs']:,} inputs of {criterion['source']}" if criterion["source"] else ""
-    return f"\n{criterion['name']} {does}{source}"
+    role = "guides the search" if criterion["leads"] else "is only measured"
+    source = f", learned from {criterion['inputs']:,} inputs of {criterion['source']}" if criterion["source"] else ""
+    return f"\ncriterion {criterion['name']} {role}{source}"
 
 
 def _criterion(run: Run) -> str:
-    found = run.criterion()
-    assert found is not None
-    score = percent(found["score"]) if found["is_share"] else f"{found['score']:,.4g}"
-    reachable = found.get("score_reachable")
-    score += "" if reachable is None else f" ({percent(reachable)} of what so many tests can reach)"
+    criterion = run.criterion()
+    assert criterion is not None
+    score = percent(criterion["score"]) if criterion["is_share"] else f"{criterion['score']:,.4g}"
+    reachable = criterion.get("score_reachable")
+    score += "" if reachable is None else f" ({percent(reachable)} of what this number of tests can reach)"
     return (
-        f"{found['name']} {score}; {found['raised']:,} tests raised it, among them {found['faults_selected']:,} faults "
-        f"({found['distinct_faults_selected']:,} distinct)"
+        f"{criterion['name']} {score}; raised by {criterion['raised']:,} tests, including "
+        f"{criterion['faults_selected']:,} faults ({criterion['distinct_faults_selected']:,} distinct)"
     )
 
 
 def _rivals(run: Run) -> str:
     n, rivals = run.policy["differences"], run.policy["rivals"]
-    return f"{n:,} tests of the search on which the target and {rivals} rival{'s' if rivals > 1 else ''} differ"
+    return f"the target and {rivals} rival{'s' if rivals > 1 else ''} differ on {n:,} tests of the search"
 
 
 def _grade(start: Start) -> str:
     if start.clean_accuracy is not None:
-        return f" ({percent(start.clean_accuracy)} answered rightly)"
+        return f" ({percent(start.clean_accuracy)} answered correctly)"
     if start.clean_error is not None:
         return f" (clean error {start.clean_error:.3g} on average)"
     return "" if start.clean_iou is None else f" (clean mean IoU {start.clean_iou:.3g})"
@@ -103,18 +105,18 @@ def _grade(start: Start) -> str:
 def _oracle(start: Start) -> str:
     if start.oracle_asked != "auto":
         return start.oracle_asked
-    return f"{start.oracle.partition(':')[0]}, chosen by outputs and labels"
+    return f"{start.oracle.partition(':')[0]}, chosen from the outputs and labels"
 
 
 def round_line(round: Round, *, is_share: bool = True) -> str:
-    """Where the campaign stands; `is_share` says so of its criterion's score."""
+    """The progress after a round; `is_share` tells whether the score of the criterion is a share."""
     forecast = round.coverage.forecast
-    more = "" if not forecast or forecast >= MANY else f", ~{forecast:,} to go"
+    more = "" if not forecast or forecast >= UNREACHABLE else f", ~{forecast:,} to go"
     score = round.criterion_score
-    led = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
+    criterion = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
     return (
-        f"{percent(round.coverage.sampled)}, {led}{round.distinct_faults:,} distinct faults, {round.tests:,} tests, "
-        f"{_rate(round):,.0f}/s{more}"
+        f"{percent(round.coverage.sampled)}, {criterion}{round.distinct_faults:,} distinct faults, "
+        f"{round.tests:,} tests, {_rate(round):,.0f}/s{more}"
     )
 
 
@@ -122,10 +124,10 @@ def _rate(round: Round) -> float:
     return round.tests / max(round.seconds, 1e-9)
 
 
-def _estimate(estimate: Estimate | None, of: str) -> str:
+def _estimate(estimate: Estimate | None, meaning: str) -> str:
     if estimate is None:
         return "unknown: no uniform stream"
-    return f"{percent(estimate.value, 2)} {of} (95%: {percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
+    return f"{percent(estimate.value, 2)} {meaning} (95%: {percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
 
 
 def _estimate_all(run: Run) -> str:
@@ -137,8 +139,8 @@ def _estimate_all(run: Run) -> str:
 def _dropped(run: Run) -> str:
     last, least = run.rounds[-1], run.start.settings.min_ssim
     share = percent(last.dropped / max(last.tests, 1))
-    advice = "; a smaller magnitude or range wastes fewer" if 2 * last.dropped > last.tests else ""
-    return f"{last.dropped:,} tests ({share}) that were no longer the same picture: SSIM under {least:g}{advice}"
+    advice = "; a smaller magnitude or range would waste fewer" if 2 * last.dropped > last.tests else ""
+    return f"{last.dropped:,} tests ({share}) too dissimilar from the seed: SSIM below {least:g}{advice}"
 
 
 def _times(run: Run) -> str:

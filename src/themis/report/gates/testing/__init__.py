@@ -1,1 +1,1 @@
-"""What the pytest plugin imports when a robustness test runs: the campaign, its folder, its gates and its words."""
+"""What the pytest plugin imports when a robustness test runs: the test, its run folder and its messages."""

@@ -1,4 +1,4 @@
-"""A run folder for each robustness test, also where several processes test at once."""
+"""A run folder for each robustness test, also if several processes run tests at the same time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOTE = "pytest.json"
-"""Says which test of which session a folder belongs to; folders without it are never touched."""
-LONGEST = 100
+"""Names the test and the session that a folder belongs to; folders without it are never touched."""
+MAX_NAME = 100
 SESSION = pytest.StashKey[str]()
 
 
 def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Path], call: int) -> Path:
-    """A new folder for a test's campaign: in `folder`, named after the test, or a temporary one.
+    """Create a folder for a campaign: in `folder`, named after the test, or a temporary one.
 
-    What an earlier session found in the same test gives way to it. A second campaign of this session (another call, a
-    test that is run again, another worker) gets a folder of its own.
+    It replaces the folder of the same test from an earlier session. Further campaigns of this session (another call, a
+    test that is run again, another worker) get folders of their own.
     """
     session = session_id(item.config)
     note = {"test": node_id(item), "call": call, "session": session}
@@ -40,7 +40,7 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
         if _is_stale(path, session):
             old = path.with_name(f".{path.name}.{uuid4().hex}")
             try:
-                os.rename(path, old)  # at once: another process may be about to do the same
+                os.rename(path, old)  # atomic: another process may be about to do the same
             except FileNotFoundError:
                 continue
             shutil.rmtree(old, ignore_errors=True)
@@ -54,18 +54,18 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
 
 
 def node_id(item: pytest.Item) -> str:
-    """A test's name without the `@group` that xdist puts behind it: other sessions do not know it by that."""
+    """The node id of a test without the `@group` that xdist appends, so that it is the same in other sessions."""
     name, _, group = item.nodeid.rpartition("@")
     return name if name and "]" not in group and item.get_closest_marker("xdist_group") else item.nodeid
 
 
 def folder_name(nodeid: str) -> str:
-    """A test's name as a folder's: the end of it where it is long."""
-    return re.sub(r"[^\w.]+", "-", nodeid, flags=re.ASCII).strip("-.")[-LONGEST:].lstrip("-.") or "test"
+    """The node id of a test as the name of a folder; only the end of a long one."""
+    return re.sub(r"[^\w.]+", "-", nodeid, flags=re.ASCII).strip("-.")[-MAX_NAME:].lstrip("-.") or "test"
 
 
 def session_id(config: pytest.Config) -> str:
-    """The same in all workers of a test session."""
+    """An id that is the same in all workers of a test session."""
     shared = getattr(config, "workerinput", {}).get("testrunuid")
     return str(shared) if shared else config.stash.setdefault(SESSION, uuid4().hex)
 
@@ -75,7 +75,7 @@ def write_note(path: Path, note: dict[str, Any]) -> None:
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """Whose folder it is; None where that is not known."""
+    """The note in a folder; None if there is none."""
     try:
         note = json.loads((path / NOTE).read_text())
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
-"""The fixture: a campaign with gates, as a test."""
+"""The fixture: a campaign with gates as a test, and the replay of a single fault."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields
+from contextlib import closing, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,42 +13,51 @@ import pytest
 
 from themis.errors import ThemisError, UsageError, nearest
 from themis.report.gates.limits import Gates
-from themis.report.gates.testing.folders import NOTE, claim, node_id
-from themis.report.gates.testing.gating import GATES, check
-from themis.report.gates.testing.replaying import noted, replay
-from themis.report.gates.testing.words import describe_error, describe_failure, properties_of
+from themis.report.gates.testing.folders import NOTE, claim, node_id, read_note
+from themis.report.gates.testing.messages import describe_error, describe_failure, describe_replay, properties_of
 from themis.settings import Settings
 
 if TYPE_CHECKING:
+    from themis.report.gates.gates import GateResults
     from themis.runs.run import Run
 
 N_TESTS = 2_000
-"""Tests of a campaign where nobody says how many: seconds on a small model."""
+"""The default budget of a campaign: it takes seconds on a small model."""
+GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline")
+"""Options that are gates; the others are options of the campaign."""
 ARGUMENTS = ("out", "callbacks", "origin", "features", "train", "rivals")
-"""What `themis.run` takes beside the settings."""
+"""Arguments of `themis.run` besides the settings."""
 
 
-class Robustness:
-    """Runs campaigns for one test. What the command line says wins, then the call, the markers, the ini file."""
+class RobustnessTest:
+    """Runs campaigns for one test.
+
+    Options on the command line take precedence over those of the call, the markers and the ini file, in this order.
+    """
 
     def __init__(
         self,
         item: pytest.Item,
-        said: dict[str, Any],
-        usual: dict[str, Any],
+        overrides: dict[str, Any],
+        defaults: dict[str, Any],
         folder: Path | None,
         temporary: Callable[[str], Path],
-        replays: str | None = None,
+        replay: str | None = None,
     ) -> None:
-        self._item, self._said, self._usual, self._folder = item, said, usual, folder
-        self._temporary, self._replays, self._calls = temporary, replays, 0
+        """overrides, defaults: options from the command line and the ini file. folder: where run folders are kept.
+
+        temporary: makes a temporary folder. replay: a fault to replay instead of the campaign, as RUN:FAULT.
+        """
+        self._item, self._overrides, self._defaults, self._folder = item, overrides, defaults, folder
+        self._temporary, self._replay, self._calls = temporary, replay, 0
 
     def __call__(self, target: Any, data: Any, perturbation: Any = None, **options: Any) -> Run:
         """Test `target` on `data` under `perturbation`, as `themis.run` does; fail the test if a gate fails.
 
-        max_fault_rate: the upper end of the fault rate's interval must not exceed it. fail_under: least values, as
-        {"coverage": 0.9}. max_new_faults, baseline: faults that the model of the run folder `baseline` does not have.
-        Without any gate, one fault fails the test. Other options are those of `themis.run`.
+        max_fault_rate: the largest allowed upper end of the interval of the fault rate. fail_under: the smallest
+        allowed values of metrics, for example {"coverage": 0.9}. max_new_faults, baseline: how many faults are allowed
+        that do not break the model of the run folder `baseline`. Without a gate, any fault fails the test. Other
+        options are passed on to `themis.run`.
         """
         __tracebackhide__ = True
         try:
@@ -57,64 +66,68 @@ class Robustness:
             message = describe_error(error)
         pytest.fail(message, pytrace=False)
 
-    def of_returned(self, returned: Any) -> None:
-        """Test what a marked test has returned."""
+    def check_returned(self, returned: Any) -> None:
+        """Test the target and the data that a marked test has returned."""
         __tracebackhide__ = True
         if not isinstance(returned, tuple) or len(returned) != 2:
             kind = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
-            text = f"themis: a test marked robustness must return (target, data), got {kind}: return both, or take the"
-            pytest.fail(f"{text} fixture robustness and call it", pytrace=False)
+            pytest.fail(
+                f"themis: a test marked robustness must return (target, data), got {kind}: return both, or use the "
+                "robustness fixture",
+                pytrace=False,
+            )
         self(*returned)
 
     def _test(self, target: Any, data: Any, perturbation: Any, options: dict[str, Any]) -> Run:
         __tracebackhide__ = True
         self._calls += 1
-        perturbation, options = self._merged(perturbation, options)
+        perturbation, options = self._merge(perturbation, options)
         gates = Gates.of(**{name: options.pop(name) for name in GATES if name in options})
         settings = Settings.of(**{name: value for name, value in options.items() if name not in ARGUMENTS})
         gates.check_ahead(settings.uniform_share)
-        is_earlier = self._replays is not None and self._is_earlier(self._replays)
-        if self._replays is not None and not is_earlier:
-            replay(self._replays, target, data, perturbation)
+        is_earlier = self._replay is not None and self._is_earlier(self._replay)
+        if self._replay is not None and not is_earlier:
+            replay_fault(self._replay, target, data, perturbation)
         run, folder = self._run(target, data, perturbation, options)
         if run.stop_reason == "user":
-            raise KeyboardInterrupt  # the campaign has kept what it found; the session stops too
+            raise KeyboardInterrupt  # the campaign has saved its results; now stop the session too
         if is_earlier:
-            return run  # the test may need it on its way to the fault
-        verdicts = check(run, gates, folder)
-        report, why = _write_report(folder) if verdicts.has_failed or self._folder is not None else (None, "")
+            return run  # the test may need it to get to the fault
+        results = check_run(run, gates, folder)
+        report, reason = _write_report(folder) if results.has_failed or self._folder is not None else (None, "")
         self._item.user_properties.extend(properties_of(run, folder, report, self._calls))
-        if verdicts.has_failed:
-            test = None if options.get("origin") is not None else _typed(self._item)
-            pytest.fail(describe_failure(run, verdicts, folder, str(report or why), test), pytrace=False)
+        if results.has_failed:
+            test = None if options.get("origin") is not None else _name_on_command_line(self._item)
+            pytest.fail(describe_failure(run, results, folder, str(report or reason), test), pytrace=False)
         return run
 
-    def _is_earlier(self, replays: str) -> bool:
-        """Whether this call comes before the one whose fault is to be run again; skips other tests."""
-        note = noted(replays)
+    def _is_earlier(self, fault: str) -> bool:
+        """Whether this call precedes the one that found the fault to replay; skips tests that did not find it."""
+        note = read_note(_split(fault)[0])
         if note is None:
             return False
         if note.get("test") != node_id(self._item):
-            pytest.skip("not the test whose fault --themis-replay names")
+            pytest.skip("not the test that found the fault of --themis-replay")
         return self._calls < int(note.get("call", 1))
 
-    def _merged(self, perturbation: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The perturbation and all options, each from the one nearest to the call who says it."""
-        merged: dict[str, Any] = {"max_tests": N_TESTS, **self._usual}
-        for marker in reversed(list(self._item.iter_markers("robustness"))):  # the nearest last
+    def _merge(self, perturbation: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The perturbation and all options, by precedence."""
+        merged: dict[str, Any] = {"max_tests": N_TESTS, **self._defaults}
+        for marker in reversed(list(self._item.iter_markers("robustness"))):  # the closest one last
             if len(marker.args) > 1:
                 raise UsageError(
-                    f"the marker robustness must have one argument without a name, the perturbation, got {marker.args}"
+                    f"the robustness marker must have one positional argument, the perturbation, got {marker.args}: "
+                    "pass the others by name"
                 )
             merged |= {**marker.kwargs, **({"perturbation": marker.args[0]} if marker.args else {})}
-        merged |= {**options, **({} if perturbation is None else {"perturbation": perturbation}), **self._said}
+        merged |= {**options, **({} if perturbation is None else {"perturbation": perturbation}), **self._overrides}
         chosen = merged.pop("perturbation", None)
         if chosen is None:
             raise UsageError(
-                "a robustness test must name its perturbation, got none: robustness(target, data, 'gaussian'), or in "
-                "the marker"
+                "a robustness test must name its perturbation, got none: pass it to the fixture, for example "
+                "robustness(target, data, 'gaussian'), or to the marker"
             )
-        known = {*(each.name for each in fields(Settings)), *ARGUMENTS, *GATES}
+        known = {*(field.name for field in fields(Settings)), *ARGUMENTS, *GATES}
         for name in merged:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
@@ -130,7 +143,7 @@ class Robustness:
         except ThemisError as error:
             if (folder / "summary.json").exists():
                 report, _ = _write_report(folder)
-                error.add_note(f"what was found until then: {report or folder}")
+                error.add_note(f"results up to this error: {report or folder}")
             elif out is None and not (folder / "run.sqlite").exists():
                 with suppress(OSError):
                     (folder / NOTE).unlink()
@@ -138,14 +151,56 @@ class Robustness:
             raise
 
 
-def _typed(item: pytest.Item) -> str:
-    """A test's name as one types it where the session was started."""
+def check_run(run: Run, gates: Gates, folder: Path) -> GateResults:
+    """Check a run against its gates; without a gate, no fault is allowed."""
+    from themis.report.gates.gates import GateResult, check_gates
+
+    results = check_gates(run, gates, folder=folder)
+    if gates:
+        return results
+    n, distinct = len(run.faults), run.rounds[-1].distinct_faults
+    text = f"{n:,} fault{'s' * (n != 1)} ({distinct:,} distinct), none allowed"
+    remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
+    no_faults = GateResult("faults", not n, float(n), 0.0, text, remedy)
+    return replace(results, results=(*results.results, no_faults))
+
+
+def replay_fault(fault: str, target: Any, data: Any, perturbation: Any) -> None:
+    """Replay a fault, written as RUN:FAULT: the test fails if it is still a fault, and is skipped otherwise."""
+    __tracebackhide__ = True
+    from themis.perturb import Perturbation
+    from themis.runs.replay import Replayer
+    from themis.runs.store.reader import Reader
+    from themis.target.target import as_target
+
+    folder, id = _split(fault)
+    custom = perturbation if isinstance(perturbation, Perturbation) else None
+    with closing(Reader(folder)) as run:
+        faults = run.faults("id = ?", (id,))
+        if not len(faults):
+            raise UsageError(f"--themis-replay must name a fault of the run, got {id}: see themis faults {folder}")
+        replay = Replayer(run, as_target(target), data, custom).replay(faults[0])
+    text = describe_replay(faults[0], replay)
+    if replay.is_fault:
+        pytest.fail(text, pytrace=False)
+    pytest.skip(text)
+
+
+def _split(fault: str) -> tuple[Path, int]:
+    folder, _, id = fault.rpartition(":")
+    if not folder or not id.isdecimal():
+        raise UsageError(f"--themis-replay must have the form RUN:FAULT, got {fault!r}: write it like runs/first:1204")
+    return Path(folder), int(id)
+
+
+def _name_on_command_line(item: pytest.Item) -> str:
+    """The name of a test as it is typed in the folder where the session was started."""
     path = os.path.relpath(item.path, item.config.invocation_params.dir)
     return "::".join([path, *node_id(item).split("::")[1:]])
 
 
 def _write_report(folder: Path) -> tuple[Path | None, str]:
-    """The report's path; None, and why, where it cannot be written: a failing test has more to say than that."""
+    """The path of the report; None and the reason if it cannot be written, which must not hide the test's failure."""
     try:
         from themis.report.page import write_report
 

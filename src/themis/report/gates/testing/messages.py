@@ -1,71 +1,81 @@
-"""A robustness test in words: what failed, the most telling faults, where the rest is."""
+"""The messages of robustness tests: what failed, the most telling faults, and where to find more."""
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from themis.runs.display.fault import describe_answer
+
 if TYPE_CHECKING:
-    from themis.report.gates.gates import Verdicts
-    from themis.runs.faults import Fault
+    from themis.report.gates.gates import GateResults
+    from themis.runs.faults import Fault, Replay
     from themis.runs.run import Run
 
 PREFIX = "themis_"
 SHOWN = ("perturbation", "tests", "stop", "report", "run")
-HERE = str(Path(__file__).parent.parent)
+PACKAGE = str(Path(__file__).parents[3])
 
 
-def describe_failure(run: Run, verdicts: Verdicts, folder: Path, report: str, test: str | None) -> str:
-    """The message of a test that failed. `test` runs again what has no other way to make its model."""
-    from themis.report.gates.testing.gating import lines_of
+def describe_failure(run: Run, results: GateResults, folder: Path, report: str, test: str | None) -> str:
+    """The message of a failing test. `test` is named to replay faults if the run cannot build its model again."""
     from themis.runs.display.text import summary_rows
 
     rows = {name: text for name, text in summary_rows(run) if name in ("faults", "fault rate", "coverage", "tests")}
     theta = ", ".join(f"{each.name} {each.low:g} to {each.high:g}" for each in run.start.theta)
-    lines = [*lines_of(verdicts), "", f"{'perturbation':<13}  {run.start.perturbation} ({theta})"]
+    lines = [*describe_results(results), "", f"{'perturbation':<13}  {run.start.perturbation} ({theta})"]
     lines += [f"{name:<13}  {text}" for name, text in rows.items()]
     lines.append(run.stop)
-    telling = verdicts.telling
+    telling = results.telling
     if telling:
         lines += ["", "The most telling faults:" if len(telling) > 1 else "The most telling fault:"]
     for fault in telling:
         lines += [f"  {describe_fault(fault)}"]
-        lines += [f"    replay: {replay_line(folder, fault.id, test)}"]
+        lines += [f"    replay: {replay_command(folder, fault.id, test)}"]
     return "\n".join([*lines, "", f"report: {report}", f"run: {folder}"])
 
 
+def describe_results(results: GateResults) -> list[str]:
+    """The failed gates with their remedies, then the passed ones, without the one on the end of the campaign."""
+    lines = []
+    for result in results.results:
+        if not result.has_passed:
+            lines += [f"{result.gate}: {result.text}", *([f"  {result.remedy}"] if result.remedy else [])]
+    passed = [result for result in results.results if result.has_passed and result.gate != "campaign"]
+    return lines + [f"{result.gate} passed: {result.text}" for result in passed]
+
+
 def describe_fault(fault: Fault) -> str:
-    """One line: which test, what it was answered, how little it took."""
+    """One line: the test, the answer of the model and the size of the disturbance."""
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
     answer = describe_answer(fault.answer, fault.value, fault.confidence)
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
-    said = f"answered as {answer}" if clean is None else f"{clean} answered as {answer}"
+    change = f"answered as {answer}" if clean is None else f"{clean} answered as {answer}"
     label = "" if fault.label is None or fault.label == fault.clean_answer else f", label {fault.label}"
     ssim = "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
-    return f"fault {fault.id}: seed {fault.seed_id}, {said}{label}; {theta}{ssim}, L2 {fault.distance:.3g}"
+    return f"fault {fault.id}: seed {fault.seed_id}, {change}{label}; {theta}{ssim}, L2 {fault.distance:.3g}"
 
 
-def describe_answer(answer: int, value: float | None, confidence: float) -> str:
-    """Its number, what it measures, and how sure it is, where there are such."""
-    if answer < 0:
-        return "not finite"
-    details = [] if value is None else [f"{value:.6g}"]
-    details += [] if math.isnan(confidence) else [f"{confidence:.1%}"]
-    return f"{answer} ({', '.join(details)})" if details else str(answer)
+def describe_replay(fault: Fault, replay: Replay) -> str:
+    """Whether it is still a fault, its answer now, and what has changed since the run."""
+    state = "still a fault" if replay.is_fault else "no longer a fault"
+    answer = describe_answer(replay.answer, replay.value, replay.confidence)
+    same = ", as recorded" if replay.is_same else ""
+    changes = "" if not replay.changes else f"\nchanged since the run: {'; '.join(replay.changes)}"
+    return f"{state}: now answered as {answer}{same}\n{describe_fault(fault)}{changes}"
 
 
-def replay_line(folder: Path, id: int, test: str | None) -> str:
-    """What to type; a model that lives in a test is made by the test."""
+def replay_command(folder: Path, id: int, test: str | None) -> str:
+    """The command that replays a fault; `test` is the test that builds the model, if only a test can."""
     if test is None:
         return f"themis replay {quote(str(folder))} {id}"
     return f"pytest {quote(test)} --themis-replay {quote(f'{folder}:{id}')}"
 
 
 def describe_error(error: Exception) -> str:
-    """What went wrong in one line, and where the user's own code raised it."""
+    """The error in one line, and the line of the user's code that raised it."""
     cause, place = error.__cause__, None
     trace = None if cause is None else cause.__traceback__
     while trace is not None:
@@ -73,16 +83,16 @@ def describe_error(error: Exception) -> str:
         if not _is_library(code.co_filename):
             place = f"  at {code.co_filename}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
-    notes = [f"  {each}" for each in getattr(error, "__notes__", ())]
+    notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
     return "\n".join([f"themis: {error}", *([] if place is None else [place]), *notes])
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith((HERE + os.sep, "<")) or f"{os.sep}site-packages{os.sep}" in file
+    return file.startswith((PACKAGE + os.sep, "<")) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def properties_of(run: Run, folder: Path, report: Path | None, call: int) -> list[tuple[str, Any]]:
-    """What JUnit XML and the end of the session show, as plain values; a second call's names end in _2."""
+    """Plain values for JUnit XML and the end of the session; the names of a second call end in _2."""
     last, rate = run.rounds[-1], run.fault_rate
     values: dict[str, Any] = {
         "perturbation": run.start.perturbation,
@@ -102,14 +112,14 @@ def properties_of(run: Run, folder: Path, report: Path | None, call: int) -> lis
 
 
 def describe_properties(properties: dict[str, Any]) -> list[str]:
-    """Two lines for each campaign of a test."""
+    """Two lines per campaign of a test."""
     lines = []
     for call in range(1, 1 + sum(name.startswith(f"{PREFIX}tests") for name in properties)):
         ending = "" if call == 1 else f"_{call}"
-        found = {name: properties.get(f"{PREFIX}{name}{ending}") for name in SHOWN}
-        rate, low, high = (properties.get(f"{PREFIX}fault_rate{each}{ending}") for each in ("", "_low", "_high"))
+        values = {name: properties.get(f"{PREFIX}{name}{ending}") for name in SHOWN}
+        rate, low, high = (properties.get(f"{PREFIX}fault_rate{end}{ending}") for end in ("", "_low", "_high"))
         rates = "unknown" if rate is None else f"{rate:.2%} (95%: {low:.2%} to {high:.2%})"
-        text = f"{found['perturbation']}, fault rate {rates}, coverage {properties[f'{PREFIX}coverage{ending}']:.1%}"
-        where = found["report"] or found["run"]
-        lines += [f"  {text}, {found['tests']:,} tests", f"  {found['stop']} See {where}"]
+        text = f"{values['perturbation']}, fault rate {rates}, coverage {properties[f'{PREFIX}coverage{ending}']:.1%}"
+        place = values["report"] or values["run"]
+        lines += [f"  {text}, {values['tests']:,} tests", f"  {values['stop']} See {place}"]
     return lines

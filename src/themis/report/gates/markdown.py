@@ -1,0 +1,71 @@
+"""The results of gates as Markdown, for the summary page of a CI job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from themis.report.gates.gates import GateResults
+
+
+def write_markdown(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
+    """Append a summary to a file: CI systems collect the summaries of all steps in one file."""
+    from themis.runs.store.files import explained
+
+    with explained(Path(path)), Path(path).open("a", encoding="utf-8", errors="replace") as file:
+        file.write(markdown(results, report))
+
+
+def markdown(results: GateResults, report: str | Path | None = None) -> str:
+    """The overall result, the gates, the key figures, the most telling faults and how to replay them."""
+    from themis.runs.diff.markup import code, escape, table
+    from themis.runs.diff.result import replay, say_fault
+
+    mark = "❌" if results.has_failed else "✅" if results.has_limits else "▫️"
+    gates = [
+        (
+            "✅ passed" if result.has_passed else "❌ failed",
+            result.gate,
+            result.text,
+            "" if result.has_passed else result.remedy,
+        )
+        for result in results.results
+    ]
+    lines = [f"## {mark} Themis: {escape(results.sentence)}", "", *table(("", "gate", "result", "remedy"), gates), ""]
+    lines += [*table(("figure", "value", "95% interval"), _figures(results.summary)), ""]
+    if results.telling:
+        lines += ["The most telling faults:", "", *(f"- {escape(say_fault(fault))}" for fault in results.telling), ""]
+        if results.folder is not None:
+            command = replay(str(results.folder), *(fault.id for fault in results.telling))
+            lines += [f"Replay them: {code(command)}", ""]
+    if results.diff is not None:
+        lines += [results.diff.markdown(), ""]
+    if report is not None:
+        lines += [f"Report: {code(str(report))}", ""]
+    return "\n".join(lines)
+
+
+def _figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    from themis.runs.run import percent
+
+    rows = [
+        ("tests", f"{summary['tests']:,}", ""),
+        ("faults", f"{summary['faults']:,} raw, {summary['distinct_faults']:,} distinct", ""),
+    ]
+    if summary.get("failing_seeds") is not None and summary.get("seeds"):
+        rows.append(("failing seeds", f"{summary['failing_seeds']:,} of {summary['seeds']:,}", ""))
+    names = {
+        "fault_rate": "fault rate",
+        "residual_risk": "residual risk",
+        "coverage_interval": "coverage of all neurons",
+    }
+    for key, name in names.items():
+        estimate = summary.get(key)
+        if estimate is not None:
+            low, high = percent(estimate["low"], 2), percent(estimate["high"], 2)
+            rows.append((name, percent(estimate["value"], 2), f"{low} to {high}"))
+        elif key != "coverage_interval":
+            rows.append((name, "unknown: no uniform tests", ""))
+    rows.append(("coverage of the sampled neurons", percent(summary["coverage"]), ""))
+    return rows
