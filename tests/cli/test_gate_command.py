@@ -65,7 +65,7 @@ def test_a_passing_gate_is_0_a_failing_one_1(here, capsys):
     code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0.9", "--fail-under", "coverage=1")
     assert (code, err) == (1, [])
     assert out[1].startswith("FAILED  coverage: ")
-    assert out[1].endswith("give it more with --max-tests or --max-seconds, or lower the limit")
+    assert out[1].endswith("raise the budget with --max-tests or --max-seconds, or lower the limit")
     code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0", "--fail-under", "coverage=0", "--quiet")
     assert (code, out, len(err)) == (1, [], 1)
     assert err[0].startswith("FAILED  max_fault_rate: ")
@@ -86,7 +86,7 @@ def test_new_faults_against_a_baseline(here, capsys, tmp_path):
     code, out, _ = told(capsys, "gate", "new", *words)
     assert code == 1
     assert "new faults compared with main (0 fixed, " in out[1]
-    assert "look at them: themis replay new " in out[1]
+    assert "replay them: themis replay new " in out[1]
     assert complaints(junit) == []
     suite = ElementTree.parse(junit).getroot()[0]
     assert (suite.get("failures"), suite.get("name")) == ("1", "themis new")
@@ -121,7 +121,7 @@ def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
         (["--max-new-faults", "0"], "baseline is missing: add it"),
         (["--baseline-weights", "w.pt", "--max-fault-rate", "1"], "--baseline must be given with"),
         (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "create the folder first"),
-        (["--fail-under", "clean_iou=0.5"], "the task is no segmentation"),
+        (["--fail-under", "clean_iou=0.5"], "the task is not a segmentation"),
     ],
 )
 def test_wrong_uses_are_2(here, capsys, words, says):

@@ -22,7 +22,7 @@ from themis.runs.source import Origin
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.report.gates.gates import Gates, GateResults
+    from themis.report.gates.gates import GateResults, Gates
     from themis.runs.run import Run
 
 HELP = (

@@ -74,7 +74,8 @@ def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
     assert found["clean_accuracy"].has_passed
     assert found["max_fault_rate"].value == high
     assert found["max_fault_rate"].line.startswith("FAILED  max_fault_rate: ")
-    assert "the rate itself is within the limit: more seeds and tests narrow the interval" in found["max_fault_rate"].line
+    advice = "the rate itself is within the limit: more seeds and tests narrow the interval"
+    assert advice in found["max_fault_rate"].line
     assert len(set(found["max_fault_rate"].text.replace(",", "").split()) & {f"{100 * (high - 1e-6):.4f}%"}) == 1
     strict = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
     assert f"retrain on the faults (themis retrain {run}," in strict.remedy
@@ -174,7 +175,8 @@ def test_runs_that_cannot_be_judged_say_why(copy, tmp_path):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
         check_gates(tmp_path / "nowhere", Gates.of())
-    for damage, says in (("[]", "must be the summary of a run, but it is damaged"), ("{", "must be JSON, it is damaged")):
+    messages = {"[]": "must be the summary of a run, but it is damaged", "{": "must be JSON, it is damaged"}
+    for damage, says in messages.items():
         (copy / "summary.json").write_text(damage)
         with pytest.raises(StoreError, match=says):
             check_gates(copy, Gates.of())
