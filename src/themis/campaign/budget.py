@@ -1,74 +1,60 @@
-"""How many tests the next round has, and how many of them a policy chooses at a time."""
+"""Budgets: how many tests the next round has, and how many of them a policy proposes at a time."""
 
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from themis.measure.tests import Tests
 from themis.search.ascent import ASCENTS
-
-if TYPE_CHECKING:
-    from themis.campaign.loop import Campaign
+from themis.settings import Settings
 
 ROUND_SIZE = 640
-"""Tests a round, unless five chunks are more."""
+"""Tests per round, unless five chunks are more."""
 LEAST_ROUND, ROUNDS = 160, 20
-"""Under a policy that follows a criterion: the fewest tests of a round, and rounds that a budget is cut into."""
-
-
+"""If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
 PORTION, PORTIONS = 128, 8
-"""Tests that a policy chooses before it learns what came of them: at first 128, then a chunk, then, in powers of 2, an
-eighth of those that were run. It learns as often as that changes what it knows, and costs little."""
+"""Tests that a policy proposes before it learns their results: at first 128, then a chunk, then an eighth of the tests
+run so far, in powers of 2. It learns as often as that changes what it knows, at little cost."""
 
 
-def portion(campaign: Campaign, n: int) -> int:
-    """Of `n` tests of the search that a round has left, those that the policy chooses next."""
-    if campaign.policy.climbs:  # one test of each seed
-        return n
-    grown = campaign.tally.tests / PORTIONS
+def portion(n: int, n_tests: int, chunk: int) -> int:
+    """How many of the `n` tests that a round has left the policy proposes next, after `n_tests` tests."""
+    grown = n_tests / PORTIONS
     if grown < PORTION:
         return min(n, PORTION)
-    return min(n, max(campaign.calculator.chunk, PORTION << int(log2(grown / PORTION))))
+    return min(n, max(chunk, PORTION << int(log2(grown / PORTION))))
 
 
-def affordable(campaign: Campaign, tests: Tests) -> int:
-    """How many of the first tests there are passes left for."""
-    if campaign.settings.max_passes is None:
+def affordable(tests: Tests, passes_left: int | None, cost: int, ascent_cost: int) -> int:
+    """How many of the first tests the remaining passes suffice for. `ascent_cost` is the cost of ascent tests."""
+    if passes_left is None:
         return len(tests)
-    climbs = np.isin(tests.kind, list(ASCENTS))
-    cost = np.where(climbs, campaign.calculator.cost(True), campaign.cost)
-    left = campaign.settings.max_passes - campaign.calculator.passes
-    return int(np.searchsorted(cost.cumsum(), left, side="right"))
+    costs = np.where(np.isin(tests.kind, list(ASCENTS)), ascent_cost, cost)
+    return int(np.searchsorted(costs.cumsum(), passes_left, side="right"))
 
 
-def round_size(campaign: Campaign) -> int:
-    """Tests of the next round: fewer where a budget is nearly spent."""
-    settings, tests = campaign.settings, campaign.tally.tests
-    size = settings.round_size or _usual(campaign)
+def round_size(settings: Settings, default: int, *, n_tests: int, passes: int, cost: int, elapsed: float) -> int:
+    """The size of the next round; smaller if a budget is nearly spent.
+
+    `n_tests`, `passes` and `elapsed` (seconds) are spent so far, `cost` is the number of passes per test.
+    """
+    size = settings.round_size or default
     if settings.max_tests is not None:
-        size = min(size, settings.max_tests - tests)
+        size = min(size, settings.max_tests - n_tests)
     if settings.max_passes is not None:
-        size = min(size, (settings.max_passes - campaign.calculator.passes) // campaign.cost)
-    if settings.max_seconds is not None and tests:
-        rate = tests / campaign.elapsed()
-        size = min(size, int(rate * (settings.max_seconds - campaign.elapsed())))
+        size = min(size, (settings.max_passes - passes) // cost)
+    if settings.max_seconds is not None and n_tests:
+        size = min(size, int(n_tests / elapsed * (settings.max_seconds - elapsed)))
     return max(1, size)
 
 
-def _usual(campaign: Campaign) -> int:
-    settings = campaign.settings
-    if campaign.policy.climbs:
-        return len(campaign.space.seeds)
-    whole = _whole_chunks(campaign.calculator.chunk, settings.uniform_share)
-    if campaign.guide is None or not campaign.guide.leads:
-        return whole
-    return min(whole, max(LEAST_ROUND, (settings.max_tests or settings.max_passes or ROUNDS * ROUND_SIZE) // ROUNDS))
-
-
-def _whole_chunks(chunk: int, uniform_share: float) -> int:
-    """A round of about ROUND_SIZE tests or more in which both streams fill their chunks."""
-    n_streams = 1 if uniform_share in (0, 1) else 5
-    return max(ROUND_SIZE, n_streams * chunk)
+def default_round_size(settings: Settings, chunk: int, *, follows_criterion: bool) -> int:
+    """About ROUND_SIZE tests or more, so that both streams fill their chunks; fewer under a guiding criterion."""
+    n_chunks = 1 if settings.uniform_share in (0, 1) else 5
+    size = max(ROUND_SIZE, n_chunks * chunk)
+    if not follows_criterion:
+        return size
+    budget = settings.max_tests or settings.max_passes or ROUNDS * ROUND_SIZE
+    return min(size, max(LEAST_ROUND, budget // ROUNDS))

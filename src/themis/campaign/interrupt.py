@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when nothing is half done."""
+"""Deferring Ctrl-C to a moment when nothing is half done."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; a second one does not."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+def defer_interrupts() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block; a second Ctrl-C takes effect at once."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    asked: list[tuple[int, Any]] = []
+    received: list[tuple[int, Any]] = []
 
-    def note(number: int, frame: Any) -> None:
-        if asked:
+    def defer(number: int, frame: Any) -> None:
+        if received:
             raise KeyboardInterrupt
-        asked.append((number, frame))
+        received.append((number, frame))
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, defer)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
-        before(*asked[0])
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        handler(*received[0])

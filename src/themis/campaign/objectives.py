@@ -1,38 +1,31 @@
-"""What the next tests of a search climb, if anything, and what comes of them."""
+"""Objectives: what the next tests of the search maximise by gradient ascent on theta, if anything."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
-from themis.errors import ThemisError
+from themis.campaign.criterion import CampaignCriterion
+from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
-from themis.measure.tests import Results, Tests
+from themis.measure.tests import Tests
+from themis.search import Policy
 from themis.search.ascent import ASCENTS
 
-if TYPE_CHECKING:
-    from themis.campaign.loop import Campaign
 
-
-def measure_next(campaign: Campaign, tests: Tests, stream: str) -> Results:
-    """What came of the first chunk of `tests`; without gradients where model or perturbation have none after all."""
-    calculator, into, objective = campaign.calculator, campaign.moments[stream], None
-    if stream == "search":
-        tests, objective = aimed(campaign, tests)
-    try:
-        return calculator.measure(tests, into, objective)
-    except (RuntimeError, TypeError, ValueError, ThemisError):
-        if objective is None or campaign.policy.climbs:
-            raise
-    return calculator.measure(tests, into)  # if it was not the gradient, it raises again
-
-
-def aimed(campaign: Campaign, tests: Tests) -> tuple[Tests, Objective | None]:
-    """Those of the first tests that climb the same, and what it is; None where they climb nothing."""
-    open_neurons = Objective(campaign.open_neurons, campaign.scale)
-    if campaign.policy.climbs:
-        joint = campaign.guide and campaign.guide.objective(campaign.policy, campaign.calculator, int(tests.number[0]))
-        return tests, joint or open_neurons
-    climbed = [ASCENTS.get(kind) for kind in tests.kind[: campaign.calculator.chunk].tolist()]
-    n = next((k for k, each in enumerate(climbed) if each != climbed[0]), len(climbed))
-    objectives = {None: None, "margin": campaign.calculator.margin_objective(), "sensitivity": open_neurons}
-    return tests[:n], objectives[climbed[0]]
+def choose_objective(
+    tests: Tests,
+    policy: Policy,
+    criterion: CampaignCriterion | None,
+    calculator: Calculator,
+    open_neurons: Tensor,
+    scale: Tensor | None,
+) -> tuple[Tests, Objective | None]:
+    """The first tests that share one objective, and that objective; None if they have none."""
+    sensitivity = Objective(open_neurons, scale)
+    if policy.needs_gradient:
+        joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
+        return tests, joint or sensitivity
+    ascents = [ASCENTS.get(kind) for kind in tests.kind[: calculator.chunk].tolist()]
+    n = next((k for k, ascent in enumerate(ascents) if ascent != ascents[0]), len(ascents))
+    objectives = {None: None, "margin": calculator.margin_objective(), "sensitivity": sensitivity}
+    return tests[:n], objectives[ascents[0]]

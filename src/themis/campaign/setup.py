@@ -1,39 +1,184 @@
-"""What a campaign starts with."""
+"""What never changes in a campaign, and preparing it: the clean sweep and everything that follows from it."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.campaign.criterion import CampaignCriterion
+from themis.criteria.view import View
+from themis.data.seeds import Seeds
 from themis.errors import UsageError
+from themis.judge.coverage import Rule
+from themis.judge.scale import relative_scale
+from themis.measure.calculator import Calculator
+from themis.measure.moments import Moments
+from themis.measure.panel import choose_panel
+from themis.measure.tests import Floats, Ints
 from themis.oracle import choose_oracle
+from themis.perturb import Perturbation
 from themis.runs.run import Start
+from themis.search import Policy, Space
+from themis.settings import Settings
 from themis.target.diagnose import warn_of_chance
-
-if TYPE_CHECKING:
-    from themis.campaign.loop import Campaign
+from themis.target.target import AnyTarget
 
 
-def describe_start(campaign: Campaign) -> Start:
-    """What is known of a campaign after its clean sweep; warns of a model that knows nothing."""
-    calculator, oracle = campaign.calculator, campaign.calculator.oracle
-    grade = {} if calculator.labels is None else oracle.grade(calculator.clean_outputs, calculator.labels)
-    if calculator.clean_outputs.ndim == 2 and oracle.spec() in ("wrong", "changed"):
-        warn_of_chance(grade.get("accuracy"), len(campaign.seeds), calculator.clean_outputs.shape[1])
+@dataclass(frozen=True)
+class SeedFacts:
+    """What is recorded of each seed with its faults; one row per seed."""
+
+    seed_id: Ints
+    label: Ints
+    """The label if it is a class number, else -1."""
+    clean_answer: Ints
+    clean_value: Floats
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a campaign works with. None of it changes until the campaign ends."""
+
+    target: AnyTarget
+    seeds: Seeds
+    perturbation: Perturbation
+    policy: Policy
+    settings: Settings
+    criterion: CampaignCriterion | None
+    calculator: Calculator
+    criterion_view: View | None
+    clean: Moments
+    """Moments of the clean activations."""
+    scale: Tensor | None
+    """The unit of each neuron's sensitivity; None if it is absolute."""
+    rule: Rule
+    panel_neurons: Tensor
+    space: Space
+    facts: SeedFacts
+
+    @property
+    def test_cost(self) -> int:
+        """Passes per test of the policy."""
+        return self.calculator.cost(self.policy.needs_gradient, len(self.policy.rivals))
+
+
+def prepare(
+    target: AnyTarget,
+    seeds: Seeds,
+    perturbation: Perturbation,
+    policy: Policy,
+    settings: Settings,
+    criterion: CampaignCriterion | None = None,
+    chunk: int | None = None,
+) -> Setup:
+    """Trace the open target, run every clean input once, and set up the search space.
+
+    `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
+    """
+    calculator = Calculator.trace(
+        target,
+        seeds,
+        perturbation,
+        choose_oracle(target.oracle),
+        batch_size=settings.batch_size,
+        chunk=chunk,
+        clean_bytes=int(settings.clean_memory_gib * 2**30),
+        min_ssim=settings.min_ssim,
+    )
+    view = calculator.observer = None if criterion is None else criterion.view(calculator)
+    clean = calculator.sweep()
+    _decide_gradient(calculator, policy)
+    panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
+    calculator.watch_panel(panel_neurons)
+    facts, margin = _describe_seeds(calculator)
+    setup = Setup(
+        target=target,
+        seeds=seeds,
+        perturbation=perturbation,
+        policy=policy,
+        settings=settings,
+        criterion=criterion,
+        calculator=calculator,
+        criterion_view=view,
+        clean=clean,
+        scale=relative_scale(clean, calculator.layers) if settings.scale == "relative" else None,
+        rule=Rule(settings.tolerance, settings.draws, settings.alpha),
+        panel_neurons=panel_neurons,
+        space=_search_space(calculator, policy, facts, margin, settings.random_seed),
+        facts=facts,
+    )
+    if settings.max_passes is not None and settings.max_passes < calculator.passes + setup.test_cost:
+        raise UsageError(
+            f"max_passes must leave room for a test after the {calculator.passes:,} passes of the clean sweep, got "
+            f"{settings.max_passes:,}: raise it, or use fewer seeds with max_seeds"
+        )
+    return setup
+
+
+def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
+    """Decide once whether tests can have a gradient in theta; a policy that needs one may use finite differences."""
+    if policy.needs_gradient or policy.uses_gradient:
+        calculator.probe_gradient()
+    if policy.rivals and not calculator.has_gradient:
+        raise UsageError(
+            "policy 'deepxplore' needs the gradient of the outputs in theta, which the model or the perturbation does "
+            "not have: use policy 'fuzz'"
+        )
+
+
+def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
+    """The facts of all seeds, and their clean margins."""
+    outputs, seeds = calculator.clean_outputs, calculator.seeds
+    verdict = calculator.oracle.compare(outputs, outputs, calculator.labels)
+    value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
+    facts = SeedFacts(
+        seeds.seed_id.numpy(),
+        class_numbers(seeds.labels, len(seeds)),
+        verdict.outcome.cpu().numpy(),
+        value.cpu().numpy(),
+    )
+    return facts, verdict.margin.cpu().numpy()
+
+
+def _search_space(
+    calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, random_seed: int
+) -> Space:
+    """The usable seeds and the box of theta."""
+    usable = calculator.usable.cpu().numpy()
+    gradient_cost = None
+    if calculator.has_gradient and policy.uses_gradient:
+        gradient_cost = calculator.cost(True) / calculator.cost(False)
+    return Space.of(
+        calculator.perturbation,
+        usable,
+        facts.seed_id[usable],
+        margin[usable],
+        random_seed,
+        facts.clean_answer[usable],
+        gradient_cost,
+    )
+
+
+def describe_start(setup: Setup, tests_before: int) -> Start:
+    """What is known after the clean sweep; warns of a model that is no better than chance."""
+    calculator, oracle, outputs = setup.calculator, setup.calculator.oracle, setup.calculator.clean_outputs
+    grade = {} if calculator.labels is None else oracle.grade(outputs, calculator.labels)
+    if outputs.ndim == 2 and oracle.spec() in ("wrong", "changed"):
+        warn_of_chance(grade.get("accuracy"), len(setup.seeds), outputs.shape[1])
     return Start(
-        bounds=campaign.target.bounds,
-        perturbation=campaign.perturbation.name,
-        theta=campaign.perturbation.theta,
-        settings=campaign.settings,
+        bounds=setup.target.bounds,
+        perturbation=setup.perturbation.name,
+        theta=setup.perturbation.theta,
+        settings=setup.settings,
         layers=calculator.layers,
         n_neurons=calculator.n_neurons,
-        n_seeds=len(campaign.seeds),
-        n_usable=len(campaign.space.seeds),
+        n_seeds=len(setup.seeds),
+        n_usable=len(setup.space.seeds),
         clean_accuracy=grade.get("accuracy"),
         clean_error=grade.get("error"),
         clean_iou=grade.get("iou"),
@@ -42,46 +187,46 @@ def describe_start(campaign: Campaign) -> Start:
         device=str(calculator.device),
         gives_probabilities=oracle.is_probability,
         oracle=oracle.spec(),
-        oracle_asked=choose_oracle(campaign.target.oracle).spec(),
+        oracle_asked=choose_oracle(setup.target.oracle).spec(),
         fault=oracle.describe(),
-        tests_before=campaign.tally.tests,
-        criterion=None if campaign.guide is None else campaign.guide.describe(),
-        classes=_class_names(campaign),
+        tests_before=tests_before,
+        criterion=None if setup.criterion is None else setup.criterion.describe(),
+        classes=_class_names(calculator),
     )
 
 
-def check_classes(campaign: Campaign) -> None:
-    """Refuse names of classes that cannot be those of the model's answers."""
-    names, n_answers = campaign.seeds.classes, _n_answers(campaign)
+def check_classes(calculator: Calculator) -> None:
+    """Refuse class names that cannot be those of the model's answers."""
+    names, n_answers = calculator.seeds.classes, _n_answers(calculator)
     if names is not None and len(names) != n_answers:
-        raise UsageError(_too_few(len(names), n_answers))
+        raise UsageError(_wrong_names(len(names), n_answers))
 
 
-def _class_names(campaign: Campaign) -> tuple[str, ...] | None:
-    """The data's names of classes, where the model has as many answers; then their numbers are the same, too."""
-    names, n_answers = campaign.seeds.classes, _n_answers(campaign)
+def _class_names(calculator: Calculator) -> tuple[str, ...] | None:
+    """The classes' names if there is one for each of the model's answers."""
+    names, n_answers = calculator.seeds.classes, _n_answers(calculator)
     if names is None or n_answers == 0 or len(names) == n_answers:
         return names if n_answers else None
-    warnings.warn(f"{_too_few(len(names), n_answers)}; numbers are shown", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"{_wrong_names(len(names), n_answers)}; class numbers are shown", RuntimeWarning, stacklevel=2)
     return None
 
 
-def _too_few(n_names: int, n_answers: int) -> str:
+def _wrong_names(n_names: int, n_answers: int) -> str:
     if not n_answers:
-        return f"classes must be left out where answers are no classes, got {n_names} names"
-    return f"classes must be a name for each of the model's {n_answers} answers, got {n_names}: pass classes=..."
+        return f"classes must be left out if the model's answers are not classes, got {n_names} names"
+    return f"classes must be one name for each of the model's {n_answers} answers, got {n_names}: pass classes=..."
 
 
-def _n_answers(campaign: Campaign) -> int:
-    """How many classes the model tells apart; 0 in tasks without classes."""
-    outputs, task = campaign.calculator.clean_outputs, campaign.calculator.oracle.spec().partition(":")[0]
+def _n_answers(calculator: Calculator) -> int:
+    """The number of classes that the model distinguishes; 0 in tasks without classes."""
+    outputs, task = calculator.clean_outputs, calculator.oracle.spec().partition(":")[0]
     if task in ("wrong", "changed", "top5", "multilabel", "segmentation") and outputs.ndim > 1:
         return outputs.shape[1]
     return 2 if task == "threshold" else 0
 
 
 def class_numbers(labels: Tensor | None, n: int) -> NDArray[np.int64]:
-    """Each seed's label where it is a class number, else -1."""
+    """Each seed's label if it is a class number, else -1."""
     if labels is None or labels.ndim != 1:
         return np.full(n, -1)
     is_class = (labels >= 0) & (labels == labels.round())

@@ -1,133 +1,243 @@
-"""A campaign's whole state between two chunks, as arrays and plain data. Randomness needs none: it is by counter."""
+"""The state of a campaign: everything that changes between two chunks, and how it is saved.
+
+Randomness needs no state: every random number is a function of the random seed and a counter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.campaign.setup import Setup
+from themis.criteria.criterion import Criterion
 from themis.errors import StoreError
+from themis.judge.sampler import sample_neurons
+from themis.measure.calculator import Measurement
+from themis.measure.moments import Accumulator, Moments
+from themis.measure.panel import Panel, Shape
+from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
+from themis.runs.run import Round
 from themis.runs.store.writer import Checkpoint
+from themis.search import Policy
+from themis.search.policy import Novelty
 
-if TYPE_CHECKING:
-    from themis.campaign.loop import Campaign
+STREAMS = ("uniform", "search")
+PHASES = ("measure", "judge", "search")
+
+
+class Clock:
+    """Seconds per phase and in total, including those before a campaign was interrupted."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self.phases = dict.fromkeys(PHASES, 0.0)
+
+    def elapsed(self) -> float:
+        """Seconds since the campaign began."""
+        return perf_counter() - self._began
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count the time that the block takes as time of a phase."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[phase] += perf_counter() - began
+
+    def state(self) -> dict[str, float]:
+        return {**self.phases, "total": self.elapsed()}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Add the time of an earlier process to that of this one."""
+        self._began -= state["total"]
+        self.phases = {phase: self.phases[phase] + state[phase] for phase in PHASES}
 
 
 @dataclass
-class UnderWay:
-    """The round being measured: what was proposed to each stream, and what came of it so far.
+class PartialRound:
+    """The round being measured: the tests proposed to each stream, and the results so far.
 
-    left_to_propose: tests of the search that the policy has not been asked for yet; it is, a portion at a time.
+    n_unproposed: tests of the search stream that the policy has not been asked for yet; it is asked portion by portion.
     """
 
     tests: dict[str, Tests]
-    left_to_propose: int = 0
+    n_unproposed: int = 0
     results: dict[str, list[Results]] = field(default_factory=dict)
 
+    @property
+    def is_done(self) -> bool:
+        return self.stream() is None and not self.n_unproposed
+
     def propose(self, tests: Tests) -> None:
-        """Give the search its next portion; the one before has been run."""
+        """Give the search stream its next portion; the one before has been run."""
         self.tests["search"] = tests
-        self.left_to_propose -= len(tests)
+        self.n_unproposed -= len(tests)
         self.results.pop("search", None)
 
     def stream(self) -> str | None:
-        """The stream that is measured now; None when all are done."""
+        """The stream that is measured next; None if all proposed tests have been run."""
         return next((name for name, tests in self.tests.items() if self.n_done(name) < len(tests)), None)
 
     def n_done(self, stream: str) -> int:
         return sum(map(len, self.results.get(stream, ())))
 
-    def left(self, stream: str) -> Tests:
-        """The tests of a stream that have not run."""
+    def pending(self, stream: str) -> Tests:
+        """The tests of a stream that have not been run."""
         return self.tests[stream][self.n_done(stream) :]
 
-    def keep(self, stream: str, n: int) -> None:
-        """Of the tests of a stream that have not run, keep the first `n`."""
+    def add(self, stream: str, results: Results) -> None:
+        self.results.setdefault(stream, []).append(results)
+
+    def truncate(self, stream: str, n: int) -> None:
+        """Keep only the first `n` of the tests of a stream that have not been run."""
         self.tests[stream] = self.tests[stream][: self.n_done(stream) + n]
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"left_to_propose": self.left_to_propose}
-        for name, tests in self.tests.items():
-            done = self.results.get(name)
+        state: dict[str, Any] = {"left_to_propose": self.n_unproposed}
+        for stream, tests in self.tests.items():
+            done = self.results.get(stream)
             results = {} if not done else {k: v for k, v in vars(Results.join(done)).items() if v is not None}
             kinds, kind = np.unique(tests.kind, return_inverse=True)
-            state[name] = {"tests": {**vars(tests), "kind": kind}, "kinds": kinds.tolist(), "results": results}
+            state[stream] = {"tests": {**vars(tests), "kind": kind}, "kinds": kinds.tolist(), "results": results}
         return state
 
     @staticmethod
-    def of(state: dict[str, Any]) -> UnderWay:
+    def of(state: dict[str, Any]) -> PartialRound:
         """From a state."""
-        round = UnderWay({}, state.pop("left_to_propose"))
-        for name, each in state.items():
-            kinds, columns = np.array(each["kinds"], dtype=np.str_), each["tests"]
-            round.tests[name] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
-            if each["results"]:
-                round.results[name] = [Results(**{"gradient": None, **each["results"]})]
-        return round
+        partial = PartialRound({}, state["left_to_propose"])
+        for stream, saved in state.items():
+            if stream not in STREAMS:
+                continue
+            kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
+            partial.tests[stream] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
+            if saved["results"]:
+                partial.results[stream] = [Results(**{"gradient": None, **saved["results"]})]
+        return partial
 
 
-def save(campaign: Campaign) -> Checkpoint:
-    """The state of a campaign that is not within a chunk."""
-    tree = {
-        "moments": {stream: each.state() for stream, each in campaign.moments.items()},
-        "panel": campaign.panel.state(),
-        "shape": campaign.shape.state(),
-        "tally": campaign.tally.state(),
-        "policy": campaign.policy.state,
-        "criterion": None if campaign.guide is None else campaign.guide.criterion.state,
-        "seen": np.fromiter(campaign.novelty.seen, dtype=np.int64),
-        "open_neurons": campaign.open_neurons,
-        "under_way": None if campaign.under_way is None else campaign.under_way.state(),
-        "passes": campaign.calculator.passes,
-        "chunk": campaign.calculator.chunk,
-        "seconds": {**campaign.seconds, "total": campaign.elapsed()},
-    }
-    arrays: dict[str, Tensor] = {}
-    values = _split(tree, "", arrays)
-    return Checkpoint(campaign.tally.tests, len(campaign.rounds), arrays, values)
+@dataclass
+class State:
+    """All that a campaign has learned. `checkpoint` and `restore` save it; rounds and faults are rows of the store."""
 
+    moments: dict[str, Accumulator]
+    """Of the sensitivities, by stream."""
+    panel: Panel
+    shape: Shape
+    tally: Tally
+    policy: Policy
+    criterion: Criterion | None
+    novelty: Novelty
+    open_neurons: Tensor
+    """Sampled neurons that have not converged; the ones that gradient ascent aims at."""
+    passes: int
+    chunk: int
+    clock: Clock
+    partial_round: PartialRound | None = None
+    rounds: list[Round] = field(default_factory=list)
 
-def load(campaign: Campaign, checkpoint: Checkpoint) -> None:
-    """Put a campaign that has swept its seeds where the checkpoint was taken; rounds and faults are not its part."""
-    tree = _join(checkpoint.values, "", checkpoint.arrays)
-    device = campaign.calculator.device
-    for stream, each in campaign.moments.items():
-        each.restore(tree["moments"][stream])
-    campaign.panel.restore(tree["panel"], device)
-    campaign.shape.restore(tree["shape"], device)
-    campaign.tally.restore(_arrays(tree["tally"]))
-    state = _arrays(tree["policy"])
-    if campaign.policy.state.keys() - state.keys():
-        raise StoreError(
-            "a run must be gone on with by the version of Themis that began it, this one searches otherwise"
+    @staticmethod
+    def initial(setup: Setup, clock: Clock) -> State:
+        """The state before the first test."""
+        calculator = setup.calculator
+        setup.policy.init(setup.space)
+        n_neurons = calculator.n_neurons
+        unmeasured = torch.zeros(n_neurons, dtype=torch.float64, device=calculator.device)
+        return State(
+            moments={stream: calculator.accumulator() for stream in STREAMS},
+            panel=Panel.empty(setup.panel_neurons),
+            shape=Shape.empty(len(setup.panel_neurons)),
+            tally=Tally(len(setup.seeds)),
+            policy=setup.policy,
+            criterion=None if setup.criterion is None else setup.criterion.criterion,
+            novelty=Novelty(setup.space),
+            open_neurons=sample_neurons(unmeasured, setup.settings.sample).sort().values,
+            passes=calculator.passes,
+            chunk=calculator.chunk,
+            clock=clock,
         )
-    campaign.policy.state = state
-    if campaign.guide is not None:
-        state = {name: each.to(device) for name, each in tree["criterion"].items()}
-        view = campaign.calculator.view
-        layout = None if view is None else view.layout
-        campaign.guide.criterion.restore(state, campaign.tally.tests - campaign.tally.dropped, layout)
-    campaign.novelty.seen = set(tree["seen"].tolist())
-    campaign.open_neurons = tree["open_neurons"].to(device)
-    campaign.under_way = None if tree["under_way"] is None else UnderWay.of(_arrays(tree["under_way"]))
-    campaign.calculator.passes = tree["passes"]
-    seconds = tree["seconds"]
-    campaign.began -= seconds.pop("total")
-    campaign.seconds = {phase: campaign.seconds[phase] + spent for phase, spent in seconds.items()}
+
+    def add(self, tests: Tests, measurement: Measurement, stream: str, *, is_shape_sample: bool) -> None:
+        """Count the tests of one chunk. `is_shape_sample`: whether they show how the differences are distributed."""
+        self.passes += measurement.passes
+        self.chunk = measurement.chunk
+        self.tally.add(tests, measurement.results, stream == "uniform")
+        if measurement.panel is not None:
+            differences, seed = measurement.panel
+            self.panel.add(differences.abs(), seed)
+            if is_shape_sample:
+                self.shape.add(differences)
+
+    def total_moments(self) -> Moments:
+        """The moments of both streams together."""
+        uniform, search = (self.moments[stream].moments() for stream in STREAMS)
+        return uniform.merge(search)
+
+    def checkpoint(self) -> Checkpoint:
+        """The whole state as arrays and plain data; must not be called within a chunk."""
+        tree = {
+            "moments": {stream: accumulator.state() for stream, accumulator in self.moments.items()},
+            "panel": self.panel.state(),
+            "shape": self.shape.state(),
+            "tally": self.tally.state(),
+            "policy": self.policy.state,
+            "criterion": None if self.criterion is None else self.criterion.state,
+            "seen": np.fromiter(self.novelty.seen, dtype=np.int64),
+            "open_neurons": self.open_neurons,
+            "under_way": None if self.partial_round is None else self.partial_round.state(),
+            "passes": self.passes,
+            "chunk": self.chunk,
+            "seconds": self.clock.state(),
+        }
+        arrays: dict[str, Tensor] = {}
+        values = _split(tree, "", arrays)
+        return Checkpoint(self.tally.tests, len(self.rounds), arrays, values)
+
+    def restore(self, checkpoint: Checkpoint, rounds: list[Round], setup: Setup) -> None:
+        """Continue from a checkpoint and the rounds up to it."""
+        tree = _join(checkpoint.values, "", checkpoint.arrays)
+        device = setup.calculator.device
+        for stream, accumulator in self.moments.items():
+            accumulator.restore(tree["moments"][stream])
+        self.panel.restore(tree["panel"], device)
+        self.shape.restore(tree["shape"], device)
+        self.tally.restore(_as_arrays(tree["tally"]))
+        policy_state = _as_arrays(tree["policy"])
+        if self.policy.state.keys() - policy_state.keys():
+            raise StoreError(
+                "cannot resume: this run was created by another version of Themis, whose policy stores other data; "
+                "start a new run"
+            )
+        self.policy.state = policy_state
+        if self.criterion is not None:
+            criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
+            layout = None if setup.criterion_view is None else setup.criterion_view.layout
+            self.criterion.restore(criterion_state, self.tally.tests - self.tally.dropped, layout)
+        self.novelty.seen = set(tree["seen"].tolist())
+        self.open_neurons = tree["open_neurons"].to(device)
+        saved_round = tree["under_way"]
+        self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
+        self.passes = tree["passes"]
+        self.clock.restore(tree["seconds"])
+        self.rounds = rounds
 
 
 _ARRAY = {"array": True}
-"""Stands in the plain data where an array belongs."""
+"""Marks the place of an array in the plain data."""
 
 
 def _split(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
     """`value` with its arrays moved to `arrays`, by their path."""
     if isinstance(value, dict):
-        return {key: _split(each, f"{name}/{key}", arrays) for key, each in value.items()}
+        return {key: _split(item, f"{name}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         arrays[name] = tensor.detach().cpu().clone()
@@ -139,12 +249,12 @@ def _join(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
     if value == _ARRAY:
         return arrays[name].clone()
     if isinstance(value, dict):
-        return {key: _join(each, f"{name}/{key}", arrays) for key, each in value.items()}
+        return {key: _join(item, f"{name}/{key}", arrays) for key, item in value.items()}
     return value
 
 
-def _arrays(value: Any) -> Any:
-    """Plain data with tensors turned into arrays."""
+def _as_arrays(value: Any) -> Any:
+    """Plain data with tensors turned into NumPy arrays."""
     if isinstance(value, dict):
-        return {key: _arrays(each) for key, each in value.items()}
+        return {key: _as_arrays(item) for key, item in value.items()}
     return value.numpy() if isinstance(value, Tensor) else value

@@ -1,11 +1,11 @@
-"""The sensitivity calculator: runs tests and folds `|N_i(I + E(theta)) - N_i(I)|` into moments as it appears."""
+"""The Sensitivity Calculator: runs tests and folds `|N_i(I + E(theta)) - N_i(I)|` into moments as they are computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,34 +14,124 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.chunk import chunk_size, padded
+from themis.measure.chunk import ChunkBuffers, chunk_size, padded
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
-from themis.measure.fold import Aim, Climb, Fold, Objective, Picked
+from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter
 from themis.measure.gradient import by_backward, by_differences
 from themis.measure.inputs import check_bounds, place
-from themis.measure.memory import Room
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.similarity import recognisable_first, spread
-from themis.measure.tests import Details, Results, Tests
+from themis.measure.similarity import similar_first
+from themis.measure.tests import Bools, FaultDetails, Results, Tests
 from themis.oracle import Oracle
-from themis.oracle.oracle import Verdict, are_finite
+from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.target import AnyTarget
 
-if TYPE_CHECKING:
-    from themis.criteria.view import View
+TRACING_PASSES = 5
+"""`find_layers` traces one batch of two inputs and one of three."""
+PROBED = 2
+"""Tests that `probe_gradient` runs."""
 
-OnPanel = Callable[[Tensor, Tensor], None]
-"""Takes the panel's signed differences `[tests, panel]` and the tests' seeds `[tests]`, chunk by chunk."""
+OnActivation = Callable[[Layer, Tensor], None]
+"""Takes a layer and its activations `[inputs, neurons]`."""
+
+
+class Observer(Protocol):
+    """Sees every activation that the calculator computes; a campaign's criterion is one."""
+
+    def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype) -> None:
+        """A forward pass is about to start."""
+
+    def on_activation(self, layer: Layer, activation: Tensor) -> None:
+        """Take one layer's activation as the model computed it."""
+
+    def keep_clean(self, first: int, n: int, n_seeds: int) -> None:
+        """Keep what the last pass showed as the clean activations of the seeds from `first` on."""
+
+    def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> object:
+        """The pass has ended; its first `n` inputs were tests of the seeds `seed`."""
+
+    def take(self, was_run: Bools) -> Bools:
+        """Count the pass that has ended. Returns which of the tests raised the criterion."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What `Calculator.measure` returns: the results of the first tests it was given, as many as one chunk holds."""
+
+    results: Results
+    faults: FaultDetails
+    panel: tuple[Tensor, Tensor] | None
+    """The panel's signed differences `[tests, panel]` and the seeds `[tests]` of the tests that were folded."""
+    passes: int
+    """Passes that the tests took."""
+    chunk: int
+    """The size of the chunk they were run in."""
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+@dataclass(frozen=True)
+class _DisturbedChunk:
+    """A chunk of tests and their disturbed inputs. The first `n_run` rows are run, the rest is dropped or padding."""
+
+    tests: Tests
+    rows: Tensor
+    theta: Tensor
+    noise_seed: Tensor
+    inputs: Tensor
+    disturbed: Tensor
+    order: Tensor
+    """The position of each row among the tests before dissimilar ones were moved to the end."""
+    n_run: int
+    leaf: Tensor
+    """Theta in the order of the tests; gradients are taken with respect to it."""
 
 
 class Calculator:
-    """Phase 1 for one target, its seeds and one perturbation. The target must be open, `sweep` comes first."""
+    """Phase 1 for one target, its seeds and one perturbation.
+
+    The target must be open. `sweep` must be called before `measure`.
+    """
 
     def __init__(
         self,
+        target: AnyTarget,
+        seeds: Seeds,
+        perturbation: Perturbation,
+        oracle: Oracle,
+        layers: tuple[Layer, ...],
+        *,
+        batch_size: int | None = None,
+        chunk: int | None = None,
+        clean_bytes: int,
+        min_ssim: float | None = None,
+    ) -> None:
+        """`chunk` is the number of tests per forward pass if an earlier campaign has determined it."""
+        self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
+        self.seeds, self.min_ssim, self.layers, self.clean_bytes = seeds, min_ssim, layers, clean_bytes
+        if isinstance(seeds.inputs, Tensor):
+            check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+        self.inputs = place(seeds.inputs, self.device)
+        self.by_name = {layer.name: layer for layer in layers}
+        self.n_neurons = layers[-1].stop
+        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        size = chunk or chunk_size(self.n_neurons, self.device, batch_size)
+        self._memory = ChunkBuffers(layers, size, self.dtype, self.device)
+        self.has_gradient = target.has_gradient
+        self.clean_outputs = self.reference = torch.empty(0)
+        self.observer: Observer | None = None
+        self._panel: NeuronSelection | None = None
+        self._panel_clean: Activations | None = None
+        self._own_passes = perturbation.passes  # at least; some tasks take more
+        self._reruns_clean = False  # whether clean inputs are run again with each test because memory is short
+        self.passes = 0
+
+    @staticmethod
+    def trace(
         target: AnyTarget,
         seeds: Seeds,
         perturbation: Perturbation,
@@ -51,46 +141,44 @@ class Calculator:
         chunk: int | None = None,
         clean_bytes: int,
         min_ssim: float | None = None,
-    ) -> None:
-        """`chunk` is the number of tests a forward pass when it is known, from an earlier campaign."""
-        self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
-        self.seeds, self.min_ssim = seeds, min_ssim
+    ) -> Calculator:
+        """A calculator for the layers that tracing the target with the first seed finds."""
         if isinstance(seeds.inputs, Tensor):
             check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
-        self.inputs = place(seeds.inputs, self.device)
-        self.layers = target.find_layers(self.inputs[0])
-        self.by_name = {layer.name: layer for layer in self.layers}
-        self.n_neurons = self.layers[-1].stop
-        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        self.clean_bytes = clean_bytes
-        size = chunk or chunk_size(self.n_neurons, self.device, batch_size)
-        self._room = Room(self.layers, size, self.dtype, self.device)
-        self.clean_outputs = self.reference = torch.empty(0)
-        self.panel: tuple[Picked, OnPanel] | None = None
-        self.view: View | None = None
-        self._panel_clean: Activations | None = None
-        self._own_passes = perturbation.passes  # at the least: some tasks take more
-        self._is_run_again = False  # whether clean inputs are run with tests, for want of memory
-        self.passes = 5  # find_layers traced a batch of two and one of three
-        self.max_passes: int | None = None
+        layers = target.find_layers(place(seeds.inputs, target.device)[0])
+        calculator = Calculator(
+            target,
+            seeds,
+            perturbation,
+            oracle,
+            layers,
+            batch_size=batch_size,
+            chunk=chunk,
+            clean_bytes=clean_bytes,
+            min_ssim=min_ssim,
+        )
+        calculator.passes += TRACING_PASSES
+        return calculator
 
     @property
     def chunk(self) -> int:
-        """Tests a forward pass."""
-        return self._room.chunk
+        """The number of tests per forward pass."""
+        return self._memory.chunk
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """Asked for after the sweep, when those that come with the inputs are known."""
+        """The seeds' labels; read after the sweep, when those that come with the inputs are known."""
         return None if self.seeds.labels is None else self.seeds.labels.to(self.device)
 
+    # Clean inputs
+
     def sweep(self) -> Moments:
-        """Run every clean input once: sets the clean outputs and reference answers, keeps the activations that fit.
+        """Run every clean input once: set the clean outputs and reference answers, keep the activations that fit.
 
         Returns the moments of the clean activations themselves.
         """
         before = self.passes
-        moments, outputs = self._room.attempt(self._sweep)
+        moments, outputs = self._memory.attempt(self._sweep)
         self.passes = before + len(self.inputs)
         clean_outputs = torch.cat(outputs).float()
         is_finite = are_finite(clean_outputs)
@@ -106,75 +194,71 @@ class Calculator:
         return moments.checked(self.layers)
 
     def take_clean(self, outputs: Tensor) -> None:
-        """Set the clean outputs, and with them the answers that the seeds should keep."""
+        """Set the clean outputs, and with them the answers that tests are compared with."""
         self.clean_outputs = outputs.float()
         self.reference = self.oracle.reference(self.clean_outputs, self.labels)
 
     def _sweep(self) -> tuple[Moments, list[Tensor]]:
         self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, self.device)
-        self._is_run_again = self.kept.n_kept < len(self.inputs)
+        self._reruns_clean = self.kept.n_kept < len(self.inputs)
         moments = self.accumulator()
         outputs = []
         for first in range(0, len(self.inputs), self.chunk):
             rows = torch.arange(first, min(first + self.chunk, len(self.inputs)), device=self.device)
 
-            def visit(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
+            def keep(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
                 self.kept.keep(layer.name, first, activations[:n])
-                moments.add(self._room.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
+                moments.add(self._memory.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
 
-            outputs.append(self._clean_pass(rows, visit, self.view)[: len(rows)])
+            outputs.append(self._clean_pass(rows, keep, self.observer)[: len(rows)])
             moments.commit(len(rows))
-            if self.view is not None:
-                self.view.keep_clean(first, len(rows), len(self.inputs))
+            if self.observer is not None:
+                self.observer.keep_clean(first, len(rows), len(self.inputs))
         return moments.moments(), outputs
 
+    def watch_panel(self, neurons: Tensor) -> None:
+        """From now on every measurement has the signed differences of these neurons (ascending)."""
+        self._panel = NeuronSelection.of(neurons.to(self.device), self.layers)
+        if self.kept.n_kept == len(self.inputs):
+            self._panel_clean = {
+                name: self.kept.columns(name, positions) for name, positions in self._panel.within.items()
+            }
+
+    def release(self) -> None:
+        """Free what only a running campaign needs; single tests can still be run."""
+        self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
+        self._reruns_clean = False
+        self._memory.release()
+        self._panel_clean = None
+
+    # Tests
+
     def accumulator(self) -> Accumulator:
-        """An empty accumulator of the right size and place."""
+        """An empty accumulator of the right size, on the right device."""
         return Accumulator(self.n_neurons, self.device, self.dtype)
 
-    def watch_panel(self, neurons: Tensor, take: OnPanel) -> None:
-        """From now on give `take` the signed differences of these neurons (ascending)."""
-        picked = Picked.of(neurons.to(self.device), self.layers)
-        self.panel = (picked, take)
-        if self.kept.n_kept == len(self.inputs):
-            self._panel_clean = {name: self.kept.columns(name, at) for name, at in picked.within.items()}
+    def measure(
+        self, tests: Tests, into: Accumulator, objective: Objective | None = None, max_passes: int | None = None
+    ) -> Measurement:
+        """Run the first chunk of `tests`, fold its sensitivities into `into`, and return the results.
 
-    def measure(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Results:
-        """Run the first chunk of `tests`, add its sensitivities to `into`, and say what came of each.
-
-        With an `objective` each test also gets its gradient in theta: by one backward pass, or by two forward passes a
-        dimension where the target has no gradient. What raises leaves no trace. Where memory runs out the chunk is
-        halved, for good.
+        With an `objective` each test also gets its gradient in theta: by one backward pass, or by two forward passes
+        per dimension if there is no backward pass. If an error is raised, nothing was folded. If memory runs out, the
+        chunk is halved for good. `max_passes` limits the passes spent on folding the other tests of a chunk in which
+        some outputs are not finite.
         """
-        aim = None if objective is None else objective.aim(self.layers)
+        before = self.passes
+        limit = None if max_passes is None else before + max_passes
+        layered = None if objective is None else objective.by_layer(self.layers)
 
-        def attempt() -> dict[str, Tensor]:
-            return self._measure_chunk(tests[: self.chunk], into, aim, self.view)
+        def attempt() -> Measurement:
+            return self._measure_chunk(tests[: self.chunk], into, layered, limit)
 
-        columns = {name: column.cpu() for name, column in self._room.attempt(attempt).items()}
-        tensors: dict[str, Any] = {name: columns.pop(name) for name in ("inputs", "outputs")}
-        arrays: dict[str, Any] = {name: column.numpy() for name, column in columns.items()}
-        details = {each.name: arrays.pop(each.name) for each in fields(Details) if each.name in arrays}
-        # Four decimals: more says nothing, and whole numbers are stored in a third of the time.
-        details["signature"] = np.rint(details["signature"] * np.float32(1e4)) / np.float32(1e4)
-        results = Results(**{"gradient": None, **arrays}, faults=Details(**details, **tensors))
-        return results if self.view is None else replace(results, raised=self.view.take(results.was_run))
-
-    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_valid: int) -> tuple[Tensor, Tensor]:
-        """The inputs of the seeds `rows`, and the same disturbed at `theta`; rows from `n_valid` on are padding."""
-        context = self._context(rows)
-        inputs = self.inputs[rows]
-        disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
-        self.passes += context.passes * n_valid // len(rows)
-        self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
-        return inputs, disturbed
-
-    def _context(self, rows: Tensor) -> Context:
-        def margin(outputs: Tensor) -> Tensor:
-            return self._compare(rows, outputs).margin
-
-        features = self.seeds.features if self.perturbation.inputs == "table" else None
-        return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
+        measurement = self._memory.attempt(attempt)
+        results = measurement.results
+        if self.observer is not None:
+            results = replace(results, raised=self.observer.take(results.was_run))
+        return replace(measurement, results=results, passes=self.passes - before, chunk=self.chunk)
 
     def run_chunk(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor]:
         """Inputs and outputs of at most `chunk` tests, computed at that shape; nothing is folded."""
@@ -184,177 +268,274 @@ class Calculator:
             self.passes += len(tests)
             return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
 
-    def cost(self, climbs: bool, n_rivals: int = 0) -> int:
-        """Passes of one test; with its gradient in theta if it climbs, and those of other models beside the target."""
-        own = self._own_passes + self._is_run_again
-        if not climbs:
+    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> tuple[Tensor, Tensor]:
+        """The inputs of the seeds `rows`, clean and disturbed at `theta`; rows from `n_tests` on are padding."""
+        context = self._context(rows)
+        inputs = self.inputs[rows]
+        disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
+        self.passes += context.passes * n_tests // len(rows)
+        self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
+        return inputs, disturbed
+
+    def cost(self, needs_gradient: bool, n_rivals: int = 0) -> int:
+        """Passes per test; with its gradient in theta if it needs one, and those of rival models beside the target."""
+        own = self._own_passes + self._reruns_clean
+        if not needs_gradient:
             return 1 + own
-        gradient = 3 + own if self.target.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
+        gradient = 3 + own if self.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
         return gradient + 3 * n_rivals
 
-    def _n_affordable(self) -> int | None:
-        """Tests that there are passes left for; None is any number."""
-        return None if self.max_passes is None else max(0, self.max_passes - self.passes) // self.cost(False)
-
     def margin_objective(self) -> Objective:
-        """What climbs towards another answer."""
+        """The objective that leads towards another answer."""
 
-        def fallen(inputs: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
+        def lost_margin(inputs: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
             return -self._compare(rows, outputs).margin.sum()
 
-        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), differ=fallen)
+        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), output_term=lost_margin)
 
-    def release(self) -> None:
-        """Free what only a running campaign needs; single tests can still be run."""
-        self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
-        self._is_run_again = False
-        self._room.release()
-        self._panel_clean = None
+    def probe_gradient(self) -> None:
+        """Find out, once, whether outputs and sensitivities have a gradient in theta, and set `has_gradient`.
+
+        A model may leave the graph (NumPy, `no_grad`), and so may a perturbation of the user's own.
+        """
+        if not self.has_gradient or self.perturbation.passes:  # an attack needs the gradient and has been checked
+            return
+        n = min(PROBED, len(self.usable))
+        rows = self.usable[:n]
+        middle = torch.tensor([(theta.low + theta.high) / 2 for theta in self.perturbation.theta], device=self.device)
+        theta = middle.float().repeat(n, 1).requires_grad_(True)
+        self.passes += 3 * n
+        try:
+            with torch.enable_grad():
+                _, disturbed = self.disturb(rows, theta, torch.arange(n, device=self.device), n)
+                outputs = self.target.forward(disturbed)
+                total = outputs.float().sum()
+                gradient = torch.autograd.grad(total, theta, allow_unused=True)[0] if total.requires_grad else None
+        except Exception:  # whatever the user's code raises, it cannot be differentiated
+            gradient = None
+        self.has_gradient = gradient is not None
+
+    # One chunk
 
     def _measure_chunk(
-        self, tests: Tests, into: Accumulator, aim: Aim | None, view: View | None = None
-    ) -> dict[str, Tensor]:
-        n = n_tests = len(tests)
-        rows, theta, noise_seed = self._columns(tests, self.chunk)
-        panel = None if self.panel is None else self.panel[0]
-        backward = aim if self.target.has_gradient else None
-        leaf = theta.requires_grad_(backward is not None)
+        self, tests: Tests, into: Accumulator, objective: LayeredObjective | None, limit: int | None
+    ) -> Measurement:
+        """Disturb, forward and fold one chunk, then compare its outputs."""
+        backward = objective if self.has_gradient else None
         with torch.set_grad_enabled(backward is not None):
-            inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
-            order = torch.arange(len(rows), device=self.device)
-            if self.min_ssim is not None:
-                order, n = recognisable_first(inputs, disturbed, n, self.target.bounds, self.min_ssim)
-            if n < n_tests:
-                if n == 0:
-                    return self._none_was_run(inputs, theta, n_tests, aim is not None)
-                tests = tests[order[:n].cpu().numpy()]
-                rows, theta, noise_seed, inputs, disturbed = (
-                    each[order] for each in (rows, theta, noise_seed, inputs, disturbed)
-                )
-            locate = self._clean(rows, n)
-            fold = Fold(locate, self._room.buffers, n, into, panel, self._panel_clean, backward)
-            outputs = self._forward(disturbed, fold.visit, view)
-            gradient = None
-            if backward is not None:
-                height, differ = fold.height, backward.objective.differ
-                if differ is not None:
-                    height = height + differ(disturbed[:n], outputs[:n].float(), rows[:n])
-                gradient = by_backward(height, leaf)[order][:n]
-        self.passes += n * (1 if backward is None else 3 + 3 * backward.objective.n_models)
-        if aim is not None and backward is None:
-            gradient = self._differences(rows, theta, noise_seed, n, lambda: Climb(locate, n, aim))
+            chunk = self._disturb_chunk(tests, backward is not None)
+            if chunk.n_run == 0:
+                return self._nothing_run(chunk, objective is not None)
+            fold, outputs, gradient = self._forward_chunk(chunk, into, backward)
+        if objective is not None and backward is None:
+            gradient = self._gradient_by_differences(chunk, objective, fold.locate)
+        n, rows = chunk.n_run, chunk.rows[: chunk.n_run]
         with torch.no_grad():
-            outputs, rows = outputs.detach()[:n].float(), rows[:n]
-            if view is not None:
-                view.end(n, outputs, rows)
+            outputs = outputs.detach()[:n].float()
+            if self.observer is not None:
+                self.observer.end(n, outputs, rows)
             verdict = self._compare(rows, outputs)
-            at = verdict.is_fault.nonzero().squeeze(1)
-            found = self._details(inputs[at], disturbed.detach()[at], outputs[at], fold.signature(at), verdict, at)
-            climb = {} if gradient is None else {"gradient": gradient.nan_to_num_(0.0)}
+            faults = self._describe_faults(chunk, outputs, verdict, fold)
+            results = self._results(chunk, verdict, gradient)
             is_finite = are_finite(outputs)
             if bool(is_finite.all()):
                 into.commit(n)
-                if self.panel is not None:
-                    self.panel[1](fold.panel_differences(), rows)
-            # A model that breaks down on an input is a fault, not a sensitivity: fold the others alone, while they can
-            # be paid.
-            elif len(again := tests[is_finite.cpu().numpy()][: self._n_affordable()]):
-                self._measure_chunk(again, into, None)
-            came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
-            return {**(came if n == n_tests else spread(came, order[:n], n_tests)), **found}
+                panel = None if self._panel is None else (fold.panel_differences(), rows)
+            else:
+                panel = self._fold_finite(chunk, is_finite, into, limit)
+        return Measurement(results, faults, panel, 0, self.chunk)
+
+    def _disturb_chunk(self, tests: Tests, needs_gradient: bool) -> _DisturbedChunk:
+        """The tests' inputs; those that are too dissimilar from their seed are moved to the end and not run."""
+        n = len(tests)
+        rows, theta, noise_seed = self._columns(tests, self.chunk)
+        leaf = theta.requires_grad_(needs_gradient)
+        inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
+        order = torch.arange(len(rows), device=self.device)
+        chunk = _DisturbedChunk(tests, rows, theta, noise_seed, inputs, disturbed, order, n, leaf)
+        if self.min_ssim is None:
+            return chunk
+        order, n_similar = similar_first(inputs, disturbed, n, self.target.bounds, self.min_ssim)
+        if n_similar in (0, n):
+            return replace(chunk, n_run=n_similar, order=order)
+        return replace(
+            chunk,
+            rows=rows[order],
+            theta=theta[order],
+            noise_seed=noise_seed[order],
+            inputs=inputs[order],
+            disturbed=disturbed[order],
+            order=order,
+            n_run=n_similar,
+        )
+
+    def _forward_chunk(
+        self, chunk: _DisturbedChunk, into: Accumulator, objective: LayeredObjective | None
+    ) -> tuple[ChunkFold, Tensor, Tensor | None]:
+        """One forward pass that folds every layer; with an objective, one backward pass for its gradient in theta."""
+        n = chunk.n_run
+        locate = self._locate_clean(chunk.rows, n)
+        fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective)
+        outputs = self._forward(chunk.disturbed, fold.on_activation, self.observer)
+        if objective is None:
+            self.passes += n
+            return fold, outputs, None
+        value, output_term = fold.objective_value, objective.objective.output_term
+        if output_term is not None:
+            value = value + output_term(chunk.disturbed[:n], outputs[:n].float(), chunk.rows[:n])
+        gradient = by_backward(value, chunk.leaf)[chunk.order][:n]
+        self.passes += n * (3 + 3 * objective.objective.n_models)
+        return fold, outputs, gradient
+
+    def _gradient_by_differences(
+        self, chunk: _DisturbedChunk, objective: LayeredObjective, locate: Callable[[Layer], Located]
+    ) -> Tensor:
+        """The gradient in theta by finite differences with the same noise."""
+
+        def value_at(theta: Tensor) -> Tensor:
+            meter = ObjectiveMeter(locate, chunk.n_run, objective)
+            with torch.no_grad():
+                _, disturbed = self.disturb(chunk.rows, theta, chunk.noise_seed, chunk.n_run)
+                self._forward(disturbed, meter.on_activation)
+            self.passes += chunk.n_run
+            return meter.objective_value
+
+        return by_differences(chunk.theta, self.perturbation.theta, chunk.n_run, value_at)
+
+    def _fold_finite(
+        self, chunk: _DisturbedChunk, is_finite: Tensor, into: Accumulator, limit: int | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Fold the tests with finite outputs alone, as far as passes are left.
+
+        A model that breaks down on an input is a fault, not a sensitivity.
+        """
+        affordable = None if limit is None else max(0, limit - self.passes) // self.cost(False)
+        tests = chunk.tests[chunk.order[: chunk.n_run].cpu().numpy()][is_finite.cpu().numpy()][:affordable]
+        if not len(tests):
+            return None
+        observer, self.observer = self.observer, None  # it has seen these tests
+        try:
+            return self._measure_chunk(tests, into, None, limit).panel
+        finally:
+            self.observer = observer
 
     def _compare(self, rows: Tensor, outputs: Tensor) -> Verdict:
         labels = None if self.labels is None else self.labels[rows]
         return self.oracle.compare(self.clean_outputs[rows], outputs, labels)
 
-    def _none_was_run(self, inputs: Tensor, theta: Tensor, n: int, climbs: bool) -> dict[str, Tensor]:
-        """What came of tests that were all dropped."""
-        none, outputs = torch.empty(0, dtype=torch.int64, device=self.device), self.clean_outputs[:0]
-        verdict = self._compare(none, outputs)
-        signature = torch.empty(0, len(self.layers), device=self.device)
-        climb = {"gradient": theta.detach()[:0]} if climbs else {}
-        came = {"is_fault": verdict.is_fault, "outcome": verdict.outcome, "margin": verdict.margin, **climb}
-        return spread(came, none, n) | self._details(inputs[:0], inputs[:0], outputs, signature, verdict, none)
+    def _results(self, chunk: _DisturbedChunk, verdict: Verdict, gradient: Tensor | None) -> Results:
+        """One row per test, in the order of the tests; tests that were not run are not faults."""
+        if gradient is not None:
+            gradient = gradient.nan_to_num_(0.0)
+        columns = (verdict.is_fault, verdict.outcome, verdict.margin, gradient)
+        n, n_run = len(chunk.tests), chunk.n_run
+        if n_run == n:
+            return Results(*(None if column is None else column.cpu().numpy() for column in columns))  # type: ignore[arg-type]
+        positions = chunk.order[:n_run]
 
-    def _differences(
-        self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n: int, climb: Callable[[], Climb]
-    ) -> Tensor:
-        """The gradient in theta by differences of the same noise."""
+        def spread(column: Tensor, dropped: float) -> Any:
+            full = column.new_full((n, *column.shape[1:]), dropped)
+            full[positions] = column
+            return full.cpu().numpy()
 
-        def height(moved: Tensor) -> Tensor:
-            side = climb()
-            with torch.no_grad():
-                self._forward(self.disturb(rows, moved, noise_seed, n)[1], side.visit)
-            self.passes += n
-            return side.height
+        is_dropped = torch.ones(n, dtype=torch.bool, device=self.device)
+        is_dropped[positions] = False
+        return Results(
+            spread(verdict.is_fault, 0.0),
+            spread(verdict.outcome, KEPT),
+            spread(verdict.margin, torch.nan),
+            None if gradient is None else spread(gradient, 0.0),
+            is_dropped=is_dropped.cpu().numpy(),
+        )
 
-        return by_differences(theta, self.perturbation.theta, n, height)
-
-    def _details(
-        self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, signature: Tensor, verdict: Verdict, at: Tensor
-    ) -> dict[str, Tensor]:
-        """What is kept of the faults; `at` is where they stand among the tests of the verdict."""
+    def _describe_faults(
+        self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold | None
+    ) -> FaultDetails:
+        """What is recorded of the faults among the tests that were run."""
+        position = verdict.is_fault.nonzero().squeeze(1)
+        inputs, disturbed = chunk.inputs[position], chunk.disturbed.detach()[position]
+        outputs = outputs[position]
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
-        return {
-            "value": value[at],
+        signature = torch.empty(0, len(self.layers)) if fold is None else fold.signature(position)
+        columns = {
+            "value": value[position],
             "confidence": self.oracle.confidence(outputs),
             "distance": l2(inputs, disturbed),
             "linf": linf(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
-            "position": at,
-            "signature": signature,
-            "inputs": disturbed,
-            "outputs": outputs,
+            "position": position,
         }
+        arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+        # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
+        arrays["signature"] = np.rint(signature.cpu().numpy() * np.float32(1e4)) / np.float32(1e4)
+        return FaultDetails(**arrays, inputs=disturbed.cpu(), outputs=outputs.cpu())
+
+    def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
+        """The measurement of tests that were all dropped."""
+        outputs = self.clean_outputs[:0]
+        verdict = self._compare(chunk.rows[:0], outputs)
+        gradient = chunk.theta.detach()[:0] if needs_gradient else None
+        faults = self._describe_faults(chunk, outputs, verdict, None)
+        return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk)
+
+    # Forward passes
+
+    def _context(self, rows: Tensor) -> Context:
+        def margin(outputs: Tensor) -> Tensor:
+            return self._compare(rows, outputs).margin
+
+        features = self.seeds.features if self.perturbation.inputs == "table" else None
+        return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
 
     def _columns(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Seeds, theta and noise seeds, padded to the chunk's shape by repeating the last test."""
         rows, theta, noise_seed = (
-            padded(torch.from_numpy(np.ascontiguousarray(each)), chunk).to(self.device)
-            for each in (tests.seed, tests.theta, tests.noise_seed)
+            padded(torch.from_numpy(np.ascontiguousarray(column)), chunk).to(self.device)
+            for column in (tests.seed, tests.theta, tests.noise_seed)
         )
         return rows, theta, noise_seed
 
-    def _clean(self, rows: Tensor, n_valid: int) -> Callable[[Layer], Located]:
-        """What locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
-        missing = self.kept.missing(rows[:n_valid])
+    def _locate_clean(self, rows: Tensor, n_tests: int) -> Callable[[Layer], Located]:
+        """A function that locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
+        missing = self.kept.missing(rows[:n_tests])
         recomputed: Activations = {}
         if len(missing):
 
-            def visit(layer: Layer, activations: Tensor) -> None:
+            def keep(layer: Layer, activations: Tensor) -> None:
                 recomputed[layer.name] = activations[: len(missing)].clone()
 
-            self._clean_pass(rows[missing], visit)
-        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, self._room.buffers[layer.name][0])
+            self._clean_pass(rows[missing], keep)
+        buffers = self._memory.buffers
+        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, buffers[layer.name][0])
 
-    def _clean_pass(self, rows: Tensor, visit: Callable[[Layer, Tensor], None], view: View | None = None) -> Tensor:
+    def _clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         self.passes += len(rows)
         inputs = self.inputs[padded(rows, self.chunk)]
-        if isinstance(self.seeds.inputs, Rows):  # others were checked at once
+        if isinstance(self.seeds.inputs, Rows):  # inputs in memory were checked at once
             check_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
         with torch.no_grad():
-            return self._forward(inputs, visit, view)
+            return self._forward(inputs, on_activation, observer)
 
-    def _forward(self, inputs: Tensor, visit: Callable[[Layer, Tensor], None], view: View | None = None) -> Tensor:
-        """One forward pass; `visit` gets every layer with its activations `[inputs, neurons]`, `view` as they are."""
-        n_seen = 0
-        if view is not None:
-            view.begin(len(inputs), self.device, self.dtype)
+    def _forward(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
+        """One forward pass; `on_activation` gets activations `[inputs, neurons]`, the observer as they are."""
+        n_layers = 0
+        if observer is not None:
+            observer.begin(len(inputs), self.device, self.dtype)
 
         def show(name: str, activation: Tensor) -> None:
-            nonlocal n_seen
+            nonlocal n_layers
             layer = self.by_name[name]
-            visit(layer, flatten(activation, layer, len(inputs)))
-            if view is not None:
-                view.on_activation(layer, activation)
-            n_seen += 1
+            on_activation(layer, flatten(activation, layer, len(inputs)))
+            if observer is not None:
+                observer.on_activation(layer, activation)
+            n_layers += 1
 
         outputs = self.target.forward(inputs, show, self.by_name)
         if OUTPUT in self.by_name:
             show(OUTPUT, outputs)
-        if n_seen != len(self.layers):
+        if n_layers != len(self.layers):
             raise ModelError(
-                f"the model must compute each of its {len(self.layers)} layers once a forward pass, got {n_seen}: name "
-                "layers that are always computed with layers=[...]"
+                f"the model must compute each of its {len(self.layers)} layers once per forward pass, got {n_layers}: "
+                "name layers that are always computed with layers=[...]"
             )
         return outputs

@@ -1,22 +1,30 @@
-"""Chunks: how many tests go through the model at once."""
+"""Chunks: how many tests go through the model at once, and the memory they need."""
 
 from __future__ import annotations
 
+import gc
 import math
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from themis.target.activations import Layer
+
 CHUNK_ACTIVATIONS = 1 << 24
-"""Activations of one chunk on a CPU: 64 MiB of them; larger chunks fall out of its caches."""
+"""Activations of one chunk on a CPU: 64 MiB of them. Larger chunks do not fit into its caches."""
 CHUNK_LEAST, CHUNK_MOST = 8, 256
 ACCELERATOR_BATCH = 256
 
+Result = TypeVar("Result")
+
 
 def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> int:
-    """Tests in one forward pass.
+    """The number of tests in one forward pass.
 
-    On a CPU a function of the model alone: kernels round differently for different batch shapes, and results must not
+    On a CPU it depends on the model alone: kernels round differently for different batch shapes, and results must not
     depend on `batch_size`. On an accelerator it is `batch_size`, and only near-ties can differ.
     """
     if device.type != "cpu":
@@ -26,16 +34,59 @@ def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> 
 
 
 def padded(rows: Tensor, size: int) -> Tensor:
-    """`rows` filled up to `size` by repeating the last: a forward pass always has the same shape."""
+    """`rows` padded to `size` by repeating the last one, so that every forward pass has the same shape."""
     if len(rows) == size:
         return rows
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that memory ran out."""
+    """Whether an error, or one of its causes, says that memory ran out."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             return True
         error = error.__cause__
     return False
+
+
+class ChunkBuffers:
+    """The size of a chunk, and two scratch buffers `[chunk, neurons]` per layer; both shrink when memory runs out."""
+
+    def __init__(self, layers: tuple[Layer, ...], chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.layers, self.chunk, self.dtype, self.device = layers, chunk, dtype, device
+        self.buffers: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def attempt(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns; while memory runs out, halve the chunk and try again."""
+        while True:
+            try:
+                if not self.buffers:
+                    self._allocate()
+                return work()
+            except Exception as error:
+                if not is_out_of_memory(error) or self.chunk == 1:
+                    raise
+            self.chunk //= 2
+            self.release()
+            gc.collect()  # the error's frames hold tensors in reference cycles
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            warnings.warn(
+                f"out of memory on {self.device} with {2 * self.chunk} tests per forward pass: continuing with "
+                f"{self.chunk}; pass batch_size={self.chunk} to start with it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def release(self) -> None:
+        """Free the buffers."""
+        self.buffers = {}
+
+    def _allocate(self) -> None:
+        widest = max(layer.n_neurons for layer in self.layers)
+        scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
+        self.buffers = {layer.name: self._view(scratch, layer) for layer in self.layers}
+
+    def _view(self, scratch: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        first, second = scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
+        return first, second

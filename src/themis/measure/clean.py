@@ -1,4 +1,4 @@
-"""Clean activations: computed once a seed and kept while they fit the memory they are given, else recomputed."""
+"""Clean activations: computed once per seed and kept while they fit into the given memory, else recomputed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from themis.target.activations import Layer
 
 Activations = dict[str, Tensor]
-"""By layer: `[inputs, neurons]`."""
+"""Activations `[inputs, neurons]` by layer."""
 Located = tuple[Tensor, Tensor]
-"""A matrix `[any, neurons]`, and which of its rows are meant."""
+"""A matrix `[any, neurons]`, and the row of it for each seed."""
 
 
 class CleanActivations:
@@ -19,20 +19,20 @@ class CleanActivations:
     def __init__(
         self, layers: tuple[Layer, ...], n_seeds: int, max_bytes: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        bytes_a_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
-        self.n_kept = min(n_seeds, max_bytes // bytes_a_seed)
+        bytes_per_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
+        self.n_kept = min(n_seeds, max_bytes // bytes_per_seed)
         self._kept = {
             layer.name: torch.empty(self.n_kept, layer.n_neurons, dtype=dtype, device=device) for layer in layers
         }
 
     def keep(self, name: str, first: int, activations: Tensor) -> None:
-        """Keep a layer's activations of the seeds from `first` on, where there is room."""
+        """Keep a layer's activations of the seeds from `first` on, as far as there is room."""
         room = min(len(activations), self.n_kept - first)
         if room > 0:
             self._kept[name][first : first + room] = activations[:room]
 
     def columns(self, name: str, neurons: Tensor) -> Tensor:
-        """A copy of some neurons' kept activations, `[kept seeds, neurons]`: each row is close together in memory."""
+        """A copy of some neurons' kept activations, `[kept seeds, neurons]`, with each row contiguous in memory."""
         return self._kept[name][:, neurons]
 
     def missing(self, rows: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class CleanActivations:
         return (rows >= self.n_kept).nonzero().squeeze(1)
 
     def locate(self, name: str, rows: Tensor, missing: Tensor, recomputed: Activations, out: Tensor) -> Located:
-        """Where a layer's activations of the seeds `rows` are: as they are kept, or put together in `out`."""
+        """Where a layer's activations of the seeds `rows` are: where they are kept, or gathered in `out`."""
         if not len(missing):
             return self._kept[name], rows
         if self.n_kept:

@@ -1,4 +1,4 @@
-"""Folding one chunk: what happens to each layer's activations the moment a forward pass shows them."""
+"""Folding one chunk: what happens to each layer's activations as soon as a forward pass computes them."""
 
 from __future__ import annotations
 
@@ -13,114 +13,119 @@ from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
 from themis.target.activations import Layer
 
-Differ = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of disturbed inputs, the target's outputs and the tests' seeds: what is climbed, summed over the tests."""
+OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps disturbed inputs, the target's outputs and the tests' seeds to a term of the objective, summed over the tests."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What ascent climbs: the summed sensitivity of `neurons` (flat indices, ascending), each over its `scale`.
+    """What gradient ascent on theta maximises: the summed sensitivity of `neurons`, each divided by its `scale`.
 
-    is_activation: their activations instead. weight: of that sum. differ: what is climbed besides, by a forward and a
-    backward pass of `n_models` other models.
+    neurons: flat indices, ascending. is_activation: use their activations instead of their sensitivities. weight:
+    factor of that sum. output_term: a term added to it, which costs one forward and one backward pass of `n_models`
+    other models.
     """
 
     neurons: Tensor
     scale: Tensor | None = None
     is_activation: bool = False
     weight: float = 1.0
-    differ: Differ | None = None
+    output_term: OutputTerm | None = None
     n_models: int = 0
 
-    def aim(self, layers: tuple[Layer, ...]) -> Aim:
-        """The same with its neurons cut up by layer."""
-        return Aim(self, Picked.of(self.neurons, layers))
+    def by_layer(self, layers: tuple[Layer, ...]) -> LayeredObjective:
+        """The same objective with its neurons grouped by layer."""
+        return LayeredObjective(self, NeuronSelection.of(self.neurons, layers))
 
 
 @dataclass(frozen=True)
-class Aim:
-    """An objective whose neurons are known by layer."""
-
-    objective: Objective
-    picked: Picked
-
-    def height(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
-        """How high each test `[tests]` is by the neurons of one layer."""
-        at, objective = self.picked.within[layer.name], self.objective
-        values = activations.index_select(1, at)
-        if not objective.is_activation:
-            values = (values - clean[rows[:, None], at]).abs()
-        if objective.scale is not None:
-            values = values / objective.scale[layer.start + at].to(values.dtype)
-        return objective.weight * values.sum(1)
-
-
-@dataclass(frozen=True)
-class Picked:
-    """Flat indices of some neurons, cut up by layer once: for each layer, positions within it."""
+class NeuronSelection:
+    """Some neurons, grouped by layer once: for each layer, their positions within it."""
 
     within: dict[str, Tensor]
 
     @staticmethod
-    def of(neurons: Tensor, layers: tuple[Layer, ...]) -> Picked:
-        """`neurons` must ascend."""
-        edges = torch.searchsorted(
-            neurons, torch.tensor([each.start for each in layers] + [layers[-1].stop], device=neurons.device)
+    def of(neurons: Tensor, layers: tuple[Layer, ...]) -> NeuronSelection:
+        """From flat indices, which must be ascending."""
+        edges = torch.tensor([layer.start for layer in layers] + [layers[-1].stop], device=neurons.device)
+        cuts = torch.searchsorted(neurons, edges).tolist()
+        return NeuronSelection(
+            {layer.name: neurons[cuts[k] : cuts[k + 1]] - layer.start for k, layer in enumerate(layers)}
         )
-        cuts = edges.tolist()
-        return Picked({each.name: neurons[cuts[k] : cuts[k + 1]] - each.start for k, each in enumerate(layers)})
 
 
-class Climb:
-    """How high each test of a chunk is: the summed sensitivity of the climbed neurons, `[tests]`."""
+@dataclass(frozen=True)
+class LayeredObjective:
+    """An objective whose neurons are grouped by layer."""
 
-    def __init__(self, locate: Callable[[Layer], Located], n_valid: int, aim: Aim) -> None:
-        self.locate, self.n_valid, self.aim = locate, n_valid, aim
-        self.height: Tensor = torch.zeros(n_valid)
+    objective: Objective
+    selection: NeuronSelection
 
-    def visit(self, layer: Layer, activations: Tensor) -> None:
-        """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
+    def layer_value(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
+        """What the neurons of one layer contribute to the objective of each test, `[tests]`."""
+        positions, objective = self.selection.within[layer.name], self.objective
+        values = activations.index_select(1, positions)
+        if not objective.is_activation:
+            values = (values - clean[rows[:, None], positions]).abs()
+        if objective.scale is not None:
+            values = values / objective.scale[layer.start + positions].to(values.dtype)
+        return objective.weight * values.sum(1)
+
+
+class ObjectiveMeter:
+    """Sums the objective of each test of a chunk over the layers of one forward pass, `[tests]`."""
+
+    def __init__(self, locate: Callable[[Layer], Located], n_tests: int, objective: LayeredObjective) -> None:
+        self.locate, self.n_tests, self.objective = locate, n_tests, objective
+        self.objective_value: Tensor = torch.zeros(n_tests)
+
+    def on_activation(self, layer: Layer, activations: Tensor) -> None:
+        """Add one layer's `activations [chunk, neurons]` of the disturbed inputs."""
         clean, rows = self.locate(layer)
-        n = self.n_valid
-        added = self.aim.height(layer, activations[:n], clean, rows[:n])
-        self.height = self.height.to(added) + added
+        n = self.n_tests
+        value = self.objective.layer_value(layer, activations[:n], clean, rows[:n])
+        self.objective_value = self.objective_value.to(value) + value
 
 
-class Fold:
-    """One chunk on its way through the layers.
+class ChunkFold:
+    """Folds the sensitivities of one chunk into moments, layer by layer.
 
-    `locate(layer)` says where the seeds' clean activations are; the first `n_valid` rows of the chunk are tests, the
-    rest padding. Sensitivities go to `into`, which the caller commits. `buffers` gives two scratch tensors
-    `[chunk, neurons]` by layer; `panel_clean` the panel's clean activations by layer, where all were kept.
+    `locate(layer)` returns where the seeds' clean activations are. The first `n_tests` rows of the chunk are tests, the
+    rest is padding. Sensitivities go to `into`, which the caller commits. `buffers` has two scratch tensors
+    `[chunk, neurons]` per layer; `panel_clean` has the panel's clean activations by layer if all of them were kept.
     """
 
     def __init__(
         self,
         locate: Callable[[Layer], Located],
         buffers: dict[str, tuple[Tensor, Tensor]],
-        n_valid: int,
+        n_tests: int,
         into: Accumulator,
-        panel: Picked | None,
+        panel: NeuronSelection | None,
         panel_clean: Activations | None,
-        aim: Aim | None,
+        objective: LayeredObjective | None,
     ) -> None:
-        self.locate, self.buffers, self.n_valid, self.into = locate, buffers, n_valid, into
-        self.panel, self.panel_clean, self.aim = panel, panel_clean, aim
-        self.height: Tensor | float = 0.0  # of all tests, by the climbed neurons
-        self.by_layer: list[Tensor] = []  # each test's summed sensitivity, a layer at a time
+        self.locate, self.buffers, self.n_tests, self.into = locate, buffers, n_tests, into
+        self.panel, self.panel_clean, self.objective = panel, panel_clean, objective
+        self.objective_value: Tensor | float = 0.0  # summed over all tests
+        self.by_layer: list[Tensor] = []  # each test's summed sensitivity, one tensor per layer
         self._panel_parts: list[Tensor] = []
 
-    def visit(self, layer: Layer, activations: Tensor) -> None:
-        """Take in one layer's `activations [chunk, neurons]` of the disturbed inputs."""
+    def on_activation(self, layer: Layer, activations: Tensor) -> None:
+        """Fold one layer's `activations [chunk, neurons]` of the disturbed inputs."""
         clean, rows = self.locate(layer)
-        if self.n_valid < len(activations):
-            activations, rows = activations[: self.n_valid], rows[: self.n_valid]
-        if self.aim is not None and len(self.aim.picked.within[layer.name]):
-            self.height = self.height + self.aim.height(layer, activations, clean, rows).sum()
+        if self.n_tests < len(activations):
+            activations, rows = activations[: self.n_tests], rows[: self.n_tests]
+        if self.objective is not None and len(self.objective.selection.within[layer.name]):
+            value = self.objective.layer_value(layer, activations, clean, rows)
+            self.objective_value = self.objective_value + value.sum()
         activations = activations.detach()
-        if self.panel is not None and len(at := self.panel.within[layer.name]):
-            known = clean[rows[:, None], at] if self.panel_clean is None else self.panel_clean[layer.name][rows]
-            self._panel_parts.append(activations.index_select(1, at) - known)
+        if self.panel is not None and len(positions := self.panel.within[layer.name]):
+            if self.panel_clean is None:
+                panel_clean = clean[rows[:, None], positions]
+            else:
+                panel_clean = self.panel_clean[layer.name][rows]
+            self._panel_parts.append(activations.index_select(1, positions) - panel_clean)
         native = library_for(activations)
         if native is None:
             self._fold_by_torch(layer, activations, clean, rows)
@@ -131,16 +136,16 @@ class Fold:
             self.by_layer.append(fold(native, activations.contiguous(), clean, rows, shift, sums, squares))
 
     def _fold_by_torch(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
-        first, second = (buffer[: self.n_valid] for buffer in self.buffers[layer.name])
-        if clean.data_ptr() != first.data_ptr():  # not put together there already
+        first, second = (buffer[: self.n_tests] for buffer in self.buffers[layer.name])
+        if clean.data_ptr() != first.data_ptr():  # unless the clean activations were gathered there already
             torch.index_select(clean, 0, rows, out=first)
         sensitivity = torch.sub(activations, first, out=second).abs_()
         self.by_layer.append(sensitivity.sum(1))
         self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
-    def signature(self, at: Tensor) -> Tensor:
-        """Share of the sensitivity by layer of the tests `at`, `[tests, layers]`; zero where it is not finite."""
-        by_layer = torch.stack(self.by_layer, 1)[at].float()
+    def signature(self, tests: Tensor) -> Tensor:
+        """The share of the sensitivity in each layer, `[tests, layers]`; zero where it is not finite."""
+        by_layer = torch.stack(self.by_layer, 1)[tests].float()
         share = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
         return share.nan_to_num_(0.0, 0.0, 0.0)
 

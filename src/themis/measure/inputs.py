@@ -1,4 +1,4 @@
-"""Clean inputs: where they lie while they are tested, and whether they keep the target's bounds."""
+"""Clean inputs: where they are stored while they are tested, and whether they lie in the target's bounds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from themis.errors import DataError
 
 
 def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
-    """Inputs where they are tested: all on the device where half of what is free there is enough, else row by row."""
+    """Inputs on the device: all of them if they fit into half of its free memory, else row by row on request."""
     if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
         return inputs.to(device)
     if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
         return inputs.to(device)
-    held = inputs
-    return Rows(lambda k: held[k], torch.arange(len(held)), tuple(held.shape[1:]), device=device, cache=RowCache(0))
+    tensor = inputs
+    return Rows(lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache=RowCache(0))
 
 
 def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:
-    """Refuse inputs outside the bounds; the common mistakes get their own remedy."""
+    """Refuse inputs outside the bounds; common mistakes get a remedy of their own."""
     low, high = bounds
-    least, most = (float(each) for each in inputs.aminmax())
+    least, most = (float(extreme) for extreme in inputs.aminmax())
     if low <= least and most <= high:
         return
     is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)

@@ -1,4 +1,4 @@
-"""Tests and what came of them, as arrays: one row a test."""
+"""Tests and their results, as arrays with one row per test."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Tests:
-    """What is to be run. `seed` is a row of the campaign's seeds, `kind` the sort of proposal that made the test."""
+    """Tests to be run. `seed` is a row of the campaign's seeds, `kind` the kind of proposal that the test comes from."""
 
     __test__ = False  # not a pytest class
 
     number: Ints
     seed: Ints
-    theta: Floats  # [tests, dimensions]; float32, so that the number stored is the number used
+    theta: Floats  # [tests, dimensions]; float32, so that the stored number is the number used
     noise_seed: Ints
     kind: NDArray[np.str_]
 
@@ -30,44 +30,44 @@ class Tests:
         return len(self.seed)
 
     def __getitem__(self, rows: slice | Ints | Bools) -> Tests:
-        return Tests(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return Tests(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 @dataclass(frozen=True)
-class Details:
-    """What is known of the faults among some tests, in their order."""
+class FaultDetails:
+    """What is recorded of the faults among some tests, in the order of the tests."""
 
-    value: Floats  # the answer as a number; NaN in tasks that have none, as is the confidence
+    value: Floats  # the answer as a number; NaN in tasks without one, as is the confidence
     confidence: Floats
-    distance: Floats  # L2, from the seed
+    distance: Floats  # L2 distance from the seed
     linf: Floats  # the largest change of any value
     ssim: Floats
     signature: Floats  # [faults, layers]: share of the fault's sensitivity by layer
     position: Ints  # row in the forward pass
     inputs: Tensor  # [faults, ...], on the CPU
-    outputs: Tensor  # to these, on the CPU
+    outputs: Tensor  # for these inputs, on the CPU
 
 
 @dataclass(frozen=True)
 class Results:
-    """What came of some tests, in their order. Of dropped ones nothing did: their margin is NaN."""
+    """The results of some tests, in their order. Dropped tests were not run: their margin is NaN."""
 
     is_fault: Bools
     outcome: Ints
     margin: Floats
-    gradient: Floats | None  # of the objective in theta, [tests, dimensions]; 0 for tests that climb nothing
-    faults: Details | None = None  # not kept longer than it takes to store them
-    is_dropped: Bools | None = None  # which were no longer the same picture; None is none of them
-    raised: Bools | None = None  # which raised the criterion; None where there is none
+    gradient: Floats | None  # of the objective in theta, [tests, dimensions]; 0 for tests without an objective
+    is_dropped: Bools | None = None  # which tests were too dissimilar from their seed; None if none was
+    raised: Bools | None = None  # which tests raised the criterion; None without a criterion
 
     def __len__(self) -> int:
         return len(self.is_fault)
 
     def __getitem__(self, rows: Bools) -> Results:
-        """Those of some tests, without details."""
-        gradient = None if self.gradient is None else self.gradient[rows]
-        dropped, raised = (None if each is None else each[rows] for each in (self.is_dropped, self.raised))
-        return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, None, dropped, raised)
+        """The results of some of the tests."""
+        gradient, dropped, raised = (
+            None if column is None else column[rows] for column in (self.gradient, self.is_dropped, self.raised)
+        )
+        return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, dropped, raised)
 
     @property
     def was_run(self) -> Bools:
@@ -76,17 +76,23 @@ class Results:
 
     @staticmethod
     def join(parts: Sequence[Results]) -> Results:
-        """All results in order, without details."""
-        width = next((each.gradient.shape[1] for each in parts if each.gradient is not None), None)
-        none = [] if width is None else [np.zeros((len(each), width), dtype=np.float32) for each in parts]
-        gradients = [zero if each.gradient is None else each.gradient for each, zero in zip(parts, none, strict=False)]
-        raised = [each.raised for each in parts if each.raised is not None]
-        drops = any(each.is_dropped is not None for each in parts)
+        """All results in order."""
+        n_dimensions = next((part.gradient.shape[1] for part in parts if part.gradient is not None), None)
+        gradient = None
+        if n_dimensions is not None:
+            gradient = np.concatenate(
+                [
+                    np.zeros((len(part), n_dimensions), dtype=np.float32) if part.gradient is None else part.gradient
+                    for part in parts
+                ]
+            )
+        raised = [part.raised for part in parts if part.raised is not None]
+        has_dropped = any(part.is_dropped is not None for part in parts)
         return Results(
-            np.concatenate([each.is_fault for each in parts]),
-            np.concatenate([each.outcome for each in parts]),
-            np.concatenate([each.margin for each in parts]),
-            np.concatenate(gradients) if gradients else None,
-            is_dropped=~np.concatenate([each.was_run for each in parts]) if drops else None,
+            np.concatenate([part.is_fault for part in parts]),
+            np.concatenate([part.outcome for part in parts]),
+            np.concatenate([part.margin for part in parts]),
+            gradient,
+            is_dropped=~np.concatenate([part.was_run for part in parts]) if has_dropped else None,
             raised=np.concatenate(raised) if raised else None,
         )

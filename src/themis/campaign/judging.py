@@ -1,0 +1,107 @@
+"""Phase 2 of a round: from the moments of a campaign to its coverage, and at the end to its result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from themis.campaign.setup import Setup
+from themis.campaign.state import State
+from themis.judge import choose_judge
+from themis.judge.coverage import Coverage, cover
+from themis.judge.exact import exact
+from themis.judge.gibbs import gibbs
+from themis.judge.interval import coverage_interval, design_effect
+from themis.judge.normality import describe_normality
+from themis.judge.posterior import Judge
+from themis.judge.risk import fault_rate, residual_risk
+from themis.judge.scale import rescale
+from themis.measure.moments import Moments
+from themis.runs.faults import Faults
+from themis.runs.run import Round, Run, Seconds, Start
+
+
+def judge(setup: Setup, state: State) -> Round:
+    """Judge all that was measured so far, and close the round."""
+    settings = setup.settings
+    with state.clock.timed("judge"):
+        total = state.total_moments().checked(setup.calculator.layers)
+        coverage, open_neurons = _cover(setup, len(state.rounds), total, choose_judge(settings.judge))
+        if coverage.sampled >= (settings.coverage or torch.inf) and settings.judge == "exact":
+            coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
+    if open_neurons is not None and len(open_neurons):
+        state.open_neurons = open_neurons
+    tally = state.tally
+    round = Round(
+        number=len(state.rounds) + 1,
+        tests=tally.tests,
+        dropped=tally.dropped,
+        passes=state.passes,
+        faults=tally.faults,
+        distinct_faults=len(tally.distinct),
+        failing_seeds=len(tally.failing_seeds),
+        coverage=coverage,
+        seconds=state.clock.elapsed(),
+        criterion_score=None if state.criterion is None else state.criterion.score(),
+    )
+    state.rounds.append(round)
+    state.partial_round = None
+    return round
+
+
+def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: str, why: str) -> Run:
+    """The result of a campaign that stopped for a reason: one word, and a clause that says why."""
+    tally, coverage = state.tally, state.rounds[-1].coverage
+    tests_by_seed, faults_by_seed = tally.uniform_tests_by_seed, tally.uniform_faults_by_seed
+    with state.clock.timed("judge"):
+        uniform = state.moments["uniform"].moments()
+        scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
+        blocks = rescale(state.panel.blocks(), scale)
+        is_judged = ~_is_dead(setup.clean, state.total_moments())[setup.panel_neurons]
+        run = Run(
+            stop=f"Stopped because {why}.",
+            stop_reason=reason,
+            faults=faults,
+            rounds=state.rounds,
+            start=start,
+            fault_rate=fault_rate(tests_by_seed[setup.space.seeds], faults_by_seed[setup.space.seeds]),
+            residual_risk=residual_risk(tally.times_seen(), int(tests_by_seed.sum())),
+            coverage_uniform=_cover(setup, len(state.rounds), uniform, exact)[0].all if tally.uniform_tests else None,
+            coverage_interval=coverage_interval(
+                blocks, coverage.all, setup.rule, is_judged, coverage.n_neurons - coverage.n_dead
+            ),
+            design_effect=design_effect(blocks),
+            normality=describe_normality(state.shape),
+            near_ties=tally.near_ties,
+            kinds=tally.kinds,
+            raised=tally.raised,
+            policy=state.policy.report(),
+            of_criterion={} if state.criterion is None else state.criterion.report(),
+            seconds=Seconds(**state.clock.phases, total=0.0),
+            environment=setup.environment,
+        )
+    setup.calculator.release()
+    return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
+
+
+def _cover(setup: Setup, n_rounds: int, moments: Moments, judge: Judge) -> tuple[Coverage, Tensor | None]:
+    """Coverage by a judge, and the sampled neurons that have not converged if gradient ascent may aim at them."""
+    settings = setup.settings
+    return cover(
+        rescale(moments, setup.scale),
+        setup.calculator.layers,
+        is_dead=_is_dead(setup.clean, moments),
+        rule=setup.rule,
+        goal=settings.coverage or 1.0,
+        k=settings.sample,
+        judge=judge,
+        random_seed=settings.random_seed + n_rounds,
+        names_neurons=setup.policy.needs_gradient or setup.space.gradient_cost is not None,
+    )
+
+
+def _is_dead(clean: Moments, moments: Moments) -> Tensor:
+    """Which neurons are constant on clean and disturbed inputs alike."""
+    return (clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)

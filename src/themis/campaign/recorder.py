@@ -1,0 +1,122 @@
+"""The recorder: keeps faults, rounds and checkpoints, and informs callbacks once they are on disk."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from themis.campaign.callback import Callbacks
+from themis.campaign.interrupt import defer_interrupts
+from themis.campaign.setup import SeedFacts
+from themis.data.seeds import Seeds
+from themis.errors import StoreError
+from themis.measure.calculator import Measurement
+from themis.measure.tests import Tests
+from themis.runs.faults import Faults
+from themis.runs.run import Round, Run, Start
+from themis.runs.store.tensors import Tensors
+from themis.runs.store.writer import Checkpoint, Writer
+
+
+class Recorder:
+    """Owns what outlives a chunk: the faults in memory, the store if there is one, and the callbacks."""
+
+    def __init__(self, faults: Faults, callbacks: Callbacks, store: Writer | None) -> None:
+        self.faults, self.callbacks, self.store = faults, callbacks, store
+        self._pending_events: deque[tuple[str, Any]] = deque()
+        self.is_torn = False
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A block whose changes belong together: Ctrl-C waits for its end, and an error in it prevents a checkpoint."""
+        with defer_interrupts():
+            self.is_torn = True
+            yield
+            self.is_torn = False
+
+    def start(self, start: Start) -> None:
+        """Record the start of a campaign."""
+        if self.store:
+            self.store.note("start", start.as_dict())
+        self.callbacks.call("on_start", start)
+
+    def add_faults(
+        self, tests: Tests, measurement: Measurement, seeds: Seeds, facts: SeedFacts, round: int, stream: str
+    ) -> None:
+        """Take the faults among `tests`; they are written by `keep`."""
+        positions = np.flatnonzero(measurement.results.is_fault)
+        columns, tensors = None, None
+        if len(positions):
+            columns = fault_columns(tests, measurement, facts, round, stream)
+            self.faults.add(**columns)
+            if self.callbacks.wants("on_fault"):
+                self._pending_events += [("on_fault", fault) for fault in self.faults.latest()]
+            clean = seeds.take(torch.from_numpy(tests.seed[positions]))
+            details = measurement.faults
+            tensors = Tensors(torch.from_numpy(columns["id"]), clean, details.inputs, details.outputs)
+        if self.store:
+            self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
+
+    def add_round(self, round: Round) -> None:
+        """Take a finished round; it is written by `keep`."""
+        if self.store:
+            self.store.add_round(round)
+        self._pending_events.append(("on_round", round))
+
+    def keep(self, checkpoint: Callable[[], Checkpoint] | None, *, now: bool = False) -> None:
+        """Write faults, rounds and a checkpoint if they are due, then inform the callbacks of what is on disk."""
+        if self.store is None or self.store.flush(checkpoint, now=now):
+            while self._pending_events:
+                self.callbacks.call(*self._pending_events.popleft())
+
+    def end(self, run: Run) -> None:
+        """Record the result of a campaign."""
+        if self.store:
+            self.store.end(run.summary())
+        self.callbacks.call("on_end", run)
+
+    def fail(self, error: Exception, conclude: Callable[[], Run]) -> None:
+        """Record a failure of the model, the disk or Themis; `conclude` makes the result of what was found so far."""
+        if self.store and not isinstance(error, StoreError):
+            with suppress(Exception):  # the error itself must be raised
+                self.store.note("failed", f"Stopped because it failed: {error}.")
+                self.keep(None, now=True)
+                self.store.end(conclude().summary())
+        self.callbacks.call("on_error", error)
+
+
+def fault_columns(
+    tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str
+) -> dict[str, Any]:
+    """The columns of the faults among `tests`, one row per fault."""
+    results, details = measurement.results, measurement.faults
+    positions = np.flatnonzero(results.is_fault)
+    n, rows = len(positions), tests.seed[positions]
+    return {
+        "id": tests.number[positions],
+        "seed_id": facts.seed_id[rows],
+        "theta": tests.theta[positions],
+        "noise_seed": tests.noise_seed[positions],
+        "round": np.full(n, round),
+        "stream": np.full(n, stream),
+        "kind": tests.kind[positions],
+        "label": facts.label[rows],
+        "clean_answer": facts.clean_answer[rows],
+        "answer": results.outcome[positions],
+        "clean_value": facts.clean_value[rows],
+        "value": details.value,
+        "confidence": details.confidence,
+        "margin": results.margin[positions],
+        "distance": details.distance,
+        "linf": details.linf,
+        "ssim": details.ssim,
+        "signature": details.signature,
+        "position": details.position,
+        "chunk": np.full(n, measurement.chunk),
+        "raised": np.zeros(n, dtype=bool) if results.raised is None else results.raised[positions],
+    }
