@@ -56,8 +56,8 @@ def test_counts_agree_with_the_faults(result):
     assert result.fault_rate.low < result.fault_rate.value < result.fault_rate.high
 
 
-def test_passes_are_those_of_discovery_sweep_and_tests(result):
-    assert result.rounds[-1].passes == 5 + 300 + 2560
+def test_passes_are_those_of_discovery_sweep_probe_and_tests(result):
+    assert result.rounds[-1].passes == 5 + 6 + 300 + 2560  # 6 find out whether theta has a gradient
 
 
 def test_coverage_rises_and_is_reported_in_full(result):
@@ -183,7 +183,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
     class Interrupts(nn.Module):
         def __init__(self, net):
             super().__init__()
-            self.net, self.left = net, 12
+            self.net, self.left = net, 13
 
         def forward(self, x):
             self.left -= 1
@@ -193,7 +193,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 2 clean chunks, then a chunk of 256 uniform tests and 6 portions of 128
+    # 2 to find the layers, 2 clean chunks, 1 to probe the gradient, then a chunk of 256 uniform tests and 6 portions of 128
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 256 + 6 * PORTION
     assert result.judged.tests == 256 + 6 * PORTION

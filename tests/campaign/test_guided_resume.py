@@ -8,7 +8,7 @@ import torch
 from guided import QUICK, SPECS, Seen, labelled
 
 import themis
-import themis.campaign.loop as campaign_module
+import themis.campaign.judging as judging
 from themis import DataError, ModelError, Target, UsageError
 from themis.criteria import NC
 from themis.criteria.fitting import fit_to
@@ -65,7 +65,7 @@ def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net,
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_path, monkeypatch):
     whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
-    judge, left = campaign_module.cover, [3]
+    judge, left = judging.cover, [3]
 
     def counted(*arguments, **options):
         left[0] -= 1
@@ -73,7 +73,7 @@ def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_
             raise KeyboardInterrupt
         return judge(*arguments, **options)
 
-    monkeypatch.setattr(campaign_module, "cover", counted)
+    monkeypatch.setattr(judging, "cover", counted)
     stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
     assert stopped.stop_reason == "user"
     assert stopped.rounds[-1].tests < 640
@@ -83,7 +83,7 @@ def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_
 def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, interrupted):
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was made in Python: pass criterion="):
+    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was created in Python: pass the same one as criterion="):
         themis.resume(tmp_path, net, data)
     with pytest.raises(UsageError, match="criterion must be the run's"):
         themis.resume(tmp_path, net, data, criterion=NC(0.6))
@@ -96,7 +96,7 @@ def test_a_criterion_that_learnt_something_else_is_refused_on_resuming(net, data
     fitted = fit_to(choose_criterion("kmnc(k=20)"), Target(net), data)
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=fitted, out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match="criterion must have learnt what the run's had"):
+    with pytest.raises(UsageError, match="criterion must have learned what the run's criterion had learned"):
         themis.resume(tmp_path, net, data, criterion=fit_to(choose_criterion("kmnc(k=20)"), Target(net), data[0] * 0.5))
     resumed = themis.resume(tmp_path, net, data, criterion=fitted)
     assert resumed.rounds[-1].criterion_score == themis.run(
@@ -123,7 +123,7 @@ def test_other_training_data_is_refused_on_resuming(net, data, tmp_path, interru
     options = {**QUICK, "criterion": "nbc", "out": tmp_path, "train": (data[0] * 0.1, data[1])}
     interrupted(2)
     themis.run(net, data, "gaussian", **options)
-    with pytest.raises(UsageError, match="learnt from training data that cannot be read again: pass train="):
+    with pytest.raises(UsageError, match="learned from training data that cannot be read again: pass train="):
         themis.resume(tmp_path, net, data)
     with pytest.raises(DataError, match="training data must be what the criterion learnt from"):
         themis.resume(tmp_path, net, data, train=data)

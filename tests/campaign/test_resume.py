@@ -18,7 +18,7 @@ from torch import nn
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.budget import PORTION
-from themis.campaign.interrupt import held_back
+from themis.campaign.interrupt import defer_interrupts
 from themis.runs.store import Reader, Writer
 from themis.search.random import Random
 
@@ -101,7 +101,7 @@ def test_a_policy_that_kept_less_is_not_gone_on_with(trained, tmp_path):
     model, digits = trained
     campaign(trained, max_tests=640, policy=Random(), out=tmp_path / "run")
     summary = (tmp_path / "run/summary.json").read_bytes()
-    with pytest.raises(StoreError, match="by the version of Themis that began it"):
+    with pytest.raises(StoreError, match="this run was created by another version of Themis"):
         themis.resume(tmp_path / "run", model, digits, policy=Learns(), max_tests=1280)
     assert (tmp_path / "run/summary.json").read_bytes() == summary
 
@@ -135,7 +135,7 @@ def test_objects_of_the_users_own_can_be_resumed(tmp_path):
     options = {"policy": Random(), "max_tests": 600, "round_size": 100, "tolerance": 1e-9}
     whole = themis.run(net, data, own, **options)
     themis.run(net, data, own, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
-    with pytest.raises(UsageError, match=r"policy 'Random' has no name that is known here: pass policy="):
+    with pytest.raises(UsageError, match=r"policy 'Random' is not one of Themis's own: pass policy="):
         themis.resume(tmp_path / "run", net, data, perturbation=own)
     with pytest.raises(UsageError, match=r"perturbation 'shift' is not known by name here: pass perturbation="):
         themis.resume(tmp_path / "run", net, data, policy=Random())
@@ -150,7 +150,7 @@ def test_only_what_was_tested_is_gone_on_with(tmp_path):
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     before = sorted((path.name, path.read_bytes()) for path in (tmp_path / "run").glob("*.*") if path.is_file())
     cases = [
-        ((Conv(), data), {}, ModelError, "the model must be the one that was tested, its hash is"),
+        ((Conv(), data), {}, ModelError, "the model must be what was tested, but its hash is"),
         ((net, data * 0.5), {}, DataError, "the data must be the one that was tested"),
         ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', only when to stop"),
         ((net, data), {"max_test": 1}, UsageError, "did you mean 'max_tests'"),
@@ -240,7 +240,7 @@ def test_ctrl_c_waits_for_the_end_of_a_block_and_a_second_one_does_not(presses, 
     did = []
 
     def work():
-        with held_back():
+        with defer_interrupts():
             did.append("begun")
             for _ in range(presses):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -272,7 +272,7 @@ def test_out_of_memory_halves_the_chunk_and_says_what_fits(tmp_path):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         tight = themis.run(Small(100), data, "gaussian", **options)
-    assert "out of memory on cpu with 128 tests at once: going on with 64; pass batch_size=64" in str(said[-1].message)
+    assert "out of memory on cpu with 128 tests per forward pass: continuing with 64; pass batch_size=64" in str(said[-1].message)
     roomy = themis.run(Small(10**6), data, "gaussian", **options)
     assert tight.start.chunk == 64
     assert [fault.id for fault in tight.faults] == [fault.id for fault in roomy.faults] != []

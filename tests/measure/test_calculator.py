@@ -1,6 +1,5 @@
 """The calculator folds exactly the sensitivities that a plain loop would compute."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.chunk import chunk_size
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
-from themis.measure.tests import Details, Results, Tests
+from themis.measure.tests import FaultDetails, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
 from themis.zoo import lenet5
@@ -37,13 +36,13 @@ def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="el
     target = Target(net, neurons=neurons)
     target.module.eval()
     perturbation = choose_perturbation("gaussian", 0.3)
-    return Calculator(
+    return Calculator.trace(
         target, read_seeds(inputs), perturbation, Changed(), clean_bytes=clean_bytes, batch_size=batch_size
     )
 
 
 def measure_all(calculator, tests, into, objective=None):
-    """Results of all tests, chunk by chunk; their details too."""
+    """The results of all tests, run chunk by chunk, and the details of their faults."""
     parts, done = [], 0
     while done < len(tests):
         parts.append(calculator.measure(tests[done:], into, objective))
@@ -54,7 +53,7 @@ def measure_all(calculator, tests, into, objective=None):
         )
         for name in vars(parts[0].faults)
     }
-    return replace(Results.join(parts), faults=Details(**faults))
+    return Results.join([part.results for part in parts]), FaultDetails(**faults)
 
 
 def disturb(calculator, tests, theta=None):
@@ -76,7 +75,7 @@ def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
     calculator.sweep()
     tests = make_tests(150, 40)
     into = calculator.accumulator()
-    results = measure_all(calculator, tests, into)
+    results, faults = measure_all(calculator, tests, into)
     clean = activations(calculator, calculator.inputs)
     rows = torch.from_numpy(tests.seed)
     _, disturbed = calculator.disturb(
@@ -89,7 +88,7 @@ def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
     by_layer = torch.stack([sensitivity[:, each.start : each.stop].sum(1) for each in calculator.layers], 1)
     signature = (by_layer / by_layer.sum(1, keepdim=True))[results.is_fault]
     assert len(signature) > 5
-    np.testing.assert_allclose(results.faults.signature, signature, atol=6e-5)
+    np.testing.assert_allclose(faults.signature, signature, atol=6e-5)
     with torch.no_grad():
         answers = calculator.target.module(disturbed).argmax(1)
     assert results.outcome.tolist() == answers.tolist()
@@ -111,7 +110,7 @@ def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
     for calculator in (kept, fresh):
         calculator.sweep()
         into = calculator.accumulator()
-        outcomes.append((measure_all(calculator, make_tests(150, 40), into), into.moments()))
+        outcomes.append((measure_all(calculator, make_tests(150, 40), into)[0], into.moments()))
     assert kept.kept.n_kept == 40
     assert fresh.kept.n_kept == 40 * share
     assert fresh.passes > kept.passes  # recomputing is paid for, and counted
@@ -128,7 +127,7 @@ def test_results_are_the_same_to_the_bit_for_any_batch_size(batch_size):
     for calculator in (plain, other):
         calculator.sweep()
         into = calculator.accumulator()
-        outcomes.append((measure_all(calculator, make_tests(300, 40), into), into.moments()))
+        outcomes.append((measure_all(calculator, make_tests(300, 40), into)[0], into.moments()))
     (a, first), (b, second) = outcomes
     assert a.margin.tobytes() == b.margin.tobytes()
     assert torch.equal(first.m2, second.m2)
@@ -161,7 +160,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     calculator.sweep()
     neurons = torch.tensor([0, 50, 5000, 7900, 8000, 8050])
     tests = make_tests(20, 40)
-    results = measure_all(calculator, tests, calculator.accumulator(), Objective(neurons))
+    results, _ = measure_all(calculator, tests, calculator.accumulator(), Objective(neurons))
     clean = activations(calculator, calculator.inputs)
 
     def climbed(theta):
@@ -180,17 +179,16 @@ def test_the_panel_gets_the_signed_differences_of_its_neurons():
     calculator = make()
     calculator.sweep()
     neurons = torch.tensor([3, 4703, 4704, 7840, 8053])
-    got = []
-    calculator.watch_panel(neurons, lambda differences, seed: got.append((differences.clone(), seed.clone())))
+    calculator.watch_panel(neurons)
     tests = make_tests(150, 40)
-    measure_all(calculator, tests, calculator.accumulator())
-    assert torch.cat([seed for _, seed in got]).tolist() == tests.seed.tolist()
+    differences, seed = calculator.measure(tests, calculator.accumulator()).panel
+    assert seed.tolist() == tests.seed.tolist()
     rows = torch.from_numpy(tests.seed)
     _, disturbed = calculator.disturb(
         rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
     )
     expected = activations(calculator, disturbed) - activations(calculator, calculator.inputs)[rows]
-    torch.testing.assert_close(torch.cat([d for d, _ in got]).double(), expected[:, neurons], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(differences.double(), expected[:, neurons], rtol=1e-4, atol=1e-5)
 
 
 class BreaksDown(nn.Module):
@@ -211,13 +209,13 @@ def test_an_output_that_is_not_finite_is_a_fault_and_spoils_no_moment():
     calculator.inputs[:, :, 0, 0] = 0.5
     calculator.sweep()
     into = calculator.accumulator()
-    results = measure_all(calculator, make_tests(200, 40), into)
+    results, faults = measure_all(calculator, make_tests(200, 40), into)
     broken = results.outcome == NOT_FINITE
     assert 0 < broken.sum() < 200
     assert results.is_fault[broken].all()
     assert into.count == 200 - broken.sum()
     assert into.moments().m2.isfinite().all()
-    assert np.isfinite(results.faults.signature).all()
+    assert np.isfinite(faults.signature).all()
 
 
 def test_a_model_that_gives_nan_on_clean_inputs_is_refused():
@@ -248,4 +246,6 @@ def test_an_activation_that_overflows_is_named():
 def test_inputs_outside_the_bounds_get_a_remedy(low, high, remedy):
     inputs = torch.linspace(low, high, 784 * 2).view(2, 1, 28, 28)
     with pytest.raises(DataError, match=rf"inputs must lie in bounds \(0, 1\), got .*{remedy}"):
-        Calculator(Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed(), clean_bytes=0)
+        Calculator.trace(
+            Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed(), clean_bytes=0
+        )

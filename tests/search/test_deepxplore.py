@@ -39,14 +39,14 @@ def test_deepxplore_climbs_its_joint_objective(net, data):
     policy = DeepXplore([Target(rival)])
     seeds = read_seeds(data)
     chosen = choose_perturbation("brightness")
-    calculator = Calculator(target, seeds, chosen, choose_oracle("changed"), clean_bytes=1 << 20)
+    calculator = Calculator.trace(target, seeds, chosen, choose_oracle("changed"), clean_bytes=1 << 20)
     calculator.sweep()
     space = Space.of(chosen, np.arange(20), np.arange(20), np.ones(20, np.float32), 0)
     policy.init(space)
     answers, neuron = calculator.clean_outputs.argmax(1), torch.tensor([17])
     objective = policy.objective(answers, neuron, False, 0)
     tests = space.tests(np.arange(20), np.arange(20), space.uniform_theta(0, np.arange(20)), "draw")
-    gradient = calculator.measure(tests, calculator.accumulator(), objective).gradient
+    gradient = calculator.measure(tests, calculator.accumulator(), objective).results.gradient
 
     def height(theta):
         inputs = perturb(chosen, seeds.inputs[:20], theta, torch.zeros(20, dtype=torch.int64), Context((0.0, 1.0)))
@@ -68,6 +68,6 @@ def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):
     run = themis.run(net, data, "brightness", policy="deepxplore", rivals=[rival], **{**QUICK, "magnitude": None})
     n_search = sum(count["tests"] for kind, count in run.kinds.items() if kind != "uniform")
     n_uniform = run.kinds["uniform"]["tests"]
-    assert run.rounds[-1].passes == 5 + len(data[0]) + n_uniform + n_search * (3 + 3)
+    assert run.rounds[-1].passes == 5 + 6 + len(data[0]) + n_uniform + n_search * (3 + 3)
     assert 0 < run.summary()["policy"]["differences"] < n_search
     assert run.summary()["criterion"]["score"] > 0

@@ -19,18 +19,18 @@ from themis.search.scheduled import AT_ONCE, JITTER
 BOX = (Theta("a", -1, 1), Theta("b", 0, 10, unit="px"))
 
 
-def space(n=50, theta=BOX, is_random=True, random_seed=0, climb_cost=None):
+def space(n=50, theta=BOX, is_random=True, random_seed=0, gradient_cost=None):
     perturbation = Perturbation("p", theta, lambda inputs, *rest: inputs, is_random=is_random)
     rows = np.arange(n) * 2  # every second row of the data is usable
     margin = np.linspace(1, 5, n).astype(np.float32)
-    return Space.of(perturbation, rows, rows + 1000, margin, random_seed, climb_cost=climb_cost)
+    return Space.of(perturbation, rows, rows + 1000, margin, random_seed, gradient_cost=gradient_cost)
 
 
 def results(tests, margin=None, gradient=None):
     n = len(tests)
     margin = np.ones(n, dtype=np.float32) if margin is None else margin.astype(np.float32)
     zeros = np.zeros(n, dtype=np.float32)
-    return Results(margin < 0, zeros.astype(int), margin, gradient, faults=None)
+    return Results(margin < 0, zeros.astype(int), margin, gradient)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -43,7 +43,7 @@ def test_proposals_are_usable_seeds_and_theta_inside_the_box(name):
         assert (tests.theta >= where.low).all()
         assert (tests.theta <= where.high).all()
         assert tests.theta.dtype == np.float32
-        gradient = np.ones_like(tests.theta) if policy.climbs else None
+        gradient = np.ones_like(tests.theta) if policy.needs_gradient else None
         policy.observe(tests, results(tests, np.sin(np.arange(200)), gradient))
 
 
@@ -311,7 +311,7 @@ def climb(policy, where, n_rounds, pays, n=400):
 
 
 def test_scheduled_gives_a_gradient_that_earns_nothing_a_trial_and_no_more():
-    policy, where = choose_policy("scheduled"), space(n=1000, climb_cost=3.0)
+    policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     spent, every = climb(policy, where, 40, lambda tests: (tests.kind == "corner") & (tests.number % 5 == 0))
     for kind in ASCENTS:
@@ -324,7 +324,7 @@ def test_scheduled_gives_a_gradient_that_earns_nothing_a_trial_and_no_more():
 
 
 def test_scheduled_climbs_more_where_it_earns_its_backward_pass():
-    policy, where = choose_policy("scheduled"), space(n=1000, climb_cost=3.0)
+    policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     spent, every = climb(policy, where, 20, lambda tests: tests.kind == "margin ascent")
     assert (every[-1].kind == "margin ascent").mean() > 0.3
@@ -332,7 +332,7 @@ def test_scheduled_climbs_more_where_it_earns_its_backward_pass():
 
 
 def test_a_climb_goes_up_its_gradient_with_the_same_noise_until_it_is_at_the_top():
-    policy, where = choose_policy("scheduled"), space(n=1000, climb_cost=3.0)
+    policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     _, every = climb(policy, where, 40, lambda tests: np.zeros(len(tests), dtype=bool))
     steps = {}

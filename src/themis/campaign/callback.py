@@ -1,4 +1,4 @@
-"""Callbacks: what else should happen as a campaign goes."""
+"""Callbacks: code of the user's that is called as a campaign proceeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from themis.runs.run import Round, Run, Start
 
 LAST = ("on_end", "on_error")
-"""Events after which nothing is left to stop: Ctrl-C in one ends the callback, not the result."""
+"""Events after which there is nothing left to stop: Ctrl-C in one of them ends the callback, not the campaign."""
 
 
 class Callback:
-    """Override what you need. One that raises is reported and dropped; the campaign goes on.
+    """Override the methods you need. A callback that raises is reported and dropped; the campaign continues.
 
-    Ctrl-C while a callback works stops the campaign as anywhere else, and `sys.exit` ends the process: what a callback
-    has heard of is on the disk by then.
+    Ctrl-C in a callback stops the campaign as it does anywhere else, and `sys.exit` ends the process. Whatever a
+    callback is told about is on disk by then.
     """
 
     def on_start(self, start: Start) -> None:
@@ -30,7 +30,7 @@ class Callback:
         """A round was measured and judged."""
 
     def on_fault(self, fault: Fault) -> None:
-        """A fault was found; called once each, after its round was measured."""
+        """A fault was found; called once per fault, after it was written."""
 
     def on_end(self, run: Run) -> None:
         """The campaign has stopped."""
@@ -40,46 +40,46 @@ class Callback:
 
 
 class Callbacks:
-    """Calls each callback in turn, and drops one that raises. A callback may lack events it has no use for."""
+    """Calls each callback in turn, and drops one that raises. A callback need not define every event."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = list(callbacks)
-        self.is_stopping = False  # the user stopped the campaign already: what is left to tell is told
+        self.is_stopping = False  # the user has stopped the campaign; remaining events are still delivered
 
     def wants(self, event: str) -> bool:
-        """Whether any callback overrides `event`: nothing is prepared that nobody takes."""
-        methods = (getattr(each, event, None) for each in self._callbacks)
+        """Whether any callback overrides `event`; if not, its value need not be prepared."""
+        methods = (getattr(callback, event, None) for callback in self._callbacks)
         default = getattr(Callback, event)
-        return any(each is not None and getattr(each, "__func__", each) is not default for each in methods)
+        return any(method is not None and getattr(method, "__func__", method) is not default for method in methods)
 
     def call(self, event: str, value: Any) -> None:
-        for each in list(self._callbacks):
-            method = getattr(each, event, None)
+        for callback in list(self._callbacks):
+            method = getattr(callback, event, None)
             if method is None:
                 continue
             try:
                 method(value)
             except Exception as error:
-                self._drop(each, event, error)
+                self._drop(callback, event, error)
             except KeyboardInterrupt as error:
                 if event not in LAST and not self.is_stopping:
                     raise
-                self._drop(each, event, error)
+                self._drop(callback, event, error)
 
     def _drop(self, callback: Callback, event: str, error: BaseException) -> None:
-        self._callbacks = [each for each in self._callbacks if each is not callback]
+        self._callbacks = [other for other in self._callbacks if other is not callback]
         report_failure(callback, f"in {event} and was dropped", error, stacklevel=4)
 
 
 def report_failure(callback: object, where: str, error: BaseException, *, stacklevel: int = 2) -> None:
-    """Warn of a callback that raised; on stderr where warnings are errors, which would stop the campaign after all."""
+    """Warn of a callback that raised; on stderr if warnings are errors, which would stop the campaign after all."""
     try:
-        said = str(error)
+        message = str(error)
     except Exception:
-        said = "it has no message"
-    text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {said}"
+        message = "it has no message"
+    text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {message}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
     except Exception:
-        with suppress(OSError, ValueError):  # a stderr that is closed
+        with suppress(OSError, ValueError):  # stderr may be closed
             print(f"themis: {text}", file=sys.stderr)

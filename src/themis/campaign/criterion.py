@@ -1,4 +1,4 @@
-"""The criterion of a campaign: one that guides its search, or that only watches it."""
+"""The criterion of a campaign: it guides the search, or only observes it."""
 
 from __future__ import annotations
 
@@ -24,36 +24,39 @@ from themis.target.target import AnyTarget, Target
 
 
 @dataclass(frozen=True)
-class Guide:
-    """A criterion that is ready to take in a campaign's tests."""
+class CampaignCriterion:
+    """A criterion that is ready to be updated with a campaign's tests."""
 
     criterion: Criterion
     name: str
-    """In words."""
+    """As the user writes it."""
     leads: bool
-    """Whether the policy follows it; then the coverage goal and the plateau are its own."""
+    """Whether the policy follows it; then the coverage goal and the plateau refer to it."""
     source: str | None
-    """What it learnt from; None where it learns nothing, or came fitted."""
+    """What it learned from; None if it learns nothing or was fitted already."""
     n_inputs: int
 
     def view(self, calculator: Calculator) -> View:
-        """What the criterion sees of the calculator's tests."""
+        """The criterion's view of the calculator's forward passes."""
         example, max_bytes = calculator.inputs[0], calculator.clean_bytes
         return View.of(self.criterion, calculator.target, calculator.layers, example, max_bytes)
 
     def objective(self, policy: Policy, calculator: Calculator, number: int) -> Objective | None:
-        """What the tests from `number` on climb under policy deepxplore; None under others."""
+        """The objective of the tests from `number` on under policy `deepxplore`; None under other policies."""
         if not isinstance(policy, DeepXplore):
             return None
         if calculator.clean_outputs.ndim != 2 or calculator.clean_outputs.shape[1] < 2:
             raise UsageError(
-                "policy 'deepxplore' goes by classes, this model's output has "
-                f"{list(calculator.clean_outputs.shape[1:])}: take policy 'fuzz' with a criterion"
+                "policy 'deepxplore' needs class scores, but this model's output has shape "
+                f"{list(calculator.clean_outputs.shape[1:])}: use policy 'fuzz' with a criterion"
             )
-        covered, n, device = self.criterion.state.get("covered"), calculator.n_neurons, calculator.device
-        asleep = torch.arange(n, device=device) if covered is None else (~covered).nonzero().squeeze(1)
+        covered = self.criterion.state.get("covered")
+        if covered is None:
+            uncovered = torch.arange(calculator.n_neurons, device=calculator.device)
+        else:
+            uncovered = (~covered).nonzero().squeeze(1)
         is_probability = calculator.oracle.is_probability
-        return policy.objective(calculator.clean_outputs.argmax(1), asleep, is_probability, number)
+        return policy.objective(calculator.clean_outputs.argmax(1), uncovered, is_probability, number)
 
     def describe(self) -> dict[str, Any]:
         """Plain data."""
@@ -66,57 +69,58 @@ class Guide:
         }
 
 
-def is_guided(policy: Policy) -> bool:
-    """Whether a policy follows a criterion."""
-    return bool(getattr(policy, "is_guided", False))
-
-
-def make_guide(settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any) -> Guide | None:
-    """The criterion that the settings ask for, fitted: on training data, or else on the seeds' clean inputs."""
+def prepare_criterion(
+    settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any
+) -> CampaignCriterion | None:
+    """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
     if isinstance(policy, DeepXplore):
-        return _make_pair(settings, policy, target, seeds)
+        return _neuron_coverage(settings, policy, target, seeds)
     if settings.criterion is None:
-        if is_guided(policy):
-            raise UsageError("policy 'fuzz' follows a criterion, got none: pass criterion=..., as kmnc")
+        if policy.is_guided:
+            raise UsageError("policy 'fuzz' follows a criterion, got none: pass criterion=..., for example kmnc")
         if train is not None:
-            raise UsageError("train is what a criterion learns from, got no criterion: pass criterion=..., as kmnc")
+            raise UsageError(
+                "train is data that a criterion learns from, got no criterion: pass criterion=..., for example kmnc"
+            )
         return None
-    given = choose_guide(settings.criterion)
+    given = choose_campaign_criterion(settings.criterion)
     name = settings.criterion if isinstance(settings.criterion, str) else str(given)
-    own, leads = given.fresh(), is_guided(policy)  # the caller's stays as it is
+    own, leads = given.fresh(), policy.is_guided  # the caller's object stays unchanged
     if given.learnt:
         if train is not None:
             raise UsageError(f"{given} is fitted already, train would change nothing: leave it out, or pass {given!r}")
-        return Guide(own, name, leads, None, 0)
+        return CampaignCriterion(own, name, leads, None, 0)
     data = seeds if train is None else _training_data(train, settings, seeds)
-    with nullcontext() if train is None else _about_training():
+    with nullcontext() if train is None else _name_training_data():
         fit_to(own, target, data)
     source = None if not given.learns else "the seeds" if train is None else "training data"
-    return Guide(own, name, leads, source, len(data))
+    return CampaignCriterion(own, name, leads, source, len(data))
 
 
-def choose_guide(criterion: str | Criterion) -> Criterion:
-    """A criterion that can take part in a campaign."""
+def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
+    """A criterion by name or as it is, if a campaign can use it."""
     given = choose_criterion(criterion)
-    if not given.can_guide:
+    if not given.guides:
         raise UsageError(
-            f"{given.name} cannot take part in a campaign, which shows it activations: it reads contributions, in a "
-            "loop of your own; take another criterion"
+            f"{given.name} cannot be used in a campaign, which shows it activations while it reads contributions: use "
+            "it in a loop of your own, or choose another criterion"
         )
     return given
 
 
 def _training_data(train: Any, settings: Settings, seeds: Seeds) -> Seeds:
-    with _about_training():
+    with _name_training_data():
         data = read_seeds(train, settings.train_inputs)
         if data.shape[1:] != seeds.shape[1:]:
-            raise DataError(f"its inputs must be {list(seeds.shape[1:])} as the seeds are, got {list(data.shape[1:])}")
+            raise DataError(
+                f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
+            )
         return data
 
 
 @contextmanager
-def _about_training() -> Iterator[None]:
-    """Says of what is wrong with data that it is the training data."""
+def _name_training_data() -> Iterator[None]:
+    """Errors about data say that it is the training data."""
     try:
         yield
     except DataError as error:
@@ -124,35 +128,36 @@ def _about_training() -> Iterator[None]:
 
 
 def _check_rivals(policy: DeepXplore, target: AnyTarget, seeds: Seeds) -> None:
-    """Refuse models that cannot answer what the target answers."""
+    """Refuse models whose outputs do not match the target's."""
     inputs = seeds.take(torch.arange(min(2, len(seeds)))).to(target.device)
     with torch.no_grad():
-        wanted = list(target.forward(inputs).shape[1:])
+        expected = list(target.forward(inputs).shape[1:])
         for k, rival in enumerate(policy.rivals):
             try:
-                found = list(rival.forward(inputs).shape[1:])
+                shape = list(rival.forward(inputs).shape[1:])
             except ThemisError as error:
-                raise ModelError(f"rival {k + 1} must answer the target's inputs: {error}") from error
-            if found != wanted:
+                raise ModelError(f"rival {k + 1} must accept the target's inputs: {error}") from error
+            if shape != expected:
                 raise UsageError(
-                    f"rival {k + 1} must give the target's {wanted} scores, got {found}: give models of one task"
+                    f"rival {k + 1} must give scores of the target's shape {expected}, got {shape}: pass models of "
+                    "the same task"
                 )
 
 
-def _make_pair(settings: Settings, policy: DeepXplore, target: AnyTarget, seeds: Seeds) -> Guide:
-    """The neuron coverage that goes with policy deepxplore: of the very neurons that are tested."""
+def _neuron_coverage(settings: Settings, policy: DeepXplore, target: AnyTarget, seeds: Seeds) -> CampaignCriterion:
+    """The neuron coverage that policy `deepxplore` raises: of the neurons that are tested."""
     if not policy.rivals:
-        raise UsageError("policy 'deepxplore' sets other models against the target, got none: pass rivals=[...]")
+        raise UsageError("policy 'deepxplore' compares the target with other models, got none: pass rivals=[...]")
     if not isinstance(target, Target):
-        raise UsageError("policy 'deepxplore' needs gradients, this target has none: take policy 'fuzz'")
+        raise UsageError("policy 'deepxplore' needs gradients, but this target has none: use policy 'fuzz'")
     _check_rivals(policy, target, seeds)
     criterion = NC(neurons=target.neurons)
     if settings.criterion is not None:
-        given = choose_guide(settings.criterion)
-        if not isinstance(given, NC) or given.neurons != target.neurons or given.requested_layers is not None:
+        given = choose_campaign_criterion(settings.criterion)
+        if not isinstance(given, NC) or given.neurons != target.neurons or given.wanted is not None:
             raise UsageError(
-                f"policy 'deepxplore' goes with nc of all layers and the target's neurons, got {given!r}: write "
+                f"policy 'deepxplore' requires nc over all layers and the target's neurons, got {given!r}: write "
                 f"nc(threshold=0.5, neurons={target.neurons})"
             )
         criterion = given.fresh()
-    return Guide(criterion, str(criterion), True, None, 0)
+    return CampaignCriterion(criterion, str(criterion), True, None, 0)

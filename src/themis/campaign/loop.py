@@ -23,10 +23,11 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
     try:
         reason, why = _run_rounds(setup, state, recorder)
     except Exception as error:
+        why = f"it failed: {error}"
 
         def result_so_far() -> Run:
             _judge_partial_round(setup, state, recorder)
-            return conclude(setup, state, start, recorder.faults, "error", f"it failed: {error}")
+            return conclude(setup, state, start, recorder.faults, "error", why)
 
         recorder.fail(error, result_so_far)
         raise
@@ -116,9 +117,9 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
             tests, state.moments[stream], objective, _passes_left(setup, state.passes)
         )
         tests = tests[: len(measurement)]
+        state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
     with state.clock.timed("search"):
-        is_shape_sample = stream == "uniform" or setup.settings.uniform_share == 0
-        state.add(tests, measurement, stream, is_shape_sample=is_shape_sample)
+        state.add(tests, measurement, stream)
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, len(state.rounds) + 1, stream)
         partial.add(stream, measurement.results)
         partial.truncate(stream, _affordable(setup, state, partial.pending(stream)))

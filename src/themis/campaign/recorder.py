@@ -90,9 +90,7 @@ class Recorder:
         self.callbacks.call("on_error", error)
 
 
-def fault_columns(
-    tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str
-) -> dict[str, Any]:
+def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:
     """The columns of the faults among `tests`, one row per fault."""
     results, details = measurement.results, measurement.faults
     positions = np.flatnonzero(results.is_fault)

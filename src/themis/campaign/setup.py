@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class Setup:
     perturbation: Perturbation
     policy: Policy
     settings: Settings
+    environment: dict[str, Any]
     criterion: CampaignCriterion | None
     calculator: Calculator
     criterion_view: View | None
@@ -73,6 +75,7 @@ def prepare(
     perturbation: Perturbation,
     policy: Policy,
     settings: Settings,
+    environment: dict[str, Any],
     criterion: CampaignCriterion | None = None,
     chunk: int | None = None,
 ) -> Setup:
@@ -102,6 +105,7 @@ def prepare(
         perturbation=perturbation,
         policy=policy,
         settings=settings,
+        environment=environment,
         criterion=criterion,
         calculator=calculator,
         criterion_view=view,
@@ -145,9 +149,7 @@ def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
     return facts, verdict.margin.cpu().numpy()
 
 
-def _search_space(
-    calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, random_seed: int
-) -> Space:
+def _search_space(calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, random_seed: int) -> Space:
     """The usable seeds and the box of theta."""
     usable = calculator.usable.cpu().numpy()
     gradient_cost = None

@@ -165,11 +165,14 @@ class State:
             clock=clock,
         )
 
-    def add(self, tests: Tests, measurement: Measurement, stream: str, *, is_shape_sample: bool) -> None:
-        """Count the tests of one chunk. `is_shape_sample`: whether they show how the differences are distributed."""
+    def add(self, tests: Tests, measurement: Measurement, stream: str) -> None:
+        """Count the tests of one chunk."""
         self.passes += measurement.passes
         self.chunk = measurement.chunk
         self.tally.add(tests, measurement.results, stream == "uniform")
+
+    def add_panel(self, measurement: Measurement, *, is_shape_sample: bool) -> None:
+        """Add the panel's differences. `is_shape_sample`: whether they show how differences are distributed."""
         if measurement.panel is not None:
             differences, seed = measurement.panel
             self.panel.add(differences.abs(), seed)
@@ -228,6 +231,11 @@ class State:
         self.passes = tree["passes"]
         self.clock.restore(tree["seconds"])
         self.rounds = rounds
+
+
+def saved_chunk(checkpoint: Checkpoint) -> int:
+    """The number of tests per forward pass when the checkpoint was taken."""
+    return int(checkpoint.values["chunk"])
 
 
 _ARRAY = {"array": True}

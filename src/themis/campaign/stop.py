@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from math import inf
 
-from themis.campaign.criterion import Guide
+from themis.campaign.criterion import CampaignCriterion
 from themis.runs.run import Round, percent
 from themis.settings import Settings
 
 
 def stop_reason(
-    settings: Settings, rounds: list[Round], cost: int, guide: Guide | None = None
+    settings: Settings, rounds: list[Round], cost: int, criterion: CampaignCriterion | None = None
 ) -> tuple[str, str] | None:
-    """A word and a clause that say why to stop after these rounds; None to go on. `cost` is the passes of a test.
+    """Why to stop after these rounds, as one word and a clause; None to continue. `cost` is the passes per test.
 
-    The coverage that counts is that of the criterion which leads the search, else of the sensitivities.
+    The coverage that counts is that of the criterion that guides the search if there is one, else that of the
+    sensitivities.
     """
     if not rounds:
         return None
     last, goal = rounds[-1], settings.coverage or inf
-    if guide is not None and guide.leads:
+    if criterion is not None and criterion.leads:
         score = last.criterion_score or 0
-        if guide.criterion.laws.bounded and score >= goal:
-            return "coverage", f"{guide.name} {percent(score)} reached the goal of {percent(goal)}"
+        if criterion.criterion.laws.bounded and score >= goal:
+            return "coverage", f"{criterion.name} {percent(score)} reached the goal of {percent(goal)}"
     elif last.coverage.sampled >= goal:
         return "coverage", (
             f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
@@ -36,12 +37,12 @@ def stop_reason(
         return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
     if settings.plateau is not None and len(rounds) > settings.plateau:
         before = rounds[-1 - settings.plateau]
-        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, guide):
+        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion):
             return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
     return None
 
 
-def _is_flat(before: Round, last: Round, guide: Guide | None) -> bool:
-    if guide is not None and guide.leads:
+def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None) -> bool:
+    if criterion is not None and criterion.leads:
         return (before.criterion_score or 0) >= (last.criterion_score or 0)
     return before.coverage.all >= last.coverage.all and before.coverage.sampled >= last.coverage.sampled

@@ -14,7 +14,7 @@ from themis.measure.moments import Accumulator
 from themis.target.activations import Layer
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps disturbed inputs, the target's outputs and the tests' seeds to a term of the objective, summed over the tests."""
+"""Maps disturbed inputs, outputs and the tests' seeds to a term of the objective, summed over the tests."""
 
 
 @dataclass(frozen=True)

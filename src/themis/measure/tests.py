@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Tests:
-    """Tests to be run. `seed` is a row of the campaign's seeds, `kind` the kind of proposal that the test comes from."""
+    """Tests to be run. `seed` is a row of the campaign's seeds, `kind` the kind of proposal that it comes from."""
 
     __test__ = False  # not a pytest class
 

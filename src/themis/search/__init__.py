@@ -20,8 +20,15 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def choose_policy(policy: str | Policy) -> Policy:
-    """A policy by name, or as it is."""
+    """A policy by name, or one of the user's own."""
     if not isinstance(policy, str):
+        members = ("init", "propose", "observe", "report", "needs_gradient", "uses_gradient", "is_guided", "rivals")
+        missing = [name for name in members if not hasattr(policy, name)]
+        if missing:
+            raise UsageError(
+                f"policy must follow the protocol themis.search.Policy, {type(policy).__name__} has no "
+                f"{', '.join(missing)}: subclass Policy, which has defaults"
+            )
         return policy
     if policy not in POLICIES:
         raise UsageError(f"policy must be a known name, got {policy!r}: {nearest(policy, POLICIES)}")

@@ -1,4 +1,4 @@
-"""Climbs of single seeds: theta moved along a gradient, a step a test, with the noise kept."""
+"""Gradient ascent of single seeds: theta moves along a gradient, one step per test, with the same noise."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.search.policy import Space, State
 
 ASCENTS = {"margin ascent": "margin", "sensitivity ascent": "sensitivity"}
-"""Kinds of proposal that climb, and what: how near the answer is to another, or what neurons show that are open yet."""
+"""Kinds of proposal that need a gradient, and of what: the loss of margin, or the sensitivity of open neurons."""
 STEP = 0.2
-"""Length of a step, as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
+"""Length of a step as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
 STUCK = 1e-6
 """A step shorter than this share of the range moves nothing."""
 
 
 def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, Bools, Bools]:
-    """Each theta one step along its gradient, inside the bounds; which of them moved; which have a way up at all."""
+    """Each theta one step along its gradient, inside the bounds; which ones moved, and which have a gradient."""
     uphill = gradient * space.reach  # in shares of the range, so that no unit outweighs another
     steepest = np.abs(uphill).max(1, keepdims=True)
     direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
@@ -25,7 +25,7 @@ def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, 
 
 
 def no_climbs(n_seeds: int, n_dimensions: int) -> State:
-    """The state before the first climb: by what is climbed and seed, whether one is under way and its next test."""
+    """The state before the first ascent: by kind and seed, whether one is in progress, and its next test."""
     n = len(ASCENTS)
     return {
         "is_climbing": np.zeros((n, n_seeds), dtype=bool),
@@ -35,7 +35,7 @@ def no_climbs(n_seeds: int, n_dimensions: int) -> State:
 
 
 def follow(state: State, space: Space, tests: Tests, results: Results) -> None:
-    """Move the climbs that `tests` were a step of: a climb ends at the top, or where it broke the seed."""
+    """Advance the ascents that `tests` were steps of; an ascent ends at a maximum, or when it has broken the seed."""
     if results.gradient is None:
         return
     for which, kind in enumerate(ASCENTS):
@@ -49,6 +49,6 @@ def follow(state: State, space: Space, tests: Tests, results: Results) -> None:
 
 
 def climbers(state: State, which: int, n: int, others: Ints) -> Ints:
-    """`n` positions for the next step: seeds that are climbing, then some of `others`; each once."""
+    """`n` positions for the next step: seeds whose ascent is in progress, then some of `others`; each at most once."""
     climbing = np.flatnonzero(state["is_climbing"][which])[:n]
     return np.concatenate([climbing, np.setdiff1d(others, climbing)[: n - len(climbing)]])

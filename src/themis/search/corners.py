@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from themis.measure.tests import Ints, Results, Tests
-from themis.search.policy import Space, State
+from themis.search.policy import Policy, Space, State
 
 
-class Corners:
+class Corners(Policy):
     """The strongest disturbances, each seed as often as any other."""
-
-    climbs = False
 
     def init(self, space: Space) -> None:
         self.space = space

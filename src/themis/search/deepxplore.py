@@ -1,4 +1,4 @@
-"""DeepXplore's joint optimisation: theta that makes the target differ from other models and wakes a sleeping neuron."""
+"""DeepXplore's joint optimisation: theta that makes the target differ from other models and covers a new neuron."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeepXplore(Paper):
     """Ascent on theta of `sum_j F_j(x)[c] - F(x)[c] + 0.1 f_n(x)`; each seed climbs as under policy `paper`.
 
     F is the target's probability of its clean answer c, F_j that of each rival, f_n the activation of a neuron that no
-    test has covered yet, another one each time. The constraints on pictures of the original (light, occlusion) are
-    perturbations here, whose theta has the same gradient. The model that shall deviate is always the target.
+    test has covered yet, a different one each time. The original's constraints on pictures (light, occlusion) are
+    perturbations here, whose theta has the same gradient. The model that is to deviate is always the target.
     """
 
     is_guided = True
@@ -34,36 +34,38 @@ class DeepXplore(Paper):
 
     def init(self, space: Space) -> None:
         super().init(space)
-        # Those of the chunk under way count when the next begins: a chunk may be tried again.
+        # Differences of the current chunk count when the next one begins, because a chunk may be tried again.
         self.state |= {name: np.zeros((), dtype=np.int64) for name in ("differences", "differing")}
 
-    def objective(self, answers: Tensor, asleep: Tensor, is_probability: bool, number: int) -> Objective:
-        """What the tests from `number` on climb: `answers` are the seeds' clean classes, `asleep` uncovered neurons."""
+    def objective(self, answers: Tensor, uncovered: Tensor, is_probability: bool, number: int) -> Objective:
+        """The objective of the tests from `number` on; `answers` are the seeds' clean classes."""
         self._count()
-        chosen = asleep[:0]
-        if len(asleep):
-            at = int(self.space.uniform(FOR_PICK, number) * len(asleep))
-            chosen = asleep[at : at + 1]
+        chosen = uncovered[:0]
+        if len(uncovered):
+            at = int(self.space.uniform(FOR_PICK, number) * len(uncovered))
+            chosen = uncovered[at : at + 1]
 
-        def differ(inputs: Tensor, outputs: Tensor, seed: Tensor) -> Tensor:
+        def difference(inputs: Tensor, outputs: Tensor, seed: Tensor) -> Tensor:
             own = outputs if is_probability else outputs.softmax(1)
-            wanted = answers[seed][:, None]
-            total, is_other = -self.differ * own.gather(1, wanted).sum(), torch.zeros_like(seed, dtype=torch.bool)
+            answer = answers[seed][:, None]
+            total, is_other = -self.differ * own.gather(1, answer).sum(), torch.zeros_like(seed, dtype=torch.bool)
             for rival in self.rivals:
                 scores = rival.forward(inputs)
                 sure = scores.float() if are_probabilities(scores.detach()) else scores.float().softmax(1)
-                total = total + sure.gather(1, wanted).sum()
+                total = total + sure.gather(1, answer).sum()
                 is_other |= scores.argmax(1) != outputs.argmax(1)
             self.state["differing"] = np.array(int(is_other.sum()))
             return total
 
-        return Objective(chosen, differ=differ, n_models=len(self.rivals), is_activation=True, weight=self.cover)
+        return Objective(
+            chosen, output_term=difference, n_models=len(self.rivals), is_activation=True, weight=self.cover
+        )
 
     def _count(self) -> None:
         self.state["differences"] = self.state["differences"] + self.state["differing"]
         self.state["differing"] = np.zeros((), dtype=np.int64)
 
     def report(self) -> dict[str, Any]:
-        """What it can say at the end."""
+        """How many rivals it had, and on how many tests they answered differently from the target."""
         self._count()
         return {"rivals": len(self.rivals), "differences": int(self.state["differences"])}

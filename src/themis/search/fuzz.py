@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.measure.tests import Ints, Results, Tests
-from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Space, State
+from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
 FIRST, LEAST, HORIZON = 0.8, 0.3, 5
 """DeepHunter's power schedule: the weight of a parent begins at 0.8, and falls by 1/5 a mutation, to 0.3."""
@@ -14,7 +14,7 @@ KEPT = 0.5
 """Chance that a child keeps a dimension of its parent's theta; else it is drawn anew."""
 
 
-class Fuzz:
+class Fuzz(Policy):
     """A queue of tests, at first the clean seeds; each proposal is a child of one of them.
 
     Parents are drawn by DeepHunter's power schedule. A child keeps about half of its parent's theta and takes the rest
@@ -22,7 +22,6 @@ class Fuzz:
     where the originals pile mutations on pictures. A child that raises the criterion and breaks nothing joins.
     """
 
-    climbs = False
     is_guided = True
 
     def init(self, space: Space) -> None:

@@ -36,7 +36,6 @@ def before_kinds() -> State:
         "tried": np.zeros(len(KINDS)),  # in passes, fading
         "paid": np.zeros(len(KINDS)),  # in new faults, fading
         "spent": np.zeros(1 + len(ASCENTS)),  # passes of all kinds, and of each that climbs
-        "can_climb": np.array(True),  # as far as is known
     }
 
 
@@ -47,7 +46,7 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     tried, paid = state["tried"], state["paid"]
     average = (paid.sum() + 1) / (tried.sum() + DOUBT)
     expected = paid + DOUBT * average * HOPE / _cost(space)
-    can_climb = space.climb_cost is not None and state["can_climb"] and len(number) >= len(ASCENTS) * CLIMBERS
+    can_climb = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
     n = len(KINDS) if can_climb else PLAIN
     # What a kind pays has a gamma distribution; its logarithm is about normal.
     draws = ndtri(space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9))
@@ -86,4 +85,4 @@ def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> Non
 
 def _cost(space: Space) -> Numbers:
     """Passes of a test, by kind, in those of a test that does not climb."""
-    return np.repeat([1.0, space.climb_cost or 1.0], [PLAIN, len(ASCENTS)])
+    return np.repeat([1.0, space.gradient_cost or 1.0], [PLAIN, len(ASCENTS)])

@@ -8,17 +8,17 @@ import numpy as np
 
 from themis.measure.tests import Ints, Results, Tests
 from themis.search.ascent import step_uphill
-from themis.search.policy import Space, State
+from themis.search.policy import Policy, Space, State
 
 
-class Paper:
+class Paper(Policy):
     """One climb a seed: the pass that scores a test is the one whose backward moves its theta.
 
     A climb keeps its noise. Stuck at a bound it goes on there with new noise; where there is no noise, or no gradient
     to follow, it starts again at a theta drawn uniformly.
     """
 
-    climbs = True
+    needs_gradient = True
 
     def init(self, space: Space) -> None:
         self.space = space

@@ -1,4 +1,4 @@
-"""What a search policy is, and the space it searches."""
+"""The protocol of a search policy, and the space that it searches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from themis.compute import rng
 from themis.measure.tests import Floats, Ints, Results, Tests
 from themis.perturb.perturbation import Perturbation
+from themis.target.target import AnyTarget
 
 State = dict[str, NDArray[Any]]
-"""All that a policy remembers, as arrays that a store can save and bring back."""
+"""All that a policy remembers, as arrays that a store can save and restore."""
 
-# What a random number is for: with the random seed and a counter it names the number, so that no two uses share one.
+# The purpose of a random number: together with the random seed and a counter it identifies the number, so that no two
+# uses share one.
 FOR_SEED, FOR_THETA, FOR_NOISE, FOR_ORDER, FOR_KIND, FOR_PICK = range(1, 7)
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where a campaign may search: usable seeds (rows of the data), and the box that theta lives in."""
+    """Where a campaign may search: the usable seeds (rows of the data), and the box of theta."""
 
     seeds: Ints  # ascending
     seed_id: Ints  # of each usable seed
@@ -32,7 +34,7 @@ class Space:
     is_random: bool
     random_seed: int
     answers: Ints | None = None  # each usable seed's clean outcome
-    climb_cost: float | None = None  # what a test with its gradient costs, others being 1; None where there is none
+    gradient_cost: float | None = None  # relative cost of a test with its gradient; None if there is no gradient
 
     @staticmethod
     def of(
@@ -42,34 +44,34 @@ class Space:
         margin: Floats,
         random_seed: int,
         answers: Ints | None = None,
-        climb_cost: float | None = None,
+        gradient_cost: float | None = None,
     ) -> Space:
         low, high, identity = (
-            np.array([getattr(each, end) for each in perturbation.theta], dtype=np.float32)
+            np.array([getattr(theta, end) for theta in perturbation.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        how = (perturbation.is_random, random_seed, answers, climb_cost)
-        return Space(seeds, seed_id, margin, low, high, identity, *how)
+        is_random = perturbation.is_random
+        return Space(seeds, seed_id, margin, low, high, identity, is_random, random_seed, answers, gradient_cost)
 
     @property
     def answer(self) -> Ints:
-        """Each usable seed's clean outcome; all the same where none is known."""
+        """Each usable seed's clean outcome; all zero if none is known."""
         return np.zeros(len(self.seeds), dtype=np.int64) if self.answers is None else self.answers
 
     @property
     def reach(self) -> Floats:
-        """Width of the box, by dimension."""
+        """Width of the box in each dimension."""
         return self.high - self.low
 
     def uniform(self, purpose: int, *words: int | Ints) -> NDArray[np.float64]:
-        """Uniform numbers in [0, 1) named by a purpose and counters."""
+        """Uniform numbers in [0, 1), identified by a purpose and counters."""
         return rng.uniform(self.random_seed, purpose, *words)
 
     def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> NDArray[np.float64]:
         """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
         across = np.array(columns, dtype=np.int64)
         return self.uniform(
-            purpose, across, *(each if isinstance(each, int | np.integer) else each[:, None] for each in words)
+            purpose, across, *(word if isinstance(word, int | np.integer) else word[:, None] for word in words)
         )
 
     def uniform_theta(self, *words: int | Ints) -> Floats:
@@ -94,49 +96,63 @@ class Space:
         return np.argsort(self.uniform(FOR_ORDER, epoch, np.arange(len(self.seeds))), kind="stable")
 
     def cycle(self, start: int, n: int) -> Ints:
-        """`n` positions from an endless walk over all seeds, in an order shuffled each time round."""
+        """`n` positions from an endless walk over all seeds, in an order that is shuffled every time."""
         steps = np.arange(start, start + n)
         epoch, within = np.divmod(steps, len(self.seeds))
-        orders = np.stack([self.order(each) for each in range(epoch[0], epoch[-1] + 1)])
+        orders = np.stack([self.order(number) for number in range(epoch[0], epoch[-1] + 1)])
         positions: Ints = orders[epoch - epoch[0], within]
         return positions
 
     def position(self, rows: Ints) -> Ints:
-        """Where the seeds `rows` stand in `seeds`."""
+        """The positions of the seeds `rows` in `seeds`."""
         return np.searchsorted(self.seeds, rows)
 
     def corners(self, number: Ints) -> Floats:
-        """Theta with each dimension at one of its bounds, never at one where it changes nothing."""
+        """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""
         up = self.uniforms(FOR_PICK, range(len(self.low)), number) < 0.5
         up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
         return np.where(up, self.high, self.low).astype(np.float32)
 
 
 class Policy(Protocol):
-    """Chooses the search stream's tests and learns from what came of all tests."""
+    """Chooses the tests of the search stream and learns from the results of both streams.
 
-    climbs: bool
-    """Whether all its tests need the gradient in theta, one backward pass each; else those of kinds in ASCENTS do."""
+    A policy of your own can subclass this protocol, which has defaults for all but `init`, `propose` and `observe`.
+    """
+
+    needs_gradient: bool = False
+    """Whether all its tests need the gradient in theta: one backward pass per test, or finite differences."""
+    uses_gradient: bool = False
+    """Whether it may propose tests of the kinds in ASCENTS, which need a gradient, if there is one."""
+    is_guided: bool = False
+    """Whether it follows a criterion."""
+    rivals: tuple[AnyTarget, ...] = ()
+    """Other models that its tests are run on."""
     state: State
 
-    def init(self, space: Space) -> None: ...
+    def init(self, space: Space) -> None:
+        """Prepare to search `space`; called once, before the first test."""
 
     def propose(self, number: Ints) -> Tests:
-        """Tests to run next, numbered `number`."""
+        """The tests to run next, numbered `number`."""
 
     def observe(self, tests: Tests, results: Results) -> None:
-        """Learn from tests of either stream."""
+        """Learn from the results of tests of either stream."""
+
+    def report(self) -> dict[str, Any]:
+        """What the policy itself counted, for the summary."""
+        return {}
 
 
 class Novelty:
-    """Keeps a test from running twice: where noise makes every test new, there is nothing to do."""
+    """Prevents a test from running twice. If noise makes every test new, there is nothing to do."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.seen: set[int] = set()
 
     def ensure(self, tests: Tests) -> Tests:
-        """`tests`, with each repetition redrawn uniformly."""
+        """`tests`, with each repeated test redrawn uniformly."""
         if self.space.is_random:
             return tests
         keys = self._keys(tests)

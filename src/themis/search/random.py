@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from themis.measure.tests import Ints, Results, Tests
-from themis.search.policy import SEARCH_STREAM, Space, State
+from themis.search.policy import SEARCH_STREAM, Policy, Space, State
 
 
-class Random:
+class Random(Policy):
     """Seed and theta drawn uniformly."""
-
-    climbs = False
 
     def init(self, space: Space) -> None:
         self.space = space

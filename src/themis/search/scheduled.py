@@ -35,7 +35,7 @@ from themis.search.kinds import (
     count_kinds,
     pay_kinds,
 )
-from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Space, State
+from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
 AT_ONCE = 2
 """Tests of one seed in a portion, at most, where it has half as many tests as there are seeds, else more in proportion:
@@ -52,10 +52,10 @@ LEADS = 10
 """Seeds, those nearest to breaking, whose best theta is tried on others."""
 
 
-class Scheduled:
+class Scheduled(Policy):
     """The tests with the largest chance of a new fault, each the next for its seed, by the kinds that pay."""
 
-    climbs = False
+    uses_gradient = True
 
     def init(self, space: Space) -> None:
         self.space = space
@@ -101,8 +101,6 @@ class Scheduled:
         if at_corner.any():
             pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
             state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
-        if results.gradient is None and np.isin(tests.kind, list(ASCENTS)).any():
-            state["can_climb"] = np.array(False)  # neither model nor perturbation was to blame until it was tried
         follow(state, self.space, tests, results)
         if len(tests) and tests.number[0] == state["first"]:
             own = run & (tests.kind != "redrawn")

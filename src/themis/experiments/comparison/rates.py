@@ -56,7 +56,7 @@ class Rates:
 
     def __init__(self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, random_seed: int) -> None:
         self.perturbation, self.random_seed = perturbation, random_seed
-        self.calculator = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
+        self.calculator = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
         self.calculator.sweep()
         self.usable = self.calculator.usable.cpu().numpy()
         self.seed_id = seeds.seed_id.numpy()[self.usable]

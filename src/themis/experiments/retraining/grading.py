@@ -64,7 +64,7 @@ def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calc
     """A calculator that runs single tests of the seeds, those answered wrongly too. The target must be open."""
     if seeds.labels is None:
         raise DataError("seeds must have labels to be judged by, got none: give (inputs, labels)")
-    made = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
+    made = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
     outputs = []
     with torch.no_grad():
         for first in range(0, len(seeds), made.chunk):

@@ -51,7 +51,7 @@ class Recorder:
     """A policy as it is, with a memory of all tests that it was shown."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.climbs = policy, policy.climbs
+        self.policy, self.needs_gradient = policy, policy.needs_gradient
         self.is_guided = bool(getattr(policy, "is_guided", False))
         self.seen: list[tuple[Tests, Results]] = []
 
