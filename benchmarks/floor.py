@@ -21,10 +21,12 @@ from rich.table import Table
 
 import themis
 from themis import Target
-from themis.campaign.loop import Campaign
+from themis.campaign import loop
+from themis.campaign.recorder import Recorder
+from themis.campaign.state import State
 from themis.measure import calculator as calculator_module
 from themis.measure.calculator import Calculator
-from themis.measure.fold import Fold
+from themis.measure.fold import ChunkFold
 from themis.measure.moments import Accumulator
 from themis.runs.environment import describe_environment
 from themis.zoo import lenet5, resnet56
@@ -37,13 +39,13 @@ MODELS = {
 }
 PARTS = {
     "disturb the inputs": [(calculator_module, "perturb")],
-    "clean activations, differences": [(Fold, "visit")],
+    "clean activations, differences": [(ChunkFold, "on_activation")],
     "fold into moments": [(Accumulator, "add"), (Accumulator, "commit")],
-    "panel": [(Campaign, "_watch")],
-    "details of faults": [(Calculator, "_details")],
-    "judge": [(Campaign, "_judge"), (Campaign, "_finish")],
-    "search": [(Campaign, "_propose")],
-    "count and keep faults": [(Campaign, "_keep_faults")],
+    "panel": [(State, "add_panel")],
+    "details of faults": [(Calculator, "_describe_faults")],
+    "judge": [(loop, "judge"), (loop, "conclude")],
+    "search": [(loop, "_propose")],
+    "count and keep faults": [(State, "add"), (Recorder, "add_faults")],
     "forward passes, watched": [(Target, "forward")],
 }
 

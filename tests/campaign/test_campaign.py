@@ -193,7 +193,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 2 clean chunks, 1 to probe the gradient, then a chunk of 256 uniform tests and 6 portions of 128
+    # 2 to find the layers, 2 clean chunks, 1 probe of the gradient, a chunk of 256 uniform tests, 6 portions of 128
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 256 + 6 * PORTION
     assert result.judged.tests == 256 + 6 * PORTION

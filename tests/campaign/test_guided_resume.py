@@ -83,7 +83,7 @@ def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_
 def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, interrupted):
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was created in Python: pass the same one as criterion="):
+    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was created in Python: pass the same one"):
         themis.resume(tmp_path, net, data)
     with pytest.raises(UsageError, match="criterion must be the run's"):
         themis.resume(tmp_path, net, data, criterion=NC(0.6))
@@ -125,6 +125,6 @@ def test_other_training_data_is_refused_on_resuming(net, data, tmp_path, interru
     themis.run(net, data, "gaussian", **options)
     with pytest.raises(UsageError, match="learned from training data that cannot be read again: pass train="):
         themis.resume(tmp_path, net, data)
-    with pytest.raises(DataError, match="training data must be what the criterion learnt from"):
+    with pytest.raises(DataError, match="training data must be the data that the criterion learned from"):
         themis.resume(tmp_path, net, data, train=data)
     assert themis.resume(tmp_path, net, data, train=options["train"]).rounds[-1].tests == 640

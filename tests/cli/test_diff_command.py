@@ -98,7 +98,7 @@ def test_a_model_that_has_changed_since_is_refused_and_its_weights_can_be_named(
     new = campaign(place, out="new")
     code, line = refused(capsys, old, new, "--no-curve")
     assert code == 3
-    assert "must be the one that was tested" in line
+    assert "must be what was tested" in line
     assert "--weights-a FILE or --model-a MODEL" in line
     torch.save({"over": torch.tensor(0.5)}, tmp_path / "old.pt")
     words = ["diff", str(old), str(new), "--no-curve", "--tests", "300"]

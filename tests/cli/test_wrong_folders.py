@@ -102,13 +102,13 @@ WRONG = {
     "resume with another model": (
         ["resume", "done"],
         3,
-        "the model must be the one that was tested",
+        "the model must be what was tested",
         then(change_the_module("torch.manual_seed(0)", "torch.manual_seed(1)")),
     ),
     "resume with other data": (
         ["resume", "done"],
         3,
-        "the data must be the one that was tested",
+        "the data must be what was tested",
         then(change_the_module("RNG = torch.Generator().manual_seed(0)", "RNG = torch.Generator().manual_seed(1)")),
     ),
     "resume without the weights": (
@@ -121,7 +121,7 @@ WRONG = {
     "resume with other weights": (
         ["resume", "done", "--weights", "net.pt"],
         3,
-        "the model must be the one that was tested",
+        "the model must be what was tested",
         run_with_weights,
         weights_of_a_net(lambda value: value + 1),
     ),

@@ -173,7 +173,7 @@ def test_a_run_knows_the_weights_it_was_made_with(drebin, capsys):
     module = build(ZOO["mlp-drebin"], random_seed=2)
     torch.save(module.state_dict(), find_weights("mlp-drebin"))
     assert main(["resume", "a", "--max-tests", "400"]) == 3
-    assert "the model must be the one that was tested" in capsys.readouterr().err
+    assert "the model must be what was tested" in capsys.readouterr().err
 
 
 def test_random_weights_are_said_to_be_and_are_the_same_in_another_process(root):

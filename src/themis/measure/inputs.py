@@ -16,7 +16,9 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
         return inputs.to(device)
     tensor = inputs
-    return Rows(lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache=RowCache(0))
+    return Rows(
+        lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache=RowCache(0)
+    )
 
 
 def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:

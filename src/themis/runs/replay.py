@@ -191,7 +191,9 @@ class Replayer:
         stored = self.run.tensors([fault.id]).get(fault.id)
         oracle = recorded_oracle(self.run, self.target.oracle)
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
-            calculator = Calculator.trace(self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0)
+            calculator = Calculator.trace(
+                self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0
+            )
             clean = self.target.forward(calculator.inputs[0].expand(fault.chunk, *seed.shape[1:]).contiguous())
             if oracle.spec() != self.run.record["start"]["oracle"]:  # not the run's own
                 calculator.oracle = oracle.settle(clean[:1].float(), calculator.labels)

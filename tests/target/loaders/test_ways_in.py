@@ -125,7 +125,7 @@ def test_another_onnx_file_does_not_go_on_with_a_run(capsys):
     assert main([*RUN.split(), "300", "--model", "net.onnx"]) == 0
     files.onnx("other.onnx", last="Neg")
     assert main(["resume", "first", "--max-tests", "600", "--quiet", "--model", "other.onnx"]) == 3
-    assert "the model must be the one that was tested" in capsys.readouterr().err
+    assert "the model must be what was tested" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["black box", "ONNX"])
