@@ -42,7 +42,7 @@ def origin_folder(folder: str | None) -> str:
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Reject unknown names before the model and the data are loaded, which may take long; returns the perturbation."""
-    from themis.campaign.criterion import choose_guide
+    from themis.campaign.criterion import choose_campaign_criterion
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy
@@ -51,7 +51,7 @@ def check_names(perturbation: str, settings: Settings) -> Perturbation:
     chosen.at(settings.magnitude)
     choose_policy(settings.policy)
     if settings.criterion is not None:
-        choose_guide(settings.criterion)
+        choose_campaign_criterion(settings.criterion)
     choose_judge(settings.judge)
     return chosen
 
