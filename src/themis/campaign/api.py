@@ -25,7 +25,14 @@ from themis.judge import choose_judge
 from themis.measure.similarity import check_similarity
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.runs.environment import describe_environment, describe_run, describe_tested, list_changes, named, threads
+from themis.runs.environment import (
+    as_plain_data,
+    describe_environment,
+    describe_run,
+    describe_tested,
+    list_changes,
+    threads,
+)
 from themis.runs.faults import Faults
 from themis.runs.parts import SeedSplit, read_parts
 from themis.runs.replay import LiveRun, Replayer
@@ -174,7 +181,7 @@ def _recorded_criterion(
 ) -> CampaignCriterion | None:
     """The run's criterion, fitted again to the data it learned from."""
     recorded = settings.criterion
-    if criterion is not None and named(criterion) != recorded:
+    if criterion is not None and as_plain_data(criterion) != recorded:
         raise UsageError(f"the criterion must be the run's {recorded}, got {criterion!r}: pass the same one")
     if criterion is None and recorded is not None and recorded.startswith("<"):
         raise UsageError(f"the run's criterion {recorded} was created in Python: pass the same one as criterion=...")

@@ -100,7 +100,7 @@ def prepare_criterion(
 def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
     """A criterion by name or as it is, if a campaign can use it."""
     given = choose_criterion(criterion)
-    if not given.guides:
+    if not given.can_guide:
         raise UsageError(
             f"{given.name} cannot be used in a campaign, which shows it activations while it reads contributions: use "
             "it in a loop of your own, or choose another criterion"
@@ -154,7 +154,7 @@ def _neuron_coverage(settings: Settings, policy: DeepXplore, target: AnyTarget, 
     criterion = NC(neurons=target.neurons)
     if settings.criterion is not None:
         given = choose_campaign_criterion(settings.criterion)
-        if not isinstance(given, NC) or given.neurons != target.neurons or given.wanted is not None:
+        if not isinstance(given, NC) or given.neurons != target.neurons or given.requested_layers is not None:
             raise UsageError(
                 f"policy 'deepxplore' requires nc over all layers and the target's neurons, got {given!r}: write "
                 f"nc(threshold=0.5, neurons={target.neurons})"

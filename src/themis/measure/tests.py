@@ -64,9 +64,8 @@ class Results:
 
     def __getitem__(self, rows: Bools) -> Results:
         """The results of some of the tests."""
-        gradient, dropped, raised = (
-            None if column is None else column[rows] for column in (self.gradient, self.is_dropped, self.raised)
-        )
+        gradient = None if self.gradient is None else self.gradient[rows]
+        dropped, raised = (None if column is None else column[rows] for column in (self.is_dropped, self.raised))
         return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, dropped, raised)
 
     @property

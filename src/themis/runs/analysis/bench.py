@@ -114,7 +114,7 @@ class TestBench:
     @property
     def cost(self) -> int:
         """Passes per test."""
-        return self.calculator.cost(climbs=False)
+        return self.calculator.cost(needs_gradient=False)
 
     def usable(self) -> Ints:
         """Rows of the seeds that a campaign tests: those that the model answers correctly without a disturbance."""
