@@ -1,4 +1,4 @@
-"""A black box: any function from NumPy arrays to NumPy arrays, here a random forest without neurons or gradients."""
+"""Test any function from NumPy arrays to NumPy arrays: here a random forest, without neurons or gradients."""
 
 import numpy as np
 from sklearn.datasets import load_digits

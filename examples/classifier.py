@@ -1,4 +1,4 @@
-"""Your own classifier: a small net trained on scikit-learn's 8x8 digits, tested under noise and under an attack."""
+"""Test your own classifier: a small net trained on scikit-learn's 8x8 digits, under noise and under an attack."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -20,12 +20,12 @@ for _ in range(60):
     nn.functional.cross_entropy(net(normalise(inputs[train])), labels[train]).backward()
     optimiser.step()
 
-# Bounds are those of the raw inputs; the normalisation belongs to the target.
+# The bounds are those of the raw inputs; the normalisation is part of the target.
 target = themis.Target(net, bounds=(0, 16), preprocess=normalise)
 for perturbation, magnitude in (("gaussian", 0.2), ("fgsm", 0.1)):
     run = themis.run(target, (inputs[test], labels[test]), perturbation, magnitude=magnitude, max_tests=4000)
     print(f"{perturbation}: {run.stop}")
     print(f"  {run.rounds[-1].distinct_faults} distinct faults, fault rate {run.fault_rate.value:.1%}")
     worst = run.faults.most_telling(1)[0]
-    same = "the same again" if worst.replay().is_same else "not the same"
-    print(f"  seed {worst.seed_id}: a {worst.clean_answer} read as {worst.answer}; replayed it is {same}")
+    outcome = "reproduced" if worst.replay().is_same else "did not reproduce"
+    print(f"  seed {worst.seed_id}: a {worst.clean_answer} read as {worst.answer}; the replay {outcome} it")

@@ -1,4 +1,4 @@
-"""An ONNX file on onnxruntime: its intermediate tensors are the neurons; no gradients are needed."""
+"""Test an ONNX file with onnxruntime: its intermediate tensors are the neurons, and no gradients are needed."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ digits = load_digits()
 inputs, labels = digits.data.astype(np.float32), digits.target
 mlp = MLPClassifier((32,), max_iter=80, random_state=0, tol=1e-2).fit(inputs[:1200], labels[:1200])
 
-# Any exporter will do; this one writes the two layers by hand.
+# Any exporter will do; here the two layers are written by hand.
 arrays = {"w1": mlp.coefs_[0], "b1": mlp.intercepts_[0], "w2": mlp.coefs_[1], "b2": mlp.intercepts_[1]}
 graph = helper.make_graph(
     [

@@ -1,4 +1,4 @@
-"""Perturbations combined, narrowed and of your own, on scikit-learn's 8x8 digits."""
+"""Combine perturbations, restrict their range and define your own, on scikit-learn's 8x8 digits."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -20,7 +20,7 @@ for _ in range(60):
 
 
 def ink(inputs, theta, rng, context):
-    """Strokes fade, more on one side than on the other."""
+    """Fade the strokes, more on one side than on the other."""
     fade, tilt = themis.perturb.columns(theta, inputs)
     x, _ = themis.perturb.picture.places(inputs)
     return inputs * (1 - fade * (0.5 + tilt * x)).clamp(0, 1)

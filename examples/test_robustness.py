@@ -1,6 +1,6 @@
-"""Robustness in your project's own tests: a small net on scikit-learn's 8x8 digits must stand up to noise and light.
+"""Test robustness in your project's own test suite: a small net on 8x8 digits must withstand noise and light.
 
-`pytest examples/test_robustness.py -v` runs them; so does this file itself.
+Run `pytest examples/test_robustness.py -v`, or this file itself.
 """
 
 import subprocess
@@ -16,14 +16,14 @@ import themis
 
 @pytest.fixture(scope="session")
 def digits():
-    """Inputs [1797, 1, 8, 8] in 0..16, and labels."""
+    """Return inputs [1797, 1, 8, 8] in 0..16, and labels."""
     digits = load_digits()
     return torch.tensor(digits.images, dtype=torch.float32)[:, None], torch.tensor(digits.target)
 
 
 @pytest.fixture(scope="session")
 def target(digits):
-    """Your model: here one that is trained in a second."""
+    """Return your model: here one that is trained within a second."""
     inputs, labels = digits
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
@@ -38,31 +38,31 @@ def target(digits):
 
 @pytest.fixture
 def held_out(digits):
-    """What the model has not seen."""
+    """Return data that the model has not seen."""
     inputs, labels = digits
     return inputs[1200:], labels[1200:]
 
 
 def test_noise_hardly_matters(robustness, target, held_out):
-    """The fixture: it fails the test if a gate fails, and gives the run back for checks of your own."""
+    """The fixture fails the test if a gate fails, and returns the run for further checks."""
     run = robustness(target, held_out, "gaussian", magnitude=0.1, max_fault_rate=0.05)
     assert run.start.clean_accuracy > 0.9
 
 
 @pytest.mark.parametrize("perturbation", ["brightness", "contrast"])
 def test_light_hardly_matters(robustness, target, held_out, perturbation):
-    """Each case has a campaign, a folder and a report of its own."""
+    """Each case has its own campaign, folder and report."""
     robustness(target, held_out, perturbation, magnitude=0.1, max_fault_rate=0.05)
 
 
 @pytest.mark.robustness("gaussian", magnitude=0.02)
-def test_a_trace_of_noise_breaks_no_sure_answer(target, held_out):
-    """The marker: the test returns target and data. Without a gate, one fault fails it."""
+def test_faint_noise_changes_no_confident_answer(target, held_out):
+    """With the marker, the test returns target and data. Without a gate, a single fault fails it."""
     inputs, labels = held_out
     with torch.no_grad():
         scores = target.module(target.preprocess(inputs)).softmax(1)
-    is_sure = (scores.max(1).values > 0.999) & (scores.argmax(1) == labels)
-    return target, (inputs[is_sure], labels[is_sure])
+    is_confident = (scores.max(1).values > 0.999) & (scores.argmax(1) == labels)
+    return target, (inputs[is_confident], labels[is_confident])
 
 
 if __name__ == "__main__":

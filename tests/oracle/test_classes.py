@@ -1,4 +1,4 @@
-"""Classification: verdicts worked out by hand."""
+"""Classification: verdicts computed by hand."""
 
 import pytest
 import torch
@@ -25,14 +25,14 @@ def test_a_wrong_answer_is_one_that_differs_from_the_label():
     assert verdict.is_fault.tolist() == [False, False, True]
 
 
-def test_of_equal_scores_the_first_class_is_the_answer():
+def test_among_equal_scores_the_first_class_is_the_answer():
     clean = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     verdict = Changed().compare(clean, torch.full((2, 2), 0.5), None)
     assert verdict.is_fault.tolist() == [False, True]
     assert verdict.margin.tolist() == [0, 0]
 
 
-def test_seeds_answered_wrongly_at_once_are_left_out():
+def test_seeds_with_a_wrong_clean_answer_are_left_out():
     assert Wrong().check(CLEAN, torch.tensor([0, 1, 1])).tolist() == [True, True, False]
     assert Changed().check(CLEAN, None).all()
 
@@ -54,7 +54,7 @@ def test_without_labels_the_clean_answer_must_stay_among_the_highest():
     assert Top(2).check(clean, None).all()
 
 
-def test_the_top_one_is_the_answer_ties_included():
+def test_top1_equals_wrong_even_for_ties():
     outputs = torch.randint(0, 3, (200, 4), generator=torch.Generator().manual_seed(0)).float()
     labels = torch.arange(200) % 4
     wrong, top = (oracle.compare(outputs, outputs, labels) for oracle in (Wrong(), Top(1)))
@@ -97,7 +97,7 @@ def test_labels_may_be_whole_numbers_of_any_type():
 
 @pytest.mark.parametrize("oracle", [Changed(), Wrong(), Top(2)])
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 5, 5)])
-def test_outputs_that_are_no_scores_are_refused(shape, oracle):
+def test_outputs_that_are_not_scores_are_refused(shape, oracle):
     for call in (oracle.check, oracle.settle):
         with pytest.raises(ModelError, match=r"scores \[inputs, classes\]"):
             call(torch.zeros(shape), None)

@@ -1,4 +1,4 @@
-"""One number an input: verdicts worked out by hand."""
+"""One number per input: verdicts computed by hand."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_an_answer_that_moved_too_far_is_a_fault(shape):
     assert verdict.value[4].isnan()
 
 
-def test_off_compares_with_the_label_and_leaves_out_what_is_off_at_once():
+def test_off_compares_with_the_label_and_leaves_out_seeds_that_are_already_off():
     clean, labels = torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([1.0, 1.25, 2.0])
     oracle = choose_oracle("off:0.5")
     assert oracle.check(clean, labels).tolist() == [True, True, False]

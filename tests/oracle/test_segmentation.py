@@ -1,4 +1,4 @@
-"""A class a pixel: mean IoU worked out by hand."""
+"""One class per pixel: mean IoU computed by hand."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_mean_iou_with_the_clean_answer_is_compared():
     assert verdict.margin.tolist() == pytest.approx([0.4, 0.4 - 5 / 12, 0.4 - 1 / 2, -float("inf")])
 
 
-def test_a_drop_of_the_tolerance_is_no_fault():
+def test_a_drop_by_exactly_the_tolerance_is_not_a_fault():
     verdict = Segmentation(0.5).compare(scores(HALVES), scores([[0, 0], [1, 2]]), None)
     assert (verdict.is_fault.item(), verdict.outcome.item(), verdict.margin.item()) == (False, KEPT, 0)
 
@@ -72,7 +72,7 @@ def test_the_loss_is_the_mean_over_pixels_that_count():
     torch.testing.assert_close(Segmentation(is_probability=True).loss(chances, reference), by_pixel.mean((1, 2)))
 
 
-def test_a_class_with_the_number_of_no_class_counts_where_there_are_so_many():
+def test_class_255_counts_if_the_model_has_that_many_classes():
     labels = torch.full((1, 2, 2), 255)
     clean = scores([[255, 255], [255, 0]], n_classes=256)
     assert Segmentation().check(clean, labels).all()

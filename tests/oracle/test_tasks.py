@@ -1,4 +1,4 @@
-"""Every task through a whole campaign: faults, replay, resume, and what the command line says of them."""
+"""Every task in a complete campaign: faults, replay, resume, and the output of the command line."""
 
 import json
 import math
@@ -38,7 +38,9 @@ def net(n_outputs, *after):
     first, last = nn.Linear(36, 16), nn.Linear(16, n_outputs)
     nn.init.zeros_(last.bias)
     with torch.no_grad():
-        first.bias.copy_(-first.weight.sum(1) / 2)  # inputs lie in 0..1: so its answers waver
+        first.bias.copy_(
+            -first.weight.sum(1) / 2
+        )  # centred on the inputs in 0..1, so that its answers are not constant
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last, *after)
 
 
@@ -48,7 +50,7 @@ def painter():
 
 
 INPUTS = torch.rand(24, 1, 6, 6, generator=torch.Generator().manual_seed(1))
-# Net, oracle, labels made of the clean outputs, and the oracle it settles to.
+# Net, oracle, labels made from the clean outputs, and the settled oracle.
 TASKS = {
     "wrong": (net(3), "auto", lambda outputs: outputs.argmax(1), "wrong"),
     "changed": (net(3), "auto", None, "changed"),
@@ -71,7 +73,7 @@ HAS_VALUE = ("threshold", "regression", "off", "segmentation")
 
 @pytest.mark.parametrize("perturbation", ["gaussian", "fgsm"])
 @pytest.mark.parametrize("name", TASKS)
-def test_a_campaign_finds_keeps_and_repeats_its_faults(name, perturbation, tmp_path, capsys):
+def test_a_campaign_finds_stores_and_replays_its_faults(name, perturbation, tmp_path, capsys):
     model, oracle, make_labels, settled = TASKS[name]
     target, out = themis.Target(model, oracle=oracle), tmp_path / "run"
     with torch.no_grad():
@@ -112,7 +114,7 @@ def test_a_campaign_finds_keeps_and_repeats_its_faults(name, perturbation, tmp_p
     assert sorted(each["id"] for each in found) == [fault.id for fault in whole.faults]
 
 
-def test_the_words_say_what_auto_chose_and_how_good_the_clean_answers_are():
+def test_the_summary_names_the_chosen_oracle_and_the_quality_of_clean_answers():
     with torch.no_grad():
         answers = TASKS["regression"][0](INPUTS)
     run = themis.run(TASKS["regression"][0], (INPUTS, answers + 0.25), "gaussian", max_tests=20)
@@ -132,7 +134,7 @@ def test_the_words_say_what_auto_chose_and_how_good_the_clean_answers_are():
     assert f"(clean mean IoU {run.start.clean_iou:.3g})" in opening(run.start)
 
 
-def test_an_answer_that_is_not_finite_is_a_fault_of_its_own_in_every_task():
+def test_an_output_that_is_not_finite_is_a_distinct_fault_in_every_task():
     class Fragile(nn.Module):
         def __init__(self, net):
             super().__init__()
@@ -175,7 +177,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("oracle", LINES)
-def test_the_command_line_runs_lists_and_replays_a_task_in_processes_of_their_own(oracle, tmp_path):
+def test_the_command_line_runs_lists_and_replays_a_task_in_separate_processes(oracle, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     perturbation, said = LINES[oracle]
 
@@ -235,7 +237,7 @@ def test_another_oracle_may_judge_a_replay(tmp_path):
         Replayer(reader, themis.Target(model, oracle="regression:3sd"), data).replay(fault)
 
 
-def test_a_function_that_has_no_place_in_a_module_is_asked_for(tmp_path):
+def test_a_function_that_cannot_be_imported_must_be_passed_again(tmp_path):
     target = themis.Target(TASKS["changed"][0], oracle=Compare(lambda *outputs: far(*outputs), "nameless"))
     run = themis.run(target, INPUTS, "gaussian", magnitude=0.5, max_tests=200, out=tmp_path / "run")
     reader = Reader(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Binary decisions and several labels: verdicts worked out by hand."""
+"""Binary decisions and several labels: verdicts computed by hand."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_the_label_that_flipped_furthest_is_the_outcome():
     torch.testing.assert_close(verdict.margin, torch.tensor([0.1, -0.1, -0.3, 0.0, -INF]))
 
 
-def test_only_labels_that_the_clean_answer_has_right_can_break():
+def test_only_labels_that_the_clean_answer_has_right_can_be_faults():
     clean = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])
     labels = torch.tensor([[1, 1, 1], [0, 0, 0]])
     oracle = Multilabel(0.0)

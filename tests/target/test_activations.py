@@ -1,4 +1,4 @@
-"""Layers are found in any module, and nothing of it stays behind."""
+"""Layers are found in any module, and tracing leaves no trace in it."""
 
 import pytest
 import torch
@@ -27,13 +27,13 @@ def activations(net, inputs):
     return seen, outputs
 
 
-def test_activations_are_those_worked_out_by_hand():
+def test_activations_match_those_computed_by_hand():
     seen, outputs = activations(Hand(), torch.tensor([[2.0, -1.0], [-3.0, 1.0]]))
     assert seen["relu"].tolist() == [[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]]
     assert outputs.tolist() == [[2.0, 1.0], [0.0, 0.0]]
 
 
-def test_functional_activations_are_seen_under_the_module_that_calls_them():
+def test_functional_activations_are_named_after_the_module_that_calls_them():
     assert names(Target(Functional()), torch.rand(4)) == ["relu()", "tanh()", "sigmoid()", "gelu()", "output"]
 
 
@@ -60,14 +60,14 @@ def test_an_activation_is_taken_before_a_later_operation_overwrites_it():
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_outputs_are_found_in_any_wrapping(wrapping):
+def test_scores_are_found_in_any_container(wrapping):
     net = Wrapped(WRAPPINGS[wrapping])
     x = torch.rand(2, 4)
     _, outputs = activations(net, x)
     assert torch.equal(outputs, net.net(x))
 
 
-def test_an_output_that_cannot_be_read_says_how_to_pick_it():
+def test_the_error_for_an_unreadable_output_says_how_to_pick_the_scores():
     net = Wrapped(lambda scores: "nothing")
     with pytest.raises(ModelError, match=r"got str.*output="):
         names(Target(net), torch.rand(4))
@@ -137,9 +137,9 @@ def test_a_layer_without_the_batch_in_front_is_left_out():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_leaves_as_it_came_also_after_an_exception(fails):
+def test_the_model_is_left_unchanged_even_after_an_exception(fails):
     net = Conv()
-    net.bn.eval()  # a mixed state, to be found again
+    net.bn.eval()  # a mixed state that must be restored
     net.fc.weight.requires_grad_(False)
     net.calls += 7
     state, hooks = state_of(net), hooks_of(net)
@@ -174,7 +174,7 @@ def test_half_precision_models_are_probed_in_float32():
     assert kinds == {torch.float32}
 
 
-def test_only_the_wanted_layers_are_shown():
+def test_only_the_requested_layers_are_reported():
     tracer, shown = ActivationTracer(lenet5()), []
     tracer.forward(torch.rand(2, 1, 28, 28), lambda name, a: shown.append(name), {"relu()#2"})
     assert shown == ["relu()#2"]

@@ -1,4 +1,4 @@
-"""TorchScript and torch.export programs: what is seen inside them, and that they leave as they came."""
+"""TorchScript and torch.export programs: their activations are traced, and they are left unchanged."""
 
 import warnings
 
@@ -18,7 +18,7 @@ def script(net):
 
 
 def seen_by(target, inputs):
-    """Every activation of a batch by name, and the output."""
+    """Return every activation of a batch by name, and the output."""
     seen = {}
     with target.opened(), torch.no_grad():
         layers = {each.name: each for each in target.find_layers(inputs[0])}
@@ -26,7 +26,7 @@ def seen_by(target, inputs):
     return seen
 
 
-def test_an_activation_that_is_overwritten_later_is_seen_as_it_was():
+def test_an_activation_is_reported_before_it_is_overwritten():
     net, x = nets.InPlace().eval(), torch.rand(5, 4)
     seen = seen_by(Target(script(net)), x)
     assert list(seen) == ["relu()", "output"]
@@ -43,7 +43,7 @@ def test_each_call_of_an_activation_is_a_layer():
     ]
 
 
-def test_changed_weights_show():
+def test_changed_weights_change_the_activations():
     module, x = script(nets.Reused()), torch.rand(5, 4)
     target = Target(module)
     seen_by(target, x)
@@ -54,7 +54,7 @@ def test_changed_weights_show():
 
 
 class Hidden(nn.Module):
-    """One activation in the open, one in a branch that hangs on the input."""
+    """Has one activation outside and one inside a branch that depends on the input."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Hidden(nn.Module):
         return self.b(x)
 
 
-def test_activations_in_a_branch_are_left_out_and_that_is_said_once():
+def test_activations_in_a_branch_are_left_out_with_a_single_warning():
     target = Target(script(Hidden()))
     with pytest.warns(RuntimeWarning, match="1 of its activations are computed inside a branch or a loop"):
         seen = seen_by(target, torch.rand(5, 4))
@@ -75,7 +75,7 @@ def test_activations_in_a_branch_are_left_out_and_that_is_said_once():
 
 
 class Counts(nn.Module):
-    """Writes to a buffer of its own, so that its graph cannot be cut loose from the module."""
+    """Writes to its own buffer, so that its graph cannot be separated from the module."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Counts(nn.Module):
         return torch.relu(self.a(x)) * 2.0
 
 
-def test_a_program_that_cannot_be_looked_into_has_its_output_and_leaves_as_it_came():
+def test_a_program_that_cannot_be_traced_has_only_its_output_and_is_left_unchanged():
     module = script(Counts()).train()
     target = Target(module)
     with pytest.warns(RuntimeWarning, match="hides layers: .*; only its output is a layer"):
@@ -112,7 +112,7 @@ def test_a_scripted_module_in_training_mode_is_tested_in_evaluation_mode():
     assert all(each.training for each in module.modules())
 
 
-def test_further_arguments_of_a_program_take_their_defaults():
+def test_further_arguments_of_a_program_get_their_defaults():
     class Scaled(nn.Module):
         def forward(self, x, scale: float = 2.0):
             return torch.relu(x) * scale

@@ -1,4 +1,4 @@
-"""Planted mistakes: inputs and labels that are not as the model expects are found and named."""
+"""Planted mistakes in inputs and labels are found and named."""
 
 import json
 
@@ -15,7 +15,7 @@ from themis.target.diagnose import is_near_chance, suspect
 
 
 class Expects(nn.Module):
-    """A model that was trained on inputs prepared in another way."""
+    """A model that was trained on inputs prepared differently."""
 
     def __init__(self, net, undo):
         super().__init__()
@@ -33,7 +33,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", [name for name, (_, words) in MISTAKES.items() if words])
-def test_what_was_done_wrongly_to_the_inputs_is_found(trained, name):
+def test_a_mistake_in_the_inputs_is_found(trained, name):
     model, digits = trained
     undo, words = MISTAKES[name]
     target = Target(Expects(model, undo))
@@ -43,7 +43,7 @@ def test_what_was_done_wrongly_to_the_inputs_is_found(trained, name):
     assert found[0].accuracy > 0.9
 
 
-def test_a_model_that_is_right_raises_no_suspicion(trained):
+def test_an_accurate_model_raises_no_suspicion(trained):
     model, digits = trained
     target = Target(model)
     with target.opened():
@@ -59,7 +59,7 @@ def test_labels_in_another_order_are_found(trained):
 
 
 class Colours(nn.Module):
-    """Says which channel is brightest."""
+    """Returns which channel is brightest."""
 
     def forward(self, x):
         return torch.relu(x).mean((2, 3))
@@ -76,11 +76,11 @@ def test_channels_in_another_order_are_found():
     assert "the channels are in reverse order (BGR instead of RGB)" in [each.what for each in found]
 
 
-def test_normalisation_that_was_forgotten_is_found():
+def test_a_forgotten_normalisation_is_found():
     mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
     class Signed(nn.Module):
-        """Class 1 where the normalised picture is brighter than usual: raw pictures always are."""
+        """Class 1 if the normalised image is brighter than average, which raw images always are."""
 
         def forward(self, x):
             score = torch.tanh(x).mean((1, 2, 3))
@@ -98,7 +98,7 @@ def test_normalisation_that_was_forgotten_is_found():
 
 
 @pytest.mark.parametrize(("right", "is_chance"), [(25, True), (60, False), (0, True)])
-def test_chance_is_told_from_skill(right, is_chance):
+def test_chance_is_distinguished_from_skill(right, is_chance):
     assert is_near_chance(right, 256, 10) == is_chance
 
 
@@ -113,7 +113,7 @@ def here(tmp_path, monkeypatch):
     return go_to(tmp_path, monkeypatch, TROUBLED)
 
 
-def test_check_says_what_it_sees_and_how_to_start(here, capsys):
+def test_check_describes_the_model_and_how_to_start(here, capsys):
     assert main(["check", "--model", "mine:net", "--data", "mine:data", "--magnitude", "0.3"]) == 0
     said = capsys.readouterr().out
     assert "19 in 2 layers" in said

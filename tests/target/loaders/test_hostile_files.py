@@ -1,4 +1,4 @@
-"""Damaged, wrong and malicious model files: one line each, and nothing in them runs without trust."""
+"""Damaged, unsuitable and malicious model files: each gives one line, and none runs code without trust."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def saved(name, value):
 
 
 class Writes(nn.Module):
-    """TorchScript that writes a file: into memory that is mapped from it."""
+    """TorchScript that writes a file through mapped memory."""
 
     def forward(self, x):
         mapped = torch.from_file("harm", True, 4).fill_(1.0)
@@ -64,7 +64,7 @@ class Saves(nn.Module):
 
 
 def harmful_export():
-    """A program with an expression that its reader evaluates, and a pickle that its reader loads."""
+    """Write a program that makes its reader evaluate an expression and load a pickle."""
     files.export()
     with zipfile.ZipFile("net.pt2") as archive:
         members = {each: archive.read(each) for each in archive.namelist()}
@@ -83,7 +83,7 @@ def harmful_export():
 
 
 def harmful_in_a_folder():
-    """The file that is trusted is another one of the same name."""
+    """Trust a different file of the same name."""
     Path("elsewhere").mkdir()
     files.pickled("elsewhere/whole.pt")
     files.harmful()
@@ -91,7 +91,7 @@ def harmful_in_a_folder():
 
 PICKLED, SCRIPT, EXPORT = "whole.pt must be a model that can be read without running code", "net.pt", "net.pt2 must be "
 HOSTILE = {
-    # what is set up, the options, the message
+    # setup, options, message
     "no file": (list, "--model net.onnx", "the model file must exist, net.onnx does not"),
     "no Keras file": (list, "--model keras:net.keras", "the model file must exist, net.keras does not"),
     "a folder": (lambda: Path("net.pt").mkdir(), "--model net.pt", "the model file must exist, net.pt does not"),
@@ -207,7 +207,7 @@ HOSTILE = {
 def test_a_hostile_file_gets_one_line_and_nothing_runs(kind, capfd):
     setup, options, message = HOSTILE[kind]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of writing the file
+        warnings.simplefilter("ignore")  # warnings from writing the file
         setup()
     code = main([*RUN.split(), *options.split()])
     said = capfd.readouterr().err
@@ -227,8 +227,8 @@ def test_a_hostile_file_gets_one_line_and_nothing_runs(kind, capfd):
         (partial(files.script, net=Writes()), "--model net.pt --trust net.pt"),
     ],
 )
-def test_what_is_trusted_runs(setup, options):
-    """So that the refusals above are known to refuse something."""
+def test_a_trusted_file_runs_its_code(setup, options):
+    """Without this, the refusals above might refuse nothing."""
     setup()
     main([*RUN.split(), *options.split()])
     assert Path("harm").exists()

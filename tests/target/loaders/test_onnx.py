@@ -1,4 +1,4 @@
-"""What is seen of ONNX graphs, node by node."""
+"""Layers of ONNX graphs, node by node."""
 
 import numpy as np
 import onnx
@@ -81,7 +81,7 @@ def test_graphs_that_cannot_be_fed_are_refused(case, tmp_path):
         OnnxModel(save(tmp_path / "net.onnx", nodes, **options))
 
 
-def test_of_several_outputs_the_scores_are_logits_or_the_first(tmp_path):
+def test_the_scores_are_the_logits_or_the_first_output(tmp_path):
     nodes = [("Relu", ["x"], "hidden"), ("Neg", ["hidden"], "logits")]
     x = np.ones((2, 4), dtype=np.float32)
     several = save(tmp_path / "a.onnx", nodes, outputs=("hidden", "logits"))
@@ -90,7 +90,7 @@ def test_of_several_outputs_the_scores_are_logits_or_the_first(tmp_path):
     assert (OnnxModel(other)(x)[0] == 1).all()
 
 
-def test_weights_in_a_file_apart_are_part_of_the_version(tmp_path):
+def test_weights_in_a_separate_file_are_part_of_the_version(tmp_path):
     def write(value):
         weight = numpy_helper.from_array(np.full((4, 400), value, dtype=np.float32), "w")
         path = save(tmp_path / "net.onnx", [("MatMul", ["x", "w"], "y")], initializers=[weight])
@@ -116,7 +116,7 @@ def test_the_session_follows_the_number_of_threads(tmp_path):
         torch.set_num_threads(before)
 
 
-def test_activations_in_a_branch_are_left_out_and_that_is_said(tmp_path):
+def test_activations_in_a_branch_are_left_out_with_a_warning(tmp_path):
     value = helper.make_tensor_value_info
     branches = [
         helper.make_graph(

@@ -1,4 +1,4 @@
-"""Models that packages know by name; each package is a stand-in with the one function that is called."""
+"""Models that packages know by name; each package is replaced by a stub with the one function that is called."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -12,7 +12,7 @@ from themis.target.loaders import Trust, load_model
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the packages were asked for."""
+    """Record the calls of the packages."""
     asked = []
 
     def make(name, *args, **options):
@@ -43,18 +43,18 @@ NAMED = {
 
 
 @pytest.mark.parametrize("spec", NAMED)
-def test_a_package_is_asked_for_its_model(spec, calls):
+def test_a_model_is_loaded_from_a_package(spec, calls):
     assert isinstance(load_model(spec, Trust()).model, files.Net)
     assert calls == [NAMED[spec]]
 
 
-def test_no_weights_are_downloaded_for_a_model_that_gets_others(calls):
+def test_no_weights_are_downloaded_if_the_user_has_weights(calls):
     load_model("torchvision:resnet18", Trust(), has_weights=True)
     load_model("timm:resnet18", Trust(), has_weights=True)
     assert [each[-1] for each in calls] == [{"weights": None}, {"pretrained": False}]
 
 
-def test_what_a_package_raises_is_one_line(calls):
+def test_an_error_of_a_package_is_shown_in_one_line(calls):
     with pytest.raises(ModelError, match=r"^--model: nothing raised OSError: no such model$"):
         load_model("hf:nothing", Trust())
 

@@ -1,4 +1,4 @@
-"""Oracles by name, by what the outputs are, and by a function of the user's own."""
+"""Oracles chosen by name, by the outputs, or as the user's own function."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_makes_an_oracle_whose_name_makes_it_again(name):
+def test_an_oracle_can_be_recreated_from_its_name(name):
     oracle = choose_oracle(name)
     assert choose_oracle(oracle.spec()) == oracle
     assert choose_oracle(oracle) is oracle
@@ -87,19 +87,19 @@ AUTO = {
 
 
 @pytest.mark.parametrize("name", AUTO)
-def test_auto_reads_the_task_off_outputs_and_labels(name):
+def test_auto_infers_the_task_from_outputs_and_labels(name):
     shape, labels, expected = AUTO[name]
     outputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
-def test_auto_refuses_what_it_cannot_tell(shape):
+def test_auto_refuses_outputs_of_unknown_shape(shape):
     with pytest.raises(ModelError, match=r"for the task to be known, .* or your own comparison"):
         choose_oracle("auto").settle(torch.zeros(shape), None)
 
 
-def test_a_function_says_what_a_fault_is():
+def test_a_function_decides_what_a_fault_is():
     clean, outputs = torch.zeros(4, 2), torch.tensor([[0, 1.0], [0, 1.5], [2, 0], [float("nan"), 0]])
     oracle = Compare(far)
     assert oracle.spec() == f"{__name__}:far"
@@ -111,7 +111,7 @@ def test_a_function_says_what_a_fault_is():
     assert oracle.confidence(outputs).isnan().all()
 
 
-def test_a_function_may_give_outcomes_and_margins():
+def test_a_function_may_return_outcomes_and_margins():
     def by_column(clean_outputs, outputs, labels):
         gap = (outputs - clean_outputs).abs()
         return (gap.amax(1) > 1).numpy(), gap.argmax(1).tolist(), 1 - gap.amax(1)
@@ -137,13 +137,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_function_that_gives_something_else_is_explained(name):
+def test_an_invalid_result_of_a_function_is_explained(name):
     function, message = BAD[name]
     with pytest.raises(UsageError, match=message):
         Compare(function, "mine").compare(torch.zeros(3, 2), torch.ones(3, 2), None)
 
 
-def test_clean_outputs_that_break_by_themselves_are_left_out():
+def test_clean_outputs_that_are_faults_themselves_are_left_out():
     def not_small(clean_outputs, outputs, labels):
         return outputs[:, 0] > 1
 
@@ -159,7 +159,7 @@ def test_an_attack_needs_a_loss():
         themis.run(themis.Target(net, oracle=Compare(far, "mine")), data, "fgsm", max_tests=10)
 
 
-def test_an_oracle_of_the_users_own_is_used_as_it_is():
+def test_a_custom_oracle_is_used_as_it_is():
     class Careful(Wrong):
         def spec(self):
             return "careful"

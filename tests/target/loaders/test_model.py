@@ -1,4 +1,4 @@
-"""Every way a model comes in: the same net, seen alike, tested, replayed and resumed by the command line."""
+"""The same net in every format has the same activations, and is tested, replayed and resumed."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from themis.runs.store import Reader
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A working directory with the user's module in it."""
+    """Work in a folder that contains the user's module."""
     go_to(tmp_path, monkeypatch, files.MODULE)
 
 
@@ -29,7 +29,7 @@ def nothing():
 NAMED, BY_FUNCTION, NODES = ("act", "tanh()"), ("relu()", "tanh()"), ("/act/Relu", "f")
 CHECKPOINT = {"epoch": 3, "lr": 0.1}
 WAYS = {
-    # what is set up, the options, the names of the two inner layers, what is said
+    # setup, options, names of the two inner layers, warning
     "factory": (nothing, "--model mine:make_net", NAMED, ""),
     "factory with arguments": (nothing, "--model mine:needs_width(6,act='tanh')", NAMED, ""),
     "factory of a target": (nothing, "--model mine:target", NAMED, ""),
@@ -120,7 +120,7 @@ def test_a_replaced_file_is_no_longer_trusted(capsys):
     assert not Path("harm").exists()
 
 
-def test_another_onnx_file_does_not_go_on_with_a_run(capsys):
+def test_a_run_is_not_resumed_with_another_onnx_file(capsys):
     files.onnx()
     assert main([*RUN.split(), "300", "--model", "net.onnx"]) == 0
     files.onnx("other.onnx", last="Neg")

@@ -1,4 +1,4 @@
-"""A model that cannot take its inputs is told apart by what would mend it."""
+"""If a model does not accept its inputs, the error says what to change."""
 
 import model_files as files
 import numpy as np
@@ -56,7 +56,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_another_order_of_axes_is_suggested_where_it_would_fit(kind, tmp_path):
+def test_another_order_of_axes_is_suggested_if_it_fits(kind, tmp_path):
     make, inputs, message = ORDERS[kind]
     with pytest.raises(ModelError) as caught:
         themis.run(make(tmp_path), inputs, "gaussian")
@@ -72,14 +72,14 @@ def test_a_model_without_weights_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_model_on_two_devices_is_named():
+def test_a_model_on_two_devices_is_explained():
     net = files.make_net()
     net.fc.to("cuda")
     with pytest.raises(ModelError, match="its weights are on cpu and cuda:0: move them to one device"):
         themis.run(net, files.inputs(), "gaussian")
 
 
-def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_given_back():
+def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_restored():
     net = files.make_net()
     with Target(net).opened(), torch.no_grad():
         assert torch.equal(Target(net).forward(files.inputs()), files.expected()["output"])

@@ -49,7 +49,7 @@ BOXES = {
 
 
 @pytest.mark.parametrize("form", BOXES)
-def test_a_function_is_tested_like_the_module_it_computes(form):
+def test_a_function_is_tested_like_the_equivalent_module(form):
     box, net = run(BOXES[form]()), run(as_module())
     assert [each.n_neurons for each in box.start.layers] == [each.n_neurons for each in net.start.layers] == [8, 3]
     assert [fault.id for fault in box.faults] == [fault.id for fault in net.faults] != []
@@ -84,8 +84,8 @@ TWO = Perturbation(
 
 
 @pytest.mark.parametrize(("perturbation", "n_theta"), [("gaussian", 1), (TWO, 2)])
-def test_a_policy_that_climbs_takes_finite_differences(perturbation, n_theta, monkeypatch):
-    """They are close to what autograd gives of the module, and cost two passes a dimension."""
+def test_a_policy_that_needs_gradients_uses_finite_differences(perturbation, n_theta, monkeypatch):
+    """They are close to the gradients of the module, and cost two passes per dimension."""
     from themis.search.paper import Paper
 
     gradients, observe = {}, Paper.observe
@@ -128,7 +128,7 @@ def test_differences_at_the_bounds_stay_inside():
     assert 0.99 - 1e-6 <= float(theta[theta < 1].max()) <= 0.99 + 1e-6
 
 
-def test_max_passes_holds_where_differences_are_taken():
+def test_max_passes_limits_finite_differences_too():
     box = BlackBox(with_hidden)
     result = run(box, policy="paper", uniform_share=0.0, max_tests=None, max_passes=200)
     assert 190 <= result.rounds[-1].passes <= 200
@@ -141,7 +141,7 @@ def test_an_attack_is_refused_before_anything_runs():
     assert calls == []
 
 
-def test_an_attack_of_the_users_own_is_refused_when_it_asks_for_the_gradient():
+def test_a_custom_attack_is_refused_when_it_asks_for_the_gradient():
     attack = Perturbation(
         "mine", (Theta("r", 0, 1),), lambda inputs, theta, rng, context: inputs + context.loss_gradient(inputs)
     )
@@ -205,7 +205,7 @@ def test_wrong_arguments_are_refused():
         run(predict)
 
 
-def test_a_run_is_resumed_with_the_same_function_only(tmp_path):
+def test_a_run_is_only_resumed_with_the_same_function(tmp_path):
     out = tmp_path / "run"
     first = run(BlackBox(with_hidden, version="1"), max_tests=300, out=out, round_size=150)
     assert len(first.faults)
@@ -216,7 +216,7 @@ def test_a_run_is_resumed_with_the_same_function_only(tmp_path):
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
 
 
-def test_targets_and_boxes_keep_the_same_promises():
+def test_targets_and_black_boxes_implement_the_same_protocol():
     for target in (BlackBox(predict), Target(as_module())):
         assert isinstance(target, AnyTarget)
         assert len(target.fingerprint()) == 64
