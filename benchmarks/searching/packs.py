@@ -15,7 +15,7 @@ import torch
 from searching.rows import TARGET, _pack, _seeds
 from themis.data.hashes import seed_hashes
 from themis.data.seeds import Seeds, read_seeds
-from themis.experiments.retraining.grading import settled
+from themis.experiments.retraining.grading import with_settled_oracle
 from themis.runs.parts import Parts, choose_part
 from themis.runs.source import Origin
 from themis.target.target import Target
@@ -40,7 +40,7 @@ class Held:
 
     def settled(self, oracle: str | None, seeds: Seeds) -> Target:
         """The target with its oracle, or another, fixed by seeds' clean outputs."""
-        return settled(self.target if oracle is None else replace(self.target, oracle=oracle), seeds)
+        return with_settled_oracle(self.target if oracle is None else replace(self.target, oracle=oracle), seeds)
 
     def parts(self, share: float) -> Parts:
         """Search, train and judge seeds; a share of each."""

@@ -13,7 +13,7 @@ from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
 from themis.experiments.retraining.changes import Shift, changes, judge_hole, normal_interval, t_interval
 from themis.experiments.retraining.examine import exam_tests, examine
-from themis.experiments.retraining.grading import errors, grade, settled
+from themis.experiments.retraining.grading import errors, grade, with_settled_oracle
 from themis.judge.estimate import Estimate
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
@@ -28,7 +28,7 @@ NOISE = choose_perturbation("gaussian", 0.8)
 def case(trained):
     module, held_out = trained
     judge = held_out[torch.arange(0, 1000, 4)]
-    return settled(themis.Target(module), judge), judge
+    return with_settled_oracle(themis.Target(module), judge), judge
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_regression_counts_answers_within_one_tolerance_and_their_error():
     inputs = torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = inputs.flatten(1).mean(1)
     seeds = read_seeds((inputs, labels))
-    target = settled(themis.Target(Slope(), oracle="regression:2sd"), seeds)
+    target = with_settled_oracle(themis.Target(Slope(), oracle="regression:2sd"), seeds)
     noise = choose_perturbation("gaussian", 0.5)
     before = examine(target, seeds, noise, ledger=Ledger(), draws=3, passes=400)
     off = examine(replace(target, module=Slope(0.05)), seeds, noise, ledger=Ledger(), draws=3, passes=400)

@@ -111,7 +111,7 @@ def test_a_run_without_labels_is_refused_unless_the_clean_answer_is_the_label(ca
     with pytest.raises(DataError, match="needs labels, some seeds have none and oracle 'top2'"):
         of_faults(run.faults, bare, perturbation, other)
     perturbation, run = found(target, bare, "gaussian", 0.8)
-    with pytest.warns(RuntimeWarning, match="own clean answers are taken for right"):
+    with pytest.warns(RuntimeWarning, match="own clean answers are used as labels"):
         material = of_faults(run.faults, bare, perturbation, target, clean=bare[torch.arange(3)])
     with target.opened(), torch.no_grad():
         answers = target.forward(bare.inputs).argmax(1)
@@ -161,7 +161,7 @@ def test_any_tests_can_be_material(case):
 def test_what_does_not_fit_is_refused(case):
     target, seeds = case
     perturbation, run = found(target, seeds, "gaussian", 0.8)
-    with pytest.raises(DataError, match="pool must hold every fault's seed"):
+    with pytest.raises(DataError, match="pool must hold the seed of every fault"):
         of_faults(run.faults, seeds[torch.arange(2)], perturbation, target)
     with pytest.raises(UsageError, match="limit must be at least 1"):
         of_faults(run.faults, seeds, perturbation, target, limit=0)

@@ -14,7 +14,7 @@ import themis
 from themis.errors import UsageError
 from themis.experiments.retraining.compare import compare
 from themis.experiments.retraining.contest import Case, Contest, Terms, pack, unpack
-from themis.experiments.retraining.grading import settled
+from themis.experiments.retraining.grading import with_settled_oracle
 from themis.experiments.retraining.listener import Listener
 from themis.experiments.retraining.material import of_faults
 from themis.experiments.retraining.recipe import Recipe
@@ -35,7 +35,9 @@ RECIPE = Recipe(fresh=0.0, epochs=2, batches=15, mix=0.5, share=1.0)
 def make_case(trained):
     module, held_out = trained
     parts = Parts(*(held_out[torch.arange(first, 1000, 4)] for first in (0, 1, 2)))
-    return Case(settled(themis.Target(module), parts.search), parts, choose_perturbation("gaussian", 0.8), Ledger())
+    return Case(
+        with_settled_oracle(themis.Target(module), parts.search), parts, choose_perturbation("gaussian", 0.8), Ledger()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +212,7 @@ def test_a_retrained_model_is_searched_again_without_a_warning(case):
     """Its search seeds are ones that it was trained on, by intent."""
     module = copy.deepcopy(case.target.module)
     remember(module, Ledger.of(case.parts.search))
-    target = settled(themis.Target(module), case.parts.search)
+    target = with_settled_oracle(themis.Target(module), case.parts.search)
     found = gather(named("random"), target, case.parts.search, case.perturbation, passes=400, random_seed=0)
     assert len(found.tests) > 0
 

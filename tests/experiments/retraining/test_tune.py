@@ -137,7 +137,7 @@ def test_killed_after_any_epoch_it_goes_on_to_the_same_weights(case, tmp_path, o
     again = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
     assert again.history == resumed.history
     assert same(weights(again.target), weights(whole.target))
-    with pytest.raises(UsageError, match=r"must be of this training.*give another folder"):
+    with pytest.raises(UsageError, match=r"must belong to this training.*give another folder"):
         tune(target, material, NOISE, Recipe(epochs=5), oracle=WRONG, folder=folder)
     (folder / "checkpoint.pt").write_bytes(b"no checkpoint")
     with pytest.raises(StoreError, match="damaged"):
@@ -205,7 +205,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_remedy_and_keeps_the_best(cas
         loss = nn.functional.cross_entropy(outputs, labels)
         return loss * torch.nan if calls.count(64) > 8 and torch.is_grad_enabled() else loss
 
-    with pytest.raises(ModelError, match=r"not in epoch 3: lower learning_rate.*best weights, of epoch \d, are in"):
+    with pytest.raises(ModelError, match=r"not in epoch 3: lower learning_rate.*best weights \(epoch \d\) are in"):
         tune(target, material, NOISE, Recipe(batches=4), oracle=WRONG, folder=tmp_path, loss=breaking)
     again = copy.deepcopy(target.module)
     load_weights(again, tmp_path / "best.safetensors")
@@ -301,13 +301,13 @@ def test_the_clean_score_must_hold_on_searched_seeds_by_themselves(case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("themis.experiments.retraining.tune.HeldOut", Watching)
         told = tune(target, material, NOISE, Recipe(epochs=2, batches=30, learning_rate=3e-3), oracle=WRONG).history
-    first = marks[0].of_parts
+    first = marks[0].part_scores
     assert len(first) == 2
     tried = iter(marks[1:])
     for epoch in told[1:]:
         n_tried = 1 + [0.35 * share for share in SHARES].index(epoch.share)
         held = [
-            all(now >= then - 0.0025 for now, then in zip(next(tried).of_parts, first, strict=True))
+            all(now >= then - 0.0025 for now, then in zip(next(tried).part_scores, first, strict=True))
             for _ in range(n_tried)
         ]
         assert held == [False] * (n_tried - 1) + [epoch.is_kept]

@@ -1,4 +1,4 @@
-"""What each batch holds, and the seeds held out: functions of the random seed and a counter, so nothing to remember."""
+"""The contents of each batch and the held-out seeds: functions of the random seed and a counter, without state."""
 
 from __future__ import annotations
 
@@ -23,57 +23,64 @@ from themis.perturb import Context, Perturbation, perturb
 from themis.target.target import Target
 
 FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST = range(101, 106)
-"""What a random number is for; campaigns use smaller numbers."""
-AT_ONCE = 512
-"""Fresh inputs that are made at a time, where they do not depend on weights that change with each batch."""
+"""Purposes of random numbers; campaigns use smaller numbers."""
+FRESH_CHUNK = 512
+"""Fresh inputs that are created at a time, unless they depend on the weights, which change with each batch."""
 
 
 @dataclass(frozen=True)
-class Split:
-    """Rows that are trained on, and rows of pool and clean seeds that are held out."""
+class BatchSplit:
+    """Rows that are trained on, and rows of the pool and of the clean seeds that are held out."""
 
-    disturbed: Tensor  # of the material
-    pool: Tensor  # of its pool, as clean inputs
-    clean: Tensor  # of its clean seeds
+    disturbed: Tensor  # rows of the material's disturbed inputs
+    pool: Tensor  # rows of its pool, used as clean inputs
+    clean: Tensor  # rows of its clean seeds
     held_pool: Tensor
     held_clean: Tensor
 
 
-def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]], recipe: Recipe) -> Split:
-    """Hold out a share of the failing seeds, of the others that were searched, and of the clean ones.
+def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]], recipe: Recipe) -> BatchSplit:
+    """Hold out a share of the failing seeds, of the other seeds that were searched, and of the clean seeds.
 
-    hashes: of the content of pool and clean seeds. Copies of one input are all held out or none.
+    hashes: those of the contents of the pool and of the clean seeds. Of several copies of an input, all are held out or
+    none.
     """
-    of_pool, of_clean = hashes
-    failing = of_pool[np.unique(material.seed.numpy())]
+    pool_hashes, clean_hashes = hashes
+    failing = pool_hashes[np.unique(material.seed.numpy())]
     held: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
     seen = held
-    for each, least in ((failing, 1), (of_pool, 0), (of_clean, 1)):  # at least so many must be left to train on
-        group = np.setdiff1d(each, seen)
+    for candidates, n_trained in ((failing, 1), (pool_hashes, 0), (clean_hashes, 1)):  # n_trained must not be held out
+        group = np.setdiff1d(candidates, seen)
         seen = np.union1d(seen, group)
-        n = min(max(1, round(recipe.hold_out * len(group))), max(0, len(group) - least))
+        n = min(max(1, round(recipe.hold_out * len(group))), max(0, len(group) - n_trained))
         order = np.argsort(rng.mix(recipe.random_seed, FOR_HOLD_OUT, group.view(np.int64)), kind="stable")
         held = np.union1d(held, group[order[:n]])
-    in_pool, in_clean = np.isin(of_pool, held), np.isin(of_clean, held)
+    in_pool, in_clean = np.isin(pool_hashes, held), np.isin(clean_hashes, held)
     if not in_pool.any() and not in_clean.any():
-        raise DataError(f"some seeds must be held out to choose the best epoch, there are {len(seen)}: give more seeds")
+        raise DataError(
+            f"some seeds must be held out to choose the best epoch, there are only {len(seen)}: give more seeds"
+        )
     is_trained = ~in_pool[material.seed.numpy()]
-    which = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
-    split = Split(*(torch.from_numpy(np.flatnonzero(each)) for each in which))
+    masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
+    split = BatchSplit(*(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
     if recipe.mix > 0 and not len(split.disturbed):
-        raise DataError("retraining needs disturbed inputs to learn from, there are none: find faults first")
+        raise DataError(
+            "retraining needs disturbed inputs to learn from, there are none: run a campaign that finds faults"
+        )
     if recipe.mix < 1 and not len(split.clean) + len(split.pool):
-        raise DataError(f"a mix of {recipe.mix:g} needs clean inputs, all are held out: give more, or set mix to 1")
+        raise DataError(
+            f"a mix of {recipe.mix:g} needs clean inputs, all are held out: give more seeds, or set mix to 1"
+        )
     return split
 
 
 def walk(n: int, start: int, count: int, random_seed: int, purpose: int) -> Ints:
-    """Steps `start` to `start + count` of an endless walk over `n` rows, in an order shuffled each time round."""
+    """Steps `start` to `start + count` of an endless walk over `n` rows, which are shuffled anew for each lap."""
     steps = np.arange(start, start + count)
     lap, within = np.divmod(steps, n)
     orders = [
-        np.argsort(rng.uniform(random_seed, purpose, each, np.arange(n)), kind="stable")
-        for each in range(int(lap[0]), int(lap[-1]) + 1)
+        np.argsort(rng.uniform(random_seed, purpose, number, np.arange(n)), kind="stable")
+        for number in range(int(lap[0]), int(lap[-1]) + 1)
     ]
     rows: Ints = np.stack(orders)[lap - lap[0], within]
     return rows
@@ -82,7 +89,7 @@ def walk(n: int, start: int, count: int, random_seed: int, purpose: int) -> Ints
 def uniform_tests(
     perturbation: Perturbation, seed_id: Ints, counter: Ints, random_seed: int, purpose: int
 ) -> tuple[Floats, Ints]:
-    """Theta drawn uniformly from its box, and noise seeds, for tests of seeds by a counter."""
+    """Theta drawn uniformly from its box, and noise seeds, as functions of seed and counter."""
     low, high = (np.array([getattr(t, end) for t in perturbation.theta], np.float32) for end in ("low", "high"))
     shares = [rng.uniform(random_seed, purpose, k, seed_id, counter) for k in range(len(low))]
     theta = (low + np.stack(shares, -1) * (high - low)).astype(np.float32).clip(low, high)
@@ -90,44 +97,49 @@ def uniform_tests(
 
 
 class Disturber:
-    """Disturbs seeds anew. An attack is one on the model as it is then, against the labels."""
+    """Disturbs seeds. An attack is made on the current weights of the model and aims away from the labels."""
 
     def __init__(self, target: Target, seeds: Seeds, perturbation: Perturbation, oracle: Oracle) -> None:
-        assert seeds.labels is not None  # material has labels
+        assert seeds.labels is not None  # material always has labels
         self.target, self.perturbation, self.oracle = target, perturbation, oracle
         self.inputs, self.labels = place(seeds.inputs, target.device), seeds.labels.to(target.device)
         features = seeds.features if perturbation.inputs == "table" else None
         self._plain = Context(target.bounds, features=features)
 
     def __call__(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
-        """The inputs of the seeds `rows`, disturbed."""
+        """Disturbed inputs of the seeds in `rows`."""
         inputs = self.inputs[rows]
         if not self.perturbation.passes:
             with torch.no_grad():
                 return perturb(self.perturbation, inputs, theta, noise_seed, self._plain)
         with self.target.opened(), torch.no_grad():
-            return perturb(self.perturbation, inputs, theta, noise_seed, self._attack(inputs, self.labels[rows]))
+            return perturb(
+                self.perturbation, inputs, theta, noise_seed, self._attack_context(inputs, self.labels[rows])
+            )
 
-    def _attack(self, inputs: Tensor, labels: Tensor) -> Context:
-        like = self.target.forward(inputs)
+    def _attack_context(self, inputs: Tensor, labels: Tensor) -> Context:
+        outputs = self.target.forward(inputs)
 
         def margin(outputs: Tensor) -> Tensor:
             return margins(self.oracle, outputs, labels)
 
-        of_labels = reference(self.oracle, like, labels)
-        attacked = replace(self._plain, target=self.target, reference=of_labels, loss=self.oracle.loss)
-        attacked.margin = margin
-        return attacked
+        return replace(
+            self._plain,
+            target=self.target,
+            reference=reference(self.oracle, outputs, labels),
+            loss=self.oracle.loss,
+            margin=margin,
+        )
 
 
 class Batches:
-    """The batches of every epoch; everything lies on the target's device, where it fits."""
+    """The batches of every epoch; all inputs are on the target's device if they fit."""
 
     def __init__(
         self,
         target: Target,
         material: Material,
-        split: Split,
+        split: BatchSplit,
         perturbation: Perturbation,
         oracle: Oracle,
         recipe: Recipe,
@@ -144,12 +156,12 @@ class Batches:
         self.seed, self.seed_id = material.seed, material.pool.seed_id.numpy()
         self.disturber = Disturber(target, material.pool, perturbation, oracle) if self.n_fresh else None
         n_disturbed = self.n_stored + self.n_fresh
-        enough = (
+        n_needed = (
             -(-len(split.disturbed) // n_disturbed) if n_disturbed else 0,
             -(-(len(split.clean) + len(split.pool)) // self.n_clean) if self.n_clean else 0,
         )
-        self.n = recipe.batches or max(enough)
-        """Batches an epoch."""
+        self.n = recipe.batches or max(n_needed)
+        """Batches per epoch."""
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and labels of an epoch's batches; the first epoch is 1."""
@@ -158,44 +170,44 @@ class Batches:
         disturbed = self._rows(len(self.split.disturbed), self.n_stored + self.n_fresh, first, FOR_STORED)
         disturbed = self.split.disturbed[disturbed].to(self.device)
         fresh, stored = disturbed[:, : self.n_fresh], disturbed[:, self.n_fresh :]
-        made = self._fresh(fresh, first)
+        fresh_inputs = self._fresh(fresh, first)
         for k in range(self.n):
             inputs, labels = [], []
-            begin = 0
-            for some, answers, rows in self.clean if self.n_clean else ():
-                at = clean[k] - begin
-                at = rows[at[(at >= 0) & (at < len(rows))]].to(self.device)
-                inputs.append(some[at])
-                labels.append(answers[at])
-                begin += len(rows)
+            offset = 0
+            for part_inputs, part_labels, rows in self.clean if self.n_clean else ():
+                within = clean[k] - offset
+                chosen = rows[within[(within >= 0) & (within < len(rows))]].to(self.device)
+                inputs.append(part_inputs[chosen])
+                labels.append(part_labels[chosen])
+                offset += len(rows)
             if self.n_stored:
                 inputs.append(self.stored[stored[k]])
                 labels.append(self.labels[stored[k]])
             if self.n_fresh:
-                inputs.append(next(made))
+                inputs.append(next(fresh_inputs))
                 labels.append(self.labels[fresh[k]])
             yield torch.cat(inputs), torch.cat(labels)
 
-    def _rows(self, n: int, a_batch: int, first: int, purpose: int) -> Tensor:
-        """`[batches, a batch]`, of `n` rows."""
-        if not a_batch:
+    def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Tensor:
+        """The rows in each batch of an epoch, `[batches, n_per_batch]`, out of `n`."""
+        if not n_per_batch:
             return torch.zeros(self.n, 0, dtype=torch.int64)
-        steps = walk(n, first * a_batch, self.n * a_batch, self.recipe.random_seed, purpose)
-        return torch.from_numpy(steps).view(self.n, a_batch)
+        steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
+        return torch.from_numpy(steps).view(self.n, n_per_batch)
 
     def _fresh(self, rows: Tensor, first: int) -> Iterator[Tensor]:
-        """The fresh inputs of each batch, several batches made at once unless they depend on the weights."""
+        """The fresh inputs of each batch, created for several batches at once unless they depend on the weights."""
         if self.disturber is None:
             return
-        at_once = 1 if self.perturbation.passes else max(1, AT_ONCE // self.n_fresh)
-        for k in range(0, self.n, at_once):
-            seed = self.seed[rows[k : k + at_once].flatten().cpu()]
+        n_batches = 1 if self.perturbation.passes else max(1, FRESH_CHUNK // self.n_fresh)
+        for k in range(0, self.n, n_batches):
+            seed = self.seed[rows[k : k + n_batches].flatten().cpu()]
             counter = np.arange(len(seed)) + (first + k) * self.n_fresh
             theta, noise_seed = uniform_tests(
                 self.perturbation, self.seed_id[seed], counter, self.recipe.random_seed, FOR_FRESH
             )
-            made = self.disturber(*(_on(self.device, each) for each in (seed, theta, noise_seed)))
-            yield from torch.split(made, self.n_fresh)
+            inputs = self.disturber(*(_on(self.device, values) for values in (seed, theta, noise_seed)))
+            yield from torch.split(inputs, self.n_fresh)
 
 
 def _on(device: torch.device, values: Tensor | NDArray[np.float32] | Ints) -> Tensor:

@@ -1,4 +1,4 @@
-"""The checkpoint of a training: its whole state after an epoch, in one file that is there whole or not at all."""
+"""The checkpoint of a training: its complete state after an epoch, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ def training_key(
     ledger: Ledger,
     loss: str = "",
 ) -> str:
-    """What tells a training from others: all that its weights depend on, but for devices and versions."""
+    """Identifies a training by everything that its weights depend on, except for devices and versions."""
     tensors = {
         "disturbed": material.disturbed,
         "labels": material.disturbed_labels,
         "seed": material.seed,
         "seeds": torch.from_numpy(ledger.hashes.view(np.int64)),
     }
-    theta = [(each.name, each.low, each.high) for each in perturbation.theta]
-    words = [recipe.as_dict(), perturbation.name, theta, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
-    return hash_text(json.dumps([*words, loss] if loss else words))
+    theta = [(parameter.name, parameter.low, parameter.high) for parameter in perturbation.theta]
+    parts = [recipe.as_dict(), perturbation.name, theta, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
+    return hash_text(json.dumps([*parts, loss] if loss else parts))
 
 
 def take_weights(module: nn.Module) -> dict[str, Tensor]:
     """A copy of all parameters and buffers, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in _named(module).items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in _named_tensors(module).items()}
 
 
 def put_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Bring a copy back, as the types are that the module has."""
+    """Copy weights into a module, converted to the types of the module."""
     with torch.no_grad():
-        for name, tensor in _named(module).items():
+        for name, tensor in _named_tensors(module).items():
             tensor.copy_(weights[name])
 
 
 def save(folder: Path, state: State) -> None:
-    """Write the state, in the place of the one before."""
+    """Write the state, replacing the previous one."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = BytesIO()
@@ -71,21 +71,23 @@ def save(folder: Path, state: State) -> None:
 
 
 def load(folder: Path, key: str) -> State | None:
-    """The state that a training goes on from; None for the start."""
+    """The state from which a training resumes; None if there is no checkpoint."""
     path = folder / FILE
     try:
         state: State = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         return None
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{path} must be a training's checkpoint, it is damaged: remove it to begin anew") from error
+        raise StoreError(
+            f"{path} must be the checkpoint of a training, it is damaged: remove it to start again"
+        ) from error
     if state.get("key") != key:
         raise UsageError(
-            f"{path} must be of this training, it is of one with another model, material or recipe: give another "
-            "folder, or remove the file to begin anew"
+            f"{path} must belong to this training, it is from one with another model, material or recipe: give another "
+            "folder, or remove the file to start again"
         )
     return state
 
 
-def _named(module: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

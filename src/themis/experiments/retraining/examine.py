@@ -1,4 +1,4 @@
-"""Examining a model on judge seeds: how right it is, clean and disturbed, and what a campaign still finds."""
+"""Examining a model on judge seeds: its score, clean and disturbed, and the faults that a campaign still finds."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from themis.target.target import Target
 Column = NDArray[np.float64]
 
 FOR_EXAM = 1 << 42
-"""Added to the random seed, so that examinations share no noise with campaigns."""
+"""Added to the random seed, so that examinations and campaigns use different noise."""
 EXAM_STREAM = 2
-"""The uniform draws of an examination, beside those of campaigns."""
-MOST_OLD = 2_000
+"""The stream of the uniform draws of an examination; campaigns use smaller numbers."""
+MAX_OLD_FAULTS = 2_000
 """Faults whose inputs are kept for the next model, at most."""
 
 
 @dataclass(frozen=True)
-class Old:
-    """Disturbed inputs of judge seeds that a model answered wrongly: one a distinct fault, as it was given."""
+class OldFaults:
+    """Disturbed inputs of judge seeds that an earlier model answered incorrectly, one per distinct fault."""
 
     inputs: Tensor  # [faults, ...], on the CPU
-    rows: Tensor  # of the judge seeds
+    rows: Tensor  # rows of the judge seeds
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a campaign on the judge seeds found."""
+class CampaignFindings:
+    """The results of a campaign on the judge seeds."""
 
     passes: int
     tests: int
@@ -50,32 +50,32 @@ class Found:
     distinct_faults: int
     failing_seeds: int
     fault_rate: float | None
-    distinct: Column = field(repr=False)  # faults of each judge seed
-    held: Column = field(repr=False)  # 1 for each that is answered rightly and withstood all tests
+    distinct: Column = field(repr=False)  # distinct faults of each judge seed
+    held: Column = field(repr=False)  # 1 for each seed that is answered correctly and passed all tests
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One model under one perturbation, on judge seeds. Columns are `[seeds]`."""
+    """The examination of one model under one perturbation. Columns are `[seeds]`."""
 
     perturbation: str
     random_seed: int
     draws: int
     seed_id: Ints = field(repr=False)
-    clean: Column = field(repr=False)  # how right the clean answer is, 0..1
-    disturbed: Column = field(repr=False)  # mean over the draws
-    clean_error: Column | None = field(repr=False)  # absolute, in tasks whose answer is a number
+    clean: Column = field(repr=False)  # grade of the clean answer, 0..1
+    disturbed: Column = field(repr=False)  # mean grade over the draws
+    clean_error: Column | None = field(repr=False)  # absolute error, for tasks whose answer is a number
     disturbed_error: Column | None = field(repr=False)
-    found: Found | None
-    """None where no passes were given for a campaign."""
-    old: Old | None = field(repr=False)
-    """This model's own faults, for the next one."""
+    found: CampaignFindings | None
+    """None if no passes were available for a campaign."""
+    old: OldFaults | None = field(repr=False)
+    """This model's own faults, to be tested on the next one."""
     mended: Column | None = field(repr=False)
-    """Of each old fault, whether it is answered rightly now; None for the first model."""
+    """The grade of each old fault's input now, `[faults]`; None for the first model."""
 
     @property
     def clean_score(self) -> float:
-        """Accuracy, or the share within the tolerance."""
+        """Accuracy, or the share of answers within the tolerance."""
         return float(self.clean.mean())
 
     @property
@@ -117,19 +117,19 @@ def examine(
 ) -> Reading:
     """Examine a model on seeds that it was not trained on.
 
-    All judge seeds count, also those that are answered wrongly when clean. draws: uniform tests a seed, the same for
-    every model. passes: of a campaign of policy scheduled, those over the clean seeds included; 0 is none. before: what
-    the old model's examination gave, whose faults are run again. options: of the campaign, as `Settings` has them.
-    The oracle should be settled, so that one tolerance holds for all models.
+    All judge seeds count, including those that are answered incorrectly when clean. draws: uniform tests per seed, the
+    same for every model. passes: the budget of a campaign with policy scheduled, including the clean passes; 0 for no
+    campaign. before: the reading of the old model, whose faults are tested again. options: those of the campaign, as in
+    `Settings`. The oracle should be settled, so that the same tolerance applies to all models.
     """
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
         bench = calculator(target, judge, perturbation)
-        assert bench.labels is not None  # `calculator` has refused seeds without
+        assert bench.labels is not None  # checked by `calculator`
         clean = grade(bench.oracle, bench.clean_outputs, bench.labels)
         clean_error = errors(bench.oracle, bench.clean_outputs, bench.labels)
-        right, far = _disturbed(bench, judge, draws, random_seed)
-        mended = None if before is None or before.old is None else _again(bench, before.old)
+        disturbed, disturbed_error = _disturbed(bench, judge, draws, random_seed)
+        mended = None if before is None or before.old is None else _grade_old(bench, before.old)
     found, old = None, None
     if passes:
         result = run(
@@ -142,18 +142,18 @@ def examine(
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        found = _found(result, judge, _column(clean))
+        found = _findings(result, judge, _column(clean))
         with target.opened():
-            old = _old(bench, judge, result)
+            old = _old_faults(bench, judge, result)
     return Reading(
         perturbation.name,
         random_seed,
         draws,
         judge.seed_id.numpy(),
         _column(clean),
-        _column(right),
+        _column(disturbed),
         None if clean_error is None else _column(clean_error),
-        None if far is None else _column(far),
+        None if disturbed_error is None else _column(disturbed_error),
         found,
         old,
         None if mended is None else _column(mended),
@@ -161,7 +161,7 @@ def examine(
 
 
 def exam_tests(perturbation: Perturbation, judge: Seeds, draws: int, random_seed: int) -> Tests:
-    """Uniform tests, a function of seed and draw alone; `draws` a seed, all seeds in turn."""
+    """Uniform tests, `draws` per seed, as a function of seed and draw only; each draw covers all seeds."""
     n = len(judge)
     seed_id, number = judge.seed_id.numpy(), np.arange(n * draws)
     draw, position = np.divmod(number, n)
@@ -172,55 +172,55 @@ def exam_tests(perturbation: Perturbation, judge: Seeds, draws: int, random_seed
 
 
 def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) -> tuple[Tensor, Tensor | None]:
-    """Each seed's mean grade over its draws, and its mean error."""
+    """The mean grade of each seed over its draws, and its mean error."""
     tests = exam_tests(bench.perturbation, judge, draws, random_seed)
-    right, far = [], []
+    grades, gaps = [], []
     for first in range(0, len(tests), bench.chunk):
-        some = tests[first : first + bench.chunk]
-        outputs = bench.run_chunk(some, bench.chunk)[1]
-        right.append(_grade(bench, outputs, torch.from_numpy(some.seed)))
-        error = errors(bench.oracle, outputs, _labels(bench, torch.from_numpy(some.seed)))
-        far += [] if error is None else [error]
-    by_seed = [torch.cat(each).view(draws, len(judge)).mean(0) for each in (right, far) if each]
-    return by_seed[0], by_seed[1] if far else None
+        chunk = tests[first : first + bench.chunk]
+        outputs = bench.run_chunk(chunk, bench.chunk)[1]
+        grades.append(_grade(bench, outputs, torch.from_numpy(chunk.seed)))
+        error = errors(bench.oracle, outputs, _labels(bench, torch.from_numpy(chunk.seed)))
+        gaps += [] if error is None else [error]
+    means = [torch.cat(parts).view(draws, len(judge)).mean(0) for parts in (grades, gaps) if parts]
+    return means[0], means[1] if gaps else None
 
 
-def _again(bench: Calculator, old: Old) -> Tensor:
-    """How rightly old faults are answered now."""
-    right = [torch.empty(0, dtype=torch.float64)]
+def _grade_old(bench: Calculator, old: OldFaults) -> Tensor:
+    """The grades of the current answers to old faults."""
+    grades = [torch.empty(0, dtype=torch.float64)]
     for first in range(0, len(old.rows), bench.chunk):
-        at = slice(first, first + bench.chunk)
+        chunk = slice(first, first + bench.chunk)
         with torch.no_grad():
-            outputs = bench.target.forward(old.inputs[at].to(bench.device)).float()
-        right.append(_grade(bench, outputs, old.rows[at]).cpu())
-    return torch.cat(right)
+            outputs = bench.target.forward(old.inputs[chunk].to(bench.device)).float()
+        grades.append(_grade(bench, outputs, old.rows[chunk]).cpu())
+    return torch.cat(grades)
 
 
-def _old(bench: Calculator, judge: Seeds, result: Run) -> Old:
-    """The inputs of the campaign's distinct faults, those that are wrong by the label."""
-    faults = result.faults.distinct()[:MOST_OLD]
-    rows = rows_of(np.array([each.seed_id for each in faults], dtype=np.int64), judge)
-    theta = np.array([list(each.theta.values()) for each in faults], dtype=np.float32)
-    noise_seed = np.array([each.noise_seed for each in faults], dtype=np.int64)
+def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
+    """The inputs of the campaign's distinct faults whose answers are wrong by the label."""
+    faults = result.faults.distinct()[:MAX_OLD_FAULTS]
+    rows = rows_of(np.array([fault.seed_id for fault in faults], dtype=np.int64), judge)
+    theta = np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32)
+    noise_seed = np.array([fault.noise_seed for fault in faults], dtype=np.int64)
     tests = Tests(np.arange(len(faults)), rows, theta, noise_seed, np.full(len(faults), "old"))
-    inputs, kept = [torch.empty(0, *judge.shape[1:])], [torch.empty(0, dtype=torch.int64)]
+    inputs, wrong_rows = [torch.empty(0, *judge.shape[1:])], [torch.empty(0, dtype=torch.int64)]
     for first in range(0, len(faults), bench.chunk):
-        some = tests[first : first + bench.chunk]
-        disturbed, outputs = bench.run_chunk(some, bench.chunk)
-        at = torch.from_numpy(some.seed)
-        is_wrong = (_grade(bench, outputs, at) < 1).cpu()
+        chunk = tests[first : first + bench.chunk]
+        disturbed, outputs = bench.run_chunk(chunk, bench.chunk)
+        chunk_rows = torch.from_numpy(chunk.seed)
+        is_wrong = (_grade(bench, outputs, chunk_rows) < 1).cpu()
         inputs.append(disturbed.cpu()[is_wrong])
-        kept.append(at[is_wrong])
-    return Old(torch.cat(inputs), torch.cat(kept))
+        wrong_rows.append(chunk_rows[is_wrong])
+    return OldFaults(torch.cat(inputs), torch.cat(wrong_rows))
 
 
-def _found(result: Run, judge: Seeds, clean: Column) -> Found:
+def _findings(result: Run, judge: Seeds, clean: Column) -> CampaignFindings:
     last, rate, columns = result.rounds[-1], result.fault_rate, result.faults.columns
     distinct = np.zeros(len(judge), dtype=np.float64)
     if len(result.faults):
         pairs = np.unique(np.stack([columns["seed_id"], columns["answer"]], 1), axis=0)
         np.add.at(distinct, rows_of(pairs[:, 0], judge), 1.0)
-    return Found(
+    return CampaignFindings(
         last.passes,
         last.tests,
         result.start.n_usable,

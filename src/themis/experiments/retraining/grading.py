@@ -1,4 +1,4 @@
-"""How right an answer is by its label: 1 or 0, of several labels the share that is right, of maps the mean IoU."""
+"""Grades of answers by their labels: 1 or 0, the share of correct labels if there are several, or the mean IoU."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from themis.target.target import Target
 
 
 def by_label(oracle: Oracle) -> Oracle:
-    """The oracle that holds answers against labels where the given one holds them against clean answers."""
+    """The oracle that checks answers against labels if the given one checks them against clean answers."""
     if isinstance(oracle, Changed):
         return Wrong(is_probability=oracle.is_probability)
     return replace(oracle, compared_with="label") if isinstance(oracle, Regression) else oracle
 
 
 def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """How right each answer is, float64 `[tests]` in 0..1; an output that is not finite is wrong."""
+    """The grade of each answer, float64 `[tests]` in 0..1; an output that is not finite is wrong."""
     if isinstance(oracle, Threshold):
-        right = (oracle.reference(outputs, None) == labels.reshape(-1)).double()
+        grades = (oracle.reference(outputs, None) == labels.reshape(-1)).double()
     elif isinstance(oracle, Multilabel):
-        right = (oracle.reference(outputs, None) == labels).double().mean(1)
+        grades = (oracle.reference(outputs, None) == labels).double().mean(1)
     elif isinstance(oracle, Segmentation):  # the mean IoU with the label map
         overlap = oracle.compare(ideal(oracle, outputs, labels), outputs, labels).value
         assert overlap is not None
-        right = overlap.double().nan_to_num(0)
+        grades = overlap.double().nan_to_num(0)
     else:
-        right = (~by_label(oracle).compare(outputs, outputs, labels).is_fault).double()
-    return right * are_finite(outputs)
+        grades = (~by_label(oracle).compare(outputs, outputs, labels).is_fault).double()
+    return grades * are_finite(outputs)
 
 
 def errors(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor | None:
-    """How far each answer is from its label, float64 `[tests]`, in tasks whose answer is a number."""
+    """The absolute error of each answer, float64 `[tests]`, for tasks whose answer is a number; otherwise None."""
     if not isinstance(oracle, Regression):
         return None
     return (outputs.reshape(-1).double() - labels.reshape(-1).double()).abs()
 
 
-def settled(target: Target, seeds: Seeds) -> Target:
-    """The target with its oracle fixed by these seeds' clean outputs, so that it is one for all models made of it."""
+def with_settled_oracle(target: Target, seeds: Seeds) -> Target:
+    """The target with its oracle settled on the clean outputs of these seeds: the same one for all retrained models."""
     oracle = choose_oracle(target.oracle)
     outputs = []
     with target.opened(), torch.no_grad():
@@ -61,16 +61,16 @@ def settled(target: Target, seeds: Seeds) -> Target:
 
 
 def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calculator:
-    """A calculator that runs single tests of the seeds, those answered wrongly too. The target must be open."""
+    """A calculator for tests of all seeds, including those answered incorrectly. The target must be open."""
     if seeds.labels is None:
-        raise DataError("seeds must have labels to be judged by, got none: give (inputs, labels)")
-    made = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
+        raise DataError("judge seeds must have labels, got none: give (inputs, labels)")
+    bench = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
     outputs = []
     with torch.no_grad():
-        for first in range(0, len(seeds), made.chunk):
-            rows = torch.arange(first, min(first + made.chunk, len(seeds)), device=made.device)
-            outputs.append(target.forward(made.inputs[padded(rows, made.chunk)])[: len(rows)].float())
+        for first in range(0, len(seeds), bench.chunk):
+            rows = torch.arange(first, min(first + bench.chunk, len(seeds)), device=bench.device)
+            outputs.append(target.forward(bench.inputs[padded(rows, bench.chunk)])[: len(rows)].float())
     clean = torch.cat(outputs)
-    made.oracle = by_label(made.oracle.settle(clean, made.labels))
-    made.take_clean(clean)
-    return made
+    bench.oracle = by_label(bench.oracle.settle(clean, bench.labels))
+    bench.take_clean(clean)
+    return bench

@@ -1,4 +1,4 @@
-"""Seeds held out of a training: how right a model is on them, clean and disturbed."""
+"""Held-out seeds: the score of a model on them, clean and disturbed, chooses the best epoch of a training."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.experiments.retraining.batches import FOR_TEST, Disturber, Split, uniform_tests, walk
+from themis.experiments.retraining.batches import FOR_TEST, BatchSplit, Disturber, uniform_tests, walk
 from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.losses import Loss
-from themis.experiments.retraining.material import AT_ONCE, Material
+from themis.experiments.retraining.material import CHUNK, Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.target.target import Target
 
-TESTS = 2_000
-"""Uniform tests of the seeds held out, after each epoch."""
-MOST_DRAWS = 20
-"""Of them a seed."""
-ATTACKS = 256
-"""In their place where each costs passes of its own: an attack is made anew on each epoch's model."""
-MOST_CLEAN = 10_000
-"""Seeds that are held out and answered clean, at most."""
+MAX_TESTS = 2_000
+"""Uniform tests of the held-out seeds after each epoch, at most."""
+MAX_TESTS_PER_SEED = 20
+"""Uniform tests per held-out seed, at most."""
+N_ATTACKS = 256
+"""Number of tests if each costs passes of its own: an attack is made anew on the model of each epoch."""
+MAX_CLEAN = 10_000
+"""Held-out seeds on which the clean score is measured, at most."""
 
 
-class Marks(NamedTuple):
-    """How a model does on seeds held out: mean grade and mean loss."""
+class HeldOutScore(NamedTuple):
+    """Mean grade and mean loss of a model on held-out seeds."""
 
     score: float
     loss: float
-    of_parts: tuple[float, ...]
-    """The mean grade of searched seeds and of clean ones, which a model may know by heart; each if there are any."""
+    part_scores: tuple[float, ...]
+    """The mean grade on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
 
 
 class HeldOut:
-    """The same tests after every epoch: seeds in turn, theta drawn uniformly."""
+    """Runs the same tests of the held-out seeds after every epoch, with theta drawn uniformly."""
 
     def __init__(
         self,
         target: Target,
         material: Material,
-        split: Split,
+        split: BatchSplit,
         perturbation: Perturbation,
         oracle: Oracle,
         loss: Loss,
@@ -58,32 +58,33 @@ class HeldOut:
         held = (material.pool.seed_id[split.held_pool], material.clean.seed_id[split.held_clean])
         seed_id = torch.cat(held).numpy()
         n = len(seed_id)
-        n_tests = ATTACKS if perturbation.passes else min(TESTS, MOST_DRAWS * n)
+        n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS, MAX_TESTS_PER_SEED * n)
         rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
-        self.clean_rows, self.rows = torch.from_numpy(rows[: min(n, MOST_CLEAN)]), torch.from_numpy(rows[:n_tests])
+        self.clean_rows, self.rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)]), torch.from_numpy(rows[:n_tests])
         tests = uniform_tests(perturbation, seed_id[rows[:n_tests]], np.arange(n_tests), recipe.random_seed, FOR_TEST)
-        self.tests = tuple(torch.from_numpy(each) for each in tests)
+        self.tests = tuple(map(torch.from_numpy, tests))
 
-    def clean(self) -> Marks:
-        """How the target does now on the clean inputs."""
+    def clean(self) -> HeldOutScore:
+        """The score of the target on the clean inputs."""
         return self._measure(self.clean_rows, ())
 
-    def disturbed(self) -> Marks:
-        """How it does on the tests."""
+    def disturbed(self) -> HeldOutScore:
+        """The score of the target on the disturbed inputs."""
         return self._measure(self.rows, self.tests)
 
-    def _measure(self, rows: Tensor, tests: tuple[Tensor, ...]) -> Marks:
-        lost, first, right, counts = 0.0, 0, [0.0 for _ in self.parts], []
+    def _measure(self, rows: Tensor, tests: tuple[Tensor, ...]) -> HeldOutScore:
+        total_loss, offset, totals, counts = 0.0, 0, [0.0 for _ in self.parts], []
         with self.target.opened(), torch.no_grad():
             for k, part in enumerate(self.parts):
-                here = ((rows >= first) & (rows < first + len(part.labels))).nonzero()[:, 0]
-                for at in torch.split(here, AT_ONCE):
-                    where = (rows[at] - first).to(self.target.device)
-                    given = [each[at].to(where.device) for each in tests]
-                    outputs = self.target.forward(part(where, *given) if given else part.inputs[where]).float()
-                    right[k] += float(grade(self.oracle, outputs, part.labels[where]).sum())
-                    lost += float(self.loss(outputs, part.labels[where]).double().mean()) * len(at)
-                counts.append(len(here))
-                first += len(part.labels)
-        of_parts = tuple(each / n for each, n in zip(right, counts, strict=True) if n)
-        return Marks(sum(right) / len(rows), lost / len(rows), of_parts)
+                in_part = ((rows >= offset) & (rows < offset + len(part.labels))).nonzero()[:, 0]
+                for chunk in torch.split(in_part, CHUNK):
+                    seeds = (rows[chunk] - offset).to(self.target.device)
+                    arguments = [values[chunk].to(seeds.device) for values in tests]
+                    inputs = part(seeds, *arguments) if arguments else part.inputs[seeds]
+                    outputs = self.target.forward(inputs).float()
+                    totals[k] += float(grade(self.oracle, outputs, part.labels[seeds]).sum())
+                    total_loss += float(self.loss(outputs, part.labels[seeds]).double().mean()) * len(chunk)
+                counts.append(len(in_part))
+                offset += len(part.labels)
+        part_scores = tuple(total / n for total, n in zip(totals, counts, strict=True) if n)
+        return HeldOutScore(sum(totals) / len(rows), total_loss / len(rows), part_scores)

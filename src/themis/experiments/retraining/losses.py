@@ -1,4 +1,4 @@
-"""What training lowers: how far outputs are from the labels, by the task."""
+"""The losses that training minimises, by task."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from themis.oracle.segmentation import VOID
 from themis.target.fingerprint import hash_text
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs and labels: a number, or one a test."""
+"""A function of outputs and labels that returns a number, or one number per test."""
 
 
 def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """How far each output is from its label, `[tests]`; the oracle must be settled.
+    """The loss of each output, `[tests]`; the oracle must be settled.
 
-    Class scores: cross-entropy, of probabilities that of their logarithm; maps of classes: its mean over pixels;
-    decisions: binary cross-entropy; numbers: squared inside the tolerance and absolute outside, in units of it.
+    Class scores: cross-entropy, for probabilities that of their logarithm. Segmentation maps: its mean over pixels.
+    Decisions: binary cross-entropy. Numbers: squared inside the tolerance and absolute outside, in units of it.
     """
     if isinstance(oracle, Regression):
-        assert oracle.tolerance is not None  # it is settled
+        assert oracle.tolerance is not None  # the oracle is settled
         gap = (outputs.reshape(-1).float() - labels.reshape(-1).float()) / oracle.tolerance
         return F.smooth_l1_loss(gap, torch.zeros_like(gap), reduction="none")
     return oracle.loss(outputs, reference(oracle, outputs, labels))
 
 
 def reference(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The answers that labels ask for, as the oracle's loss takes them."""
+    """The correct answers, in the form that the oracle's loss expects."""
     return oracle.reference(ideal(oracle, outputs, labels), labels)
 
 
 def margins(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """How far each answer is from being wrong by its label, negative where it is, `[tests]`."""
+    """The margin of each answer with respect to its label, `[tests]`; negative if it is wrong."""
     return oracle.compare(ideal(oracle, outputs, labels), outputs, labels).margin
 
 
 def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """What a model without error would give in the place of `outputs`, for oracles that ask for a clean answer."""
+    """The outputs of a perfect model, shaped like `outputs`, for oracles that compare with a clean answer."""
     if isinstance(oracle, Regression):
         return labels.reshape(-1).to(outputs.dtype)
     if isinstance(oracle, Threshold | Multilabel):
@@ -50,24 +50,24 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         return (labels.reshape(outputs.shape) * 2 - 1).to(outputs.dtype) / 4 + level
     classes = labels.long()
     if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID:
-        classes = torch.where(labels == VOID, 0, classes)  # where nothing is asked for
+        classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 
-def choose_loss(oracle: Oracle, given: Loss | None) -> Loss:
-    """The task's loss, or one of the user's own."""
-    if given is not None:
-        return given
+def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
+    """The user's loss, or that of the task."""
+    if custom is not None:
+        return custom
     if isinstance(oracle, Compare):
         raise UsageError(
-            f"retraining needs a loss by the labels, oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
+            f"retraining needs a loss, oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
             "labels), or name the task with oracle=..."
         )
     return lambda outputs, labels: losses(oracle, outputs, labels)
 
 
 def name_loss(loss: Loss) -> str:
-    """What tells a loss of the user's own from others: its name, and its code where it has one."""
+    """Identifies a user's loss: its name and, if it has any, a hash of its code."""
     code = getattr(loss, "__code__", None)
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     return name if code is None else f"{name} {hash_text(repr((code.co_code, code.co_names)))[:12]}"

@@ -1,4 +1,4 @@
-"""Material: what a model learns from, disturbed inputs with their seeds' labels and clean ones beside them."""
+"""Material: the inputs that a model learns from, disturbed ones with the labels of their seeds, and clean ones."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from themis.target.target import AnyTarget
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
-AT_ONCE = 256
-"""Inputs that are disturbed, or answered, at a time where nothing else says how many."""
+CHUNK = 256
+"""Inputs that are disturbed, or passed to the model, at a time, unless their chunk was recorded."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What is trained on: disturbed inputs with their seeds' labels, and clean ones."""
+    """Disturbed inputs with the labels of their seeds, and clean inputs."""
 
     disturbed: Tensor  # [inputs, ...], raw
     disturbed_labels: Tensor
-    seed: Tensor  # of each disturbed input, a row of `pool`
+    seed: Tensor  # the row of each disturbed input's seed in `pool`
     pool: Seeds
     """The search part, with labels."""
     clean: Seeds
     """The train part, with labels."""
     is_labelled: bool = True
-    """Whether the labels are the data's; if not they are the untouched model's clean answers."""
+    """Whether the labels come from the data; otherwise they are the clean answers of the original model."""
 
     def __len__(self) -> int:
         return len(self.disturbed)
@@ -58,26 +58,27 @@ def of_faults(
     oracle: Oracle | None = None,
     run: Reader | None = None,
 ) -> Material:
-    """Material from a campaign's faults: each one's input as the campaign saw it, to the bit.
+    """Material from a campaign's faults: every input is identical to the one that the campaign tested.
 
-    pool: the seeds that the campaign searched. limit: at most so many faults, spread over seeds and outcomes. clean:
-    the train part; by default none. oracle: the campaign's, settled; by default the target's. run: the campaign's
-    folder, whose kept inputs are taken where an attack made them.
+    pool: the seeds that the campaign searched. limit: the number of faults at most, spread over seeds and outcomes.
+    clean: the train part; by default none. oracle: the campaign's, settled; by default the target's. run: the
+    campaign's folder, whose stored inputs are used if an attack created them.
     """
     if not len(run_faults):
         raise DataError("retraining needs faults to learn from, the run has none: raise its magnitude or its budget")
     columns = run_faults.columns
-    at = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
-    seed = rows_of(columns["seed_id"][at], pool)
-    kept = {} if run is None or not perturbation.passes else run.tensors(columns["id"][at].tolist())
-    places = (columns["position"][at], columns["chunk"][at])
-    made = of_tests(
-        seed, columns["theta"][at], columns["noise_seed"][at], pool, perturbation, target, clean, oracle, places
+    chosen = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
+    columns = {name: column[chosen] for name, column in columns.items()}
+    seed, ids = rows_of(columns["seed_id"], pool), columns["id"].tolist()
+    stored = {} if run is None or not perturbation.passes else run.tensors(ids)
+    places = (columns["position"], columns["chunk"])
+    material = of_tests(
+        seed, columns["theta"], columns["noise_seed"], pool, perturbation, target, clean, oracle, places
     )
-    for k, id in enumerate(columns["id"][at].tolist()):
-        if id in kept:
-            made.disturbed[k] = kept[id].inputs[0]
-    return made
+    for k, id in enumerate(ids):
+        if id in stored:
+            material.disturbed[k] = stored[id].inputs[0]
+    return material
 
 
 def of_tests(
@@ -91,10 +92,10 @@ def of_tests(
     oracle: Oracle | None = None,
     places: tuple[Ints, Ints] | None = None,
 ) -> Material:
-    """Material from any tests, whether they broke the model or not.
+    """Material from any tests, whether they were faults or not.
 
-    seed: a row of `pool` each. places: row and size of the forward pass that each test stood in: an attack's last bits
-    depend on them.
+    seed: the row of each test's seed in `pool`. places: each test's row in its forward pass, and the size of that pass;
+    the last bits of an attack depend on them.
     """
     check_fits(perturbation, pool.shape[1:])
     check_gradient(perturbation, target)
@@ -102,53 +103,53 @@ def of_tests(
     is_labelled = pool.has_labels and (clean.has_labels or not len(clean))
     with target.opened(), torch.no_grad():
         if oracle is None:
-            oracle = choose_oracle(target.oracle).settle(answers(pool, target), _on(target, pool.labels))
+            oracle = choose_oracle(target.oracle).settle(clean_outputs(pool, target), _on(target, pool.labels))
         if not is_labelled:
-            pool, clean = _answered(pool, target, oracle), _answered(clean, target, oracle)
+            pool, clean = _label_with_answers(pool, target, oracle), _label_with_answers(clean, target, oracle)
         rows = np.unique(seed)
-        failing, within = pool[torch.from_numpy(rows)].in_memory(), np.searchsorted(rows, seed)
+        tested, within = pool[torch.from_numpy(rows)].in_memory(), np.searchsorted(rows, seed)
         if perturbation.passes:
-            places = places or _in_turn(len(seed), target)
-            disturbed = _attacked(within, theta, noise_seed, failing, perturbation, target, oracle, places)
+            places = places or _default_places(len(seed), target)
+            disturbed = _attack(within, theta, noise_seed, tested, perturbation, target, oracle, places)
         else:
-            disturbed = _disturbed(within, theta, noise_seed, failing, perturbation, target)
-    assert failing.labels is not None  # of the data, or answered above
-    labels = failing.labels[torch.from_numpy(within)]
+            disturbed = _disturb(within, theta, noise_seed, tested, perturbation, target)
+    assert tested.labels is not None  # from the data, or the clean answers
+    labels = tested.labels[torch.from_numpy(within)]
     return Material(disturbed, labels, torch.from_numpy(seed), pool, clean, is_labelled)
 
 
 def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
-    """Which faults are taken, ascending: each seed once, then its other outcomes, then more of the same.
+    """The indices of the faults to take, ascending: one per seed first, then other outcomes, then repeated ones.
 
-    Within these the outcomes take turns, and the smallest score is first; a campaign's is the test's number, so that
-    what was found first counts.
+    Within each of these, outcomes alternate and smaller scores come first. A campaign passes the number of the test as
+    the score, so that earlier faults are preferred.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit must be at least 1, or None for all faults, got {limit}")
     if limit is None or len(seed_id) <= limit:
         return np.arange(len(seed_id))
-    again = rank(score, answer, seed_id)
-    turn = rank(score, seed_id, again)
-    among = rank(score, answer, turn, again)
-    return np.sort(np.lexsort((score, among, turn, again))[:limit])
+    repeat = rank(score, answer, seed_id)
+    turn = rank(score, seed_id, repeat)
+    among = rank(score, answer, turn, repeat)
+    return np.sort(np.lexsort((score, among, turn, repeat))[:limit])
 
 
 def rows_of(seed_id: Ints, pool: Seeds) -> Ints:
-    """Where seeds stand in the pool."""
+    """The rows of seeds in the pool."""
     known = pool.seed_id.numpy()
     order = np.argsort(known, kind="stable")
-    at: Ints = order[np.searchsorted(known, seed_id, sorter=order).clip(max=len(known) - 1)]
-    missing = known[at] != seed_id
+    rows: Ints = order[np.searchsorted(known, seed_id, sorter=order).clip(max=len(known) - 1)]
+    missing = known[rows] != seed_id
     if missing.any():
         raise DataError(
-            f"the pool must hold every fault's seed, {len(np.unique(seed_id[missing]))} are not in its {len(known)}, "
-            f"first seed {int(seed_id[missing][0])}: give the seeds that the campaign searched"
+            f"the pool must hold the seed of every fault, {len(np.unique(seed_id[missing]))} are not among its "
+            f"{len(known)}, first seed {int(seed_id[missing][0])}: give the seeds that the campaign searched"
         )
-    return at
+    return rows
 
 
 def rank(score: NDArray[Any], *keys: Ints) -> Ints:
-    """How many rows with the same keys have a smaller score than each, or the same and come before it."""
+    """The rank of each row among those with the same keys, by score and then by position."""
     order = np.lexsort((score, *keys))
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
@@ -158,30 +159,26 @@ def rank(score: NDArray[Any], *keys: Ints) -> Ints:
     return rank
 
 
-def _answered(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seeds:
-    """Seeds with the model's clean answers for labels, where that is what an answer is held against."""
+def _label_with_answers(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seeds:
+    """Seeds with the model's clean answers as labels, if the oracle compares answers with those."""
     if not isinstance(oracle, Changed):
         raise DataError(
-            f"retraining needs labels, some seeds have none and oracle {oracle.spec()!r} does not say what is right: "
+            f"retraining needs labels, some seeds have none and oracle {oracle.spec()!r} does not define the correct "
+            "answer: "
             "give (inputs, labels), or use oracle='changed', whose label is the clean answer"
         )
     if not len(seeds):
         return seeds
     warnings.warn(
-        f"the model's own clean answers are taken for right, {len(seeds):,} seeds have no labels",
+        f"{len(seeds):,} seeds have no labels, so the model's own clean answers are used as labels",
         RuntimeWarning,
         stacklevel=4,
     )
-    return labelled(seeds, oracle.reference(answers(seeds, target), None).cpu())
+    return seeds.with_labels(oracle.reference(clean_outputs(seeds, target), None).cpu())
 
 
-def labelled(seeds: Seeds, labels: Tensor) -> Seeds:
-    """The same seeds with other labels."""
-    return seeds.with_labels(labels)
-
-
-def answers(seeds: Seeds, target: AnyTarget, size: int = AT_ONCE) -> Tensor:
-    """A model's outputs to clean seeds, float32 on its device. The target must be open."""
+def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
+    """A model's outputs for clean seeds, float32 on its device. The target must be open."""
     parts = []
     for first in range(0, len(seeds), size):
         rows = torch.arange(first, min(first + size, len(seeds)))
@@ -191,29 +188,30 @@ def answers(seeds: Seeds, target: AnyTarget, size: int = AT_ONCE) -> Tensor:
     return torch.cat(parts)
 
 
-def _disturbed(
+def _disturb(
     seed: Ints, theta: Floats, noise_seed: Ints, seeds: Seeds, perturbation: Perturbation, target: AnyTarget
 ) -> Tensor:
-    """Inputs disturbed where the model has no part in it."""
+    """Disturbed inputs, for perturbations that do not depend on the model."""
     features = seeds.features if perturbation.inputs == "table" else None
-    made = torch.empty(len(seed), *seeds.shape[1:])
-    for first in range(0, len(seed), AT_ONCE):
-        at = slice(first, first + AT_ONCE)
-        inputs, values, noise = (
-            torch.from_numpy(np.ascontiguousarray(each[at])).to(target.device) for each in (seed, theta, noise_seed)
+    disturbed = torch.empty(len(seed), *seeds.shape[1:])
+    for first in range(0, len(seed), CHUNK):
+        chunk = slice(first, first + CHUNK)
+        rows, values, noise = (
+            torch.from_numpy(np.ascontiguousarray(column[chunk])).to(target.device)
+            for column in (seed, theta, noise_seed)
         )
-        clean = seeds.take(inputs.cpu()).to(target.device)
-        made[at] = perturb(perturbation, clean, values, noise, Context(target.bounds, features=features)).cpu()
-    return made
+        clean = seeds.take(rows.cpu()).to(target.device)
+        disturbed[chunk] = perturb(perturbation, clean, values, noise, Context(target.bounds, features=features)).cpu()
+    return disturbed
 
 
-def _in_turn(n: int, target: AnyTarget) -> tuple[Ints, Ints]:
-    """Places for tests that had none."""
-    size = AT_ONCE if target.device.type == "cpu" else chunk_size(1, target.device, None)
+def _default_places(n: int, target: AnyTarget) -> tuple[Ints, Ints]:
+    """Places for tests without recorded ones."""
+    size = CHUNK if target.device.type == "cpu" else chunk_size(1, target.device, None)
     return np.arange(n) % size, np.full(n, size)
 
 
-def _attacked(
+def _attack(
     seed: Ints,
     theta: Floats,
     noise_seed: Ints,
@@ -223,39 +221,40 @@ def _attacked(
     oracle: Oracle,
     places: tuple[Ints, Ints],
 ) -> Tensor:
-    """Inputs that an attack on the model makes, each at its own row of a pass of its own size."""
-    made = torch.empty(len(seed), *seeds.shape[1:])
+    """Inputs that an attack on the model creates, each at its recorded row of a pass of the recorded size."""
+    disturbed = torch.empty(len(seed), *seeds.shape[1:])
     position, chunk = places
     for size in np.unique(chunk).tolist():
-        clean_outputs = answers(seeds, target, size)
+        outputs = clean_outputs(seeds, target, size)
         tests = np.flatnonzero(chunk == size)
         turn = rank(tests, position[tests])
         for k in range(int(turn.max()) + 1):
-            here = tests[turn == k]
-            filled = np.full(size, here[0])  # rows that no test stood in: what is in them changes no other
-            filled[position[here]] = here
+            current = tests[turn == k]
+            filled = np.full(size, current[0])  # the content of the other rows does not affect these
+            filled[position[current]] = current
             rows, values, noise = (
-                torch.from_numpy(np.ascontiguousarray(each[filled])).to(target.device)
-                for each in (seed, theta, noise_seed)
+                torch.from_numpy(np.ascontiguousarray(column[filled])).to(target.device)
+                for column in (seed, theta, noise_seed)
             )
-            context = _attack(rows, seeds, clean_outputs[rows], perturbation, target, oracle)
+            context = _attack_context(rows, seeds, outputs[rows], perturbation, target, oracle)
             inputs = seeds.take(rows.cpu()).to(target.device)
-            disturbed = perturb(perturbation, inputs, values, noise, context)
-            made[torch.from_numpy(here)] = disturbed[torch.from_numpy(position[here]).to(target.device)].cpu()
-    return made
+            attacked = perturb(perturbation, inputs, values, noise, context)
+            places_on_device = torch.from_numpy(position[current]).to(target.device)
+            disturbed[torch.from_numpy(current)] = attacked[places_on_device].cpu()
+    return disturbed
 
 
-def _attack(
-    rows: Tensor, seeds: Seeds, clean_outputs: Tensor, perturbation: Perturbation, target: AnyTarget, oracle: Oracle
+def _attack_context(
+    rows: Tensor, seeds: Seeds, outputs: Tensor, perturbation: Perturbation, target: AnyTarget, oracle: Oracle
 ) -> Context:
-    """What an attack on some seeds may use, as a campaign gives it."""
+    """The context of an attack on some seeds, the same as in a campaign; outputs: their clean outputs."""
     labels = _on(target, None if seeds.labels is None else seeds.labels[rows.cpu()])
 
-    def margin(outputs: Tensor) -> Tensor:
-        return oracle.compare(clean_outputs, outputs, labels).margin
+    def margin(attacked: Tensor) -> Tensor:
+        return oracle.compare(outputs, attacked, labels).margin
 
     features = seeds.features if perturbation.inputs == "table" else None
-    return Context(target.bounds, target, oracle.reference(clean_outputs, labels), oracle.loss, margin, features)
+    return Context(target.bounds, target, oracle.reference(outputs, labels), oracle.loss, margin, features)
 
 
 def _on(target: AnyTarget, labels: Tensor | None) -> Tensor | None:

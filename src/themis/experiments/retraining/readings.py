@@ -1,4 +1,4 @@
-"""Readings as files: what an examination gave, column by column, so that no step is done twice."""
+"""Readings as files, so that an examination is not repeated when an experiment is resumed."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ import torch
 from torch import Tensor
 
 from themis.errors import StoreError
-from themis.experiments.retraining.examine import Found, Old, Reading
+from themis.experiments.retraining.examine import CampaignFindings, OldFaults, Reading
 from themis.experiments.retraining.folder import Folder
 from themis.runs.store.tensors import deserialize, serialize
 
 VALUES = "values"
-_NESTED = {"found": Found, "old": Old}
+_NESTED = {"found": CampaignFindings, "old": OldFaults}
 
 
 def keep(folder: Folder, name: str, reading: Reading) -> None:
-    """Write a reading, whole or not at all."""
+    """Write a reading, atomically."""
     arrays: dict[str, Tensor] = {}
-    values = _take(reading, "", arrays)
+    values = _separate(reading, "", arrays)
     folder.write_bytes(name, serialize(arrays, {VALUES: json.dumps(values)}))
 
 
 def read(folder: Folder, name: str) -> Reading | None:
-    """A reading that was kept; None if there is none."""
+    """A stored reading; None if there is none."""
     path = folder.within(name)
     if path is None or not path.is_file():
         return None
     content = path.read_bytes()
     arrays = deserialize(content, path)
-    return _reading(Reading, _values(content, path), "", arrays)  # type: ignore[no-any-return]
+    return _restore(Reading, _values(content, path), "", arrays)  # type: ignore[no-any-return]
 
 
-def _take(part: Any, at: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """Plain values; arrays are put aside under their names."""
+def _separate(part: Any, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
+    """The plain values of a dataclass; its arrays are added to `arrays` under their prefixed names."""
     values: dict[str, Any] = {}
-    for each in fields(part):
-        value = getattr(part, each.name)
+    for field in fields(part):
+        name, value = field.name, getattr(part, field.name)
         if isinstance(value, np.ndarray | Tensor):
-            arrays[at + each.name] = torch.as_tensor(np.ascontiguousarray(value)).contiguous()
+            arrays[prefix + name] = torch.as_tensor(np.ascontiguousarray(value)).contiguous()
         else:
-            values[each.name] = _take(value, f"{at}{each.name}.", arrays) if each.name in _NESTED and value else value
+            values[name] = _separate(value, f"{prefix}{name}.", arrays) if name in _NESTED and value else value
     return values
 
 
-def _reading(kind: Any, values: dict[str, Any], at: str, arrays: dict[str, Tensor]) -> Any:
-    """The other way round."""
-    made: dict[str, Any] = dict(values)
+def _restore(kind: Any, values: dict[str, Any], prefix: str, arrays: dict[str, Tensor]) -> Any:
+    """The inverse of `_separate`."""
+    arguments: dict[str, Any] = dict(values)
     for name, value in values.items():
         if name in _NESTED and value is not None:
-            made[name] = _reading(_NESTED[name], value, f"{at}{name}.", arrays)
-    for each in fields(kind):
-        if at + each.name in arrays:
-            tensor = arrays[at + each.name]
-            made[each.name] = tensor if kind is Old else tensor.numpy()
-    return kind(**made)
+            arguments[name] = _restore(_NESTED[name], value, f"{prefix}{name}.", arrays)
+    for field in fields(kind):
+        if prefix + field.name in arrays:
+            tensor = arrays[prefix + field.name]
+            arguments[field.name] = tensor if kind is OldFaults else tensor.numpy()
+    return kind(**arguments)
 
 
 def _values(content: bytes, path: Path) -> dict[str, Any]:
@@ -67,5 +67,5 @@ def _values(content: bytes, path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][VALUES])
     except (ValueError, KeyError) as error:
-        raise StoreError(f"{path} must hold a reading, it is damaged: remove it to make it again") from error
+        raise StoreError(f"{path} must hold a reading, it is damaged: remove it to repeat the examination") from error
     return values

@@ -1,4 +1,4 @@
-"""The recipe: how a model is retrained, every option with its default and its rule."""
+"""The recipe of a retraining: every option with its default and its rule."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ from themis.options import check_known, check_numbers, check_rules, option
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
 WARM_UP = 0.3
-"""Share of a one-cycle schedule in which the rate rises, from `COLD` of its peak."""
-COLD = 0.04
+"""Share of a one-cycle schedule in which the rate rises, starting at `INITIAL_RATE` of its peak."""
+INITIAL_RATE = 0.04
 STEPS = 3
-"""A step schedule has this many stairs, each a tenth of the last."""
+"""A step schedule has this many levels, each a tenth of the previous one."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options of a retraining. Shares are of a batch, or of seeds."""
+    """Options of a retraining. Shares refer to a batch, or to seeds."""
 
     mix: float = option(0.25, "share of each batch that is disturbed; the rest is clean")
-    fresh: float = option(0.5, "share of the disturbed that is made anew: new theta and noise, same failing seeds")
-    epochs: int = option(10, "epochs at most; one shows every disturbed and every clean input once")
-    batches: int | None = option(None, "batches an epoch, in place of as many as show every input once")
-    batch_size: int = option(64, "inputs a batch")
+    fresh: float = option(
+        0.5, "share of the disturbed inputs that is new: other theta and noise, same failing seeds"
+    )
+    epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
+    batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
+    batch_size: int = option(64, "inputs per batch")
     optimiser: str = option("adam", "sgd (with momentum), adam or adamw")
-    learning_rate: float = option(3e-4, "learning rate; the peak where the schedule has one")
+    learning_rate: float = option(3e-4, "learning rate; the peak if the schedule has one")
     schedule: str = option("cosine", "learning rate over the steps: constant, cosine, step or one-cycle")
     weight_decay: float = option(0.0, "weight decay of the optimiser")
-    layers: list[str] | None = option(None, "globs over names of parameters to train, as fc*,conv2.*; by default all")
+    layers: list[str] | None = option(
+        None, "glob patterns of the names of the parameters to train, such as fc*,conv2.*; by default all"
+    )
     statistics: str = option("keep", "running means and variances of normalisation layers: keep, or update")
-    hold_out: float = option(0.2, "share of the seeds that is never trained on and says which epoch is best")
+    hold_out: float = option(0.2, "share of the seeds that is held out of training and used to choose the best epoch")
     share: float = option(
-        0.35, "how far of the way from the old weights to the trained ones is gone, at most; less keeps the clean score"
+        0.35, "how far to go from the old weights to the trained ones, at most; a smaller share keeps the clean score"
     )
     keep_clean: float | None = option(
         0.0025,
-        "how far the clean score may fall on seeds held out; weights go back towards the old ones until it holds",
+        "how far the clean score may fall on held-out seeds; weights move back towards the old ones until it holds",
     )
-    patience: int | None = option(5, "stop after this many epochs that are no better on the seeds held out")
+    patience: int | None = option(5, "stop after this many epochs without an improvement on the held-out seeds")
     random_seed: int = option(0, "same seed, same weights")
 
     def __post_init__(self) -> None:
@@ -58,8 +62,8 @@ class Recipe:
             "schedule": (self.schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "be 0 or more"),
             "statistics": (self.statistics in ("keep", "update"), "be 'keep' or 'update'"),
-            "hold_out": (0 < self.hold_out < 1, "lie in (0, 1): without seeds held out no epoch is known to be good"),
-            "share": (0 < self.share <= 1, "lie in (0, 1]; 1 takes the trained weights as they are"),
+            "hold_out": (0 < self.hold_out < 1, "lie in (0, 1): the best epoch is chosen on held-out seeds"),
+            "share": (0 < self.share <= 1, "lie in (0, 1]; 1 uses the trained weights as they are"),
             "keep_clean": (
                 self.keep_clean is None or 0 <= self.keep_clean < 1,
                 "lie in [0, 1), or be None for no limit",
@@ -72,8 +76,10 @@ class Recipe:
     def _check_layers(self) -> None:
         if self.layers is not None:
             names = [self.layers] if isinstance(self.layers, str) else list(self.layers)
-            if not names or not all(isinstance(each, str) and each for each in names):
-                raise UsageError(f"layers must be globs over names of parameters, as ['fc*'], got {self.layers!r}")
+            if not names or not all(isinstance(name, str) and name for name in names):
+                raise UsageError(
+                    f"layers must be glob patterns of the names of parameters, such as ['fc*'], got {self.layers!r}"
+                )
             object.__setattr__(self, "layers", names)
 
     @staticmethod
@@ -87,7 +93,7 @@ class Recipe:
         return asdict(self)
 
     def counts(self) -> tuple[int, int, int]:
-        """Clean inputs of a batch, stored disturbed ones and fresh ones; a mix inside 0..1 has some of both."""
+        """Clean, stored disturbed and fresh disturbed inputs per batch; with a mix inside (0, 1) there are both kinds."""
         disturbed = round(self.mix * self.batch_size)
         if 0 < self.mix < 1:
             disturbed = min(max(disturbed, 1), self.batch_size - 1)
@@ -102,18 +108,18 @@ class Recipe:
 
 def _one_cycle(done: float) -> float:
     if done < WARM_UP:
-        return COLD + (1 - COLD) * _half_wave(1 - done / WARM_UP)
-    return _half_wave((done - WARM_UP) / (1 - WARM_UP))
+        return INITIAL_RATE + (1 - INITIAL_RATE) * _half_cosine(1 - done / WARM_UP)
+    return _half_cosine((done - WARM_UP) / (1 - WARM_UP))
 
 
-def _half_wave(done: float) -> float:
-    """From 1 down to 0, as half a cosine."""
+def _half_cosine(done: float) -> float:
+    """Half a period of a cosine, from 1 down to 0."""
     return (1 + math.cos(math.pi * done)) / 2
 
 
 _FACTORS = {
     "constant": lambda done: 1.0,
-    "cosine": _half_wave,
+    "cosine": _half_cosine,
     "step": lambda done: 0.1 ** int(done * STEPS),
     "one-cycle": _one_cycle,
 }
