@@ -1,4 +1,4 @@
-"""Seeds are split before the campaign, by content; the campaign searches one part, and the run records all three."""
+"""Seeds are split by content before the campaign, which searches one part; the run records all three."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def run_of(trained, tmp_path_factory):
 # The split
 
 
-def test_the_parts_are_all_of_the_seeds_in_about_the_shares(trained):
+def test_the_parts_cover_all_seeds_in_about_the_requested_shares(trained):
     digits = trained[1]
     parts = split(digits, SHARES)
     of_each = ids(parts)
@@ -67,7 +67,7 @@ def test_the_parts_are_all_of_the_seeds_in_about_the_shares(trained):
     assert_disjoint(parts)
 
 
-def test_two_copies_of_a_picture_are_in_one_part(digits):
+def test_two_copies_of_a_picture_are_in_the_same_part(digits):
     twice = from_arrays(torch.cat([digits.inputs, digits.inputs.flip(0)]))
     of_each = ids(split(twice, SHARES))
     n = len(digits)
@@ -77,14 +77,14 @@ def test_two_copies_of_a_picture_are_in_one_part(digits):
 
 
 @given(st.lists(st.integers(0, 199), min_size=60, max_size=200), st.integers(0, 2**63 - 1))
-def test_a_seed_is_in_one_part_in_any_order_and_any_selection(rows, random_seed):
+def test_the_part_of_a_seed_depends_neither_on_order_nor_on_selection(rows, random_seed):
     inputs = np.random.default_rng(0).random((200, 5), np.float32)
     whole = SeedSplit.of(from_arrays(inputs), (1 / 3, 1 / 3, 1 / 3), random_seed).part
     hashes = seed_hashes(from_arrays(inputs[rows]))
     assert choose_part(hashes, (1 / 3, 1 / 3, 1 / 3), random_seed).tolist() == whole[rows].tolist()
 
 
-def test_the_split_has_a_random_seed_of_its_own(digits):
+def test_the_split_has_its_own_random_seed(digits):
     first, again, other = (ids(split(digits, SHARES, k)) for k in (0, 0, 1))
     assert first == again != other
     shared = len(first["judge"] & other["judge"]) / len(other["judge"])
@@ -98,7 +98,7 @@ def test_the_split_has_a_random_seed_of_its_own(digits):
     "shares",
     [(0.5, 0.5), (0.5, 0.2, 0.4), (0.5, -0.2, 0.7), (1, 0, 0), (0.7, 0.3, 0.0), "abc", (0.5, None, 0.5), (True, 0, 0)],
 )
-def test_shares_that_are_none_are_refused(digits, shares):
+def test_invalid_shares_are_refused(digits, shares):
     with pytest.raises(UsageError, match="split must be three shares"):
         split(digits, shares)
     with pytest.raises(UsageError, match="split must be three shares"):
@@ -117,7 +117,7 @@ def test_an_empty_part_is_refused(digits):
 # The campaign
 
 
-def test_the_campaign_searches_its_part_alone(run_of):
+def test_the_campaign_searches_only_its_part(run_of):
     result, out, target, digits = run_of
     parts = read_parts(out, digits)
     searched = ids(parts)["search"]
@@ -159,7 +159,7 @@ def test_replay_shrink_and_the_curve_find_their_seeds(run_of):
         assert robustness(replayer).n_seeds == result.start.n_usable
 
 
-def test_a_stopped_campaign_goes_on_to_the_same_end(run_of, tmp_path):
+def test_an_interrupted_campaign_resumes_to_the_same_end(run_of, tmp_path):
     whole, _, target, digits = run_of
 
     class Stop(Callback):
@@ -219,7 +219,7 @@ def test_the_command_line_splits_resumes_replays_and_groups(trained, tmp_path, m
     assert "split must be three shares above 0 that sum to 1" in capsys.readouterr().err
 
 
-def test_a_record_that_is_gone_is_said_to_be(run_of, tmp_path):
+def test_a_missing_record_is_reported(run_of, tmp_path):
     _, out, _, digits = run_of
     copy = shutil.copytree(out, tmp_path / "run")
     (copy / "parts.safetensors").unlink()

@@ -31,7 +31,7 @@ def numbers(*values: int) -> Ledger:
     return Ledger(np.array(values, np.uint64))
 
 
-def test_weights_come_back_with_their_ledger_and_load_as_any_others(tmp_path):
+def test_weights_are_read_back_with_their_ledger_and_load_like_any_others(tmp_path):
     path = tmp_path / "new.safetensors"
     net, ledger = lenet5(), Ledger.of(seeds_of(1000))
     write_weights(path, net, ledger, ABOUT)
@@ -49,7 +49,7 @@ def test_weights_come_back_with_their_ledger_and_load_as_any_others(tmp_path):
     assert target.fingerprint() == Target(net).fingerprint()
 
 
-def test_the_same_weights_make_the_same_bytes_and_keep_every_type(tmp_path):
+def test_the_same_weights_give_the_same_bytes_and_keep_their_types(tmp_path):
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -72,7 +72,7 @@ def test_the_same_weights_make_the_same_bytes_and_keep_every_type(tmp_path):
     assert [each.name for each in tmp_path.glob("*.part")] == []
 
 
-def test_nothing_is_known_of_weights_from_elsewhere(tmp_path):
+def test_weights_from_elsewhere_have_an_empty_ledger(tmp_path):
     from safetensors.torch import save_file
 
     net = nn.Linear(2, 2)
@@ -98,17 +98,17 @@ def change(path, edit):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda said: said.pop("themis_ledger"),
-        lambda said: said.pop("themis_seeds"),
-        lambda said: said.update(themis_seeds="0", themis_ledger="AAAA"),
-        lambda said: said.update(themis_ledger=""),
-        lambda said: said.update(themis_ledger=said["themis_ledger"][:16]),
-        lambda said: said.update(themis_ledger="!!!"),
-        lambda said: said.update(themis_seeds="many"),
-        lambda said: said.update(themis_ledger="AgAAAAAAAAABAAAAAAAAAA==", themis_seeds="2"),
+        lambda metadata: metadata.pop("themis_ledger"),
+        lambda metadata: metadata.pop("themis_seeds"),
+        lambda metadata: metadata.update(themis_seeds="0", themis_ledger="AAAA"),
+        lambda metadata: metadata.update(themis_ledger=""),
+        lambda metadata: metadata.update(themis_ledger=metadata["themis_ledger"][:16]),
+        lambda metadata: metadata.update(themis_ledger="!!!"),
+        lambda metadata: metadata.update(themis_seeds="many"),
+        lambda metadata: metadata.update(themis_ledger="AgAAAAAAAAABAAAAAAAAAA==", themis_seeds="2"),
     ],
 )
-def test_a_ledger_that_was_cut_is_no_empty_one(tmp_path, edit):
+def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path, edit):
     path = tmp_path / "new.safetensors"
     write_weights(path, nn.Linear(2, 2), Ledger.of(seeds_of(10)), {})
     change(path, edit)
@@ -116,14 +116,14 @@ def test_a_ledger_that_was_cut_is_no_empty_one(tmp_path, edit):
         read_ledger(path)
 
 
-def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path):
     for content in (b"", b"12345678", b"\xff" * 40, (2).to_bytes(8, "little") + b"[]" + b"0" * 9):
         (tmp_path / "bad.safetensors").write_bytes(content)
         with pytest.raises(DataError, match="must be a safetensors file"):
             read_ledger(tmp_path / "bad.safetensors")
 
 
-def test_what_cannot_be_written_is_refused(tmp_path):
+def test_weights_that_cannot_be_written_are_refused(tmp_path):
     class Extra(nn.Linear):
         def get_extra_state(self):
             return {"any": "thing"}

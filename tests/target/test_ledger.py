@@ -39,7 +39,7 @@ def test_a_ledger_is_a_set():
     assert Ledger.of(seeds).hashes.tolist() == sorted(seed_hashes(seeds).tolist())
 
 
-def test_it_refuses_what_it_knows_and_says_which():
+def test_a_ledger_refuses_known_seeds_and_lists_them():
     seeds = seeds_of(20)
     ledger = Ledger.of(seeds[3:11])
     ledger.refuse(seeds[:3], "the judge seeds")
@@ -53,7 +53,7 @@ def test_it_refuses_what_it_knows_and_says_which():
         ledger.refuse(seeds[10:11], "the judge seeds")
 
 
-def test_a_module_in_memory_remembers_and_so_do_its_copies(tmp_path):
+def test_a_module_in_memory_and_its_copies_share_the_ledger(tmp_path):
     net = lenet5()
     remember(net, numbers(4))
     remember(net, numbers(2))
@@ -68,7 +68,7 @@ def test_a_module_in_memory_remembers_and_so_do_its_copies(tmp_path):
     assert len(ledger_of(BlackBox(lambda x: x))) == len(ledger_of(lenet5())) == 0
 
 
-def test_a_campaign_on_seeds_that_were_trained_on_says_so(trained, tmp_path):
+def test_a_campaign_on_seeds_that_were_trained_on_warns(trained, tmp_path):
     model, digits = trained
     few = {"magnitude": 0.3, "max_tests": 640}
     some = digits[:200]

@@ -1,4 +1,4 @@
-"""Examining: the same tests for every model, all judge seeds counted, trained ones refused, holes that move shown."""
+"""Examining uses the same tests for every model, counts all judge seeds and refuses those that were trained on."""
 
 import copy
 from dataclasses import replace
@@ -37,7 +37,7 @@ def reading(case):
     return examine(target, judge, NOISE, ledger=Ledger(), draws=4, passes=900, random_seed=3)
 
 
-def test_all_judge_seeds_count_and_the_figures_are_the_models_own(case, reading):
+def test_all_judge_seeds_count_and_the_clean_score_is_the_accuracy(case, reading):
     target, judge = case
     with target.opened(), torch.no_grad():
         is_right = target.forward(judge.inputs).argmax(1) == judge.labels
@@ -47,7 +47,7 @@ def test_all_judge_seeds_count_and_the_figures_are_the_models_own(case, reading)
     assert set(np.unique(reading.disturbed * 4)) <= {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
-def test_disturbed_score_is_that_of_the_tests_run_by_hand(case, reading):
+def test_the_disturbed_score_agrees_with_tests_run_by_hand(case, reading):
     target, judge = case
     tests = exam_tests(NOISE, judge, 4, 3)
     from themis.perturb import Context, perturb
@@ -62,7 +62,7 @@ def test_disturbed_score_is_that_of_the_tests_run_by_hand(case, reading):
     assert np.abs(by_hand - reading.disturbed).mean() < 0.01  # near-ties alone may fall otherwise
 
 
-def test_a_seeds_tests_hang_on_itself_alone_and_on_no_other_random_seed(case):
+def test_the_tests_of_a_seed_depend_only_on_the_seed_and_the_random_seed(case):
     _, judge = case
     whole, part = exam_tests(NOISE, judge, 2, 0), exam_tests(NOISE, judge[torch.arange(5, 9)], 2, 0)
     at = np.concatenate([np.arange(5, 9), len(judge) + np.arange(5, 9)])
@@ -72,7 +72,7 @@ def test_a_seeds_tests_hang_on_itself_alone_and_on_no_other_random_seed(case):
     assert not np.isin(exam_tests(NOISE, judge, 2, 1).noise_seed, whole.noise_seed).any()
 
 
-def test_the_same_model_again_is_the_same_and_mends_none_of_its_faults(case, reading):
+def test_examining_the_same_model_twice_gives_the_same_reading_and_mends_no_fault(case, reading):
     target, judge = case
     again = examine(target, judge, NOISE, ledger=Ledger(), draws=4, passes=900, random_seed=3, before=reading)
     assert np.array_equal(again.disturbed, reading.disturbed)
@@ -83,7 +83,7 @@ def test_the_same_model_again_is_the_same_and_mends_none_of_its_faults(case, rea
     assert row.verdict == "kept"
 
 
-def test_a_campaigns_counts_and_seeds_that_held_agree(reading):
+def test_the_counts_of_a_campaign_agree_with_its_columns(reading):
     found = reading.found
     assert found.distinct.sum() == found.distinct_faults
     assert (found.distinct > 0).sum() == found.failing_seeds
@@ -91,7 +91,7 @@ def test_a_campaigns_counts_and_seeds_that_held_agree(reading):
     assert len(reading.old.rows) == len(reading.old.inputs) > 0.9 * found.distinct_faults
 
 
-def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_the_weights_memory(case):
+def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_that_of_the_module(case):
     target, judge = case
     with pytest.raises(DataError, match="judge seeds must be seeds that the weights were not trained on, 3 of"):
         examine(target, judge, NOISE, ledger=Ledger.of(judge[torch.arange(3)]), draws=1, passes=0)
@@ -101,7 +101,7 @@ def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_the_weights
         examine(replace(target, module=module), judge, NOISE, ledger=Ledger(), draws=1, passes=0)
 
 
-def test_no_passes_is_no_campaign_and_labels_are_needed(case):
+def test_without_passes_no_campaign_is_run_and_labels_are_required(case):
     target, judge = case
     plain = examine(target, judge, NOISE, ledger=Ledger(), draws=1, passes=0)
     assert (plain.found, plain.old, plain.mended) == (None, None, None)
@@ -109,7 +109,7 @@ def test_no_passes_is_no_campaign_and_labels_are_needed(case):
         examine(target, read_seeds(judge.inputs), NOISE, ledger=Ledger(), draws=1, passes=0)
 
 
-def test_an_attack_is_made_against_the_model_examined_and_old_ones_are_run_as_they_were(case):
+def test_old_attacks_are_tested_unchanged_on_the_new_model(case):
     target, judge = case
     few, attack = judge[torch.arange(0, 250, 5)], choose_perturbation("fgsm", 0.2)
     before = examine(target, few, attack, ledger=Ledger(), draws=1, passes=200)
@@ -135,7 +135,7 @@ class Slope(nn.Module):
         return inputs.flatten(1).mean(1) + self.shift
 
 
-def test_regression_counts_answers_within_one_tolerance_and_their_error():
+def test_regression_uses_the_same_tolerance_for_both_models_and_reports_errors():
     inputs = torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = inputs.flatten(1).mean(1)
     seeds = read_seeds((inputs, labels))
@@ -166,7 +166,7 @@ def test_grades_of_other_tasks():
     assert errors(Wrong(), scores, labels) is None
 
 
-def test_a_map_is_graded_by_its_overlap_with_the_label_map():
+def test_a_segmentation_is_graded_by_its_overlap_with_the_label_map():
     labels = torch.tensor([[[0, 0], [1, 1]], [[0, 0], [1, 255]]])
     right = torch.nn.functional.one_hot(labels.clamp(max=1), 2).movedim(-1, 1).float()
     wrong = right.flip(1)
@@ -200,7 +200,7 @@ def test_unlike_readings_are_not_paired(reading):
         changes(reading, [])
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say():
+def test_intervals_contain_the_true_value_as_often_as_stated():
     generator = np.random.default_rng(0)
     hits = {"normal": 0, "t": 0}
     for _ in range(400):
@@ -214,7 +214,7 @@ def _count(before, after):
     return Shift(before, after, after, after, Estimate(0, 0, 0), None)
 
 
-def test_a_hole_that_moves_is_called_one():
+def test_a_hole_that_moves_is_reported():
     assert judge_hole((0.8, 0.8, 0.8), 100, _count(100, 30))[0] == "mended"
     verdict, words = judge_hole((0.8, 0.8, 0.8), 100, _count(100, 97))
     assert verdict == "moved"

@@ -1,4 +1,4 @@
-"""Material: the inputs that a campaign saw, to the bit, with the labels of their seeds."""
+"""Material holds exactly the inputs that a campaign tested, with the labels of their seeds."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def found(target, seeds, name, magnitude, tests=300, **options):
     ("name", "magnitude"),
     [("gaussian", 0.8), ("rotate+shift+brightness", 2.0), ("fog", 1.5), ("fgsm", 0.2), ("pgd", 0.1)],
 )
-def test_inputs_are_those_of_the_campaign_to_the_bit(case, name, magnitude):
+def test_inputs_are_identical_to_those_of_the_campaign(case, name, magnitude):
     target, seeds = case
     perturbation, run = found(target, seeds, name, magnitude, tests=100)
     material = of_faults(run.faults, seeds, perturbation, target)
@@ -46,7 +46,7 @@ def test_inputs_are_those_of_the_campaign_to_the_bit(case, name, magnitude):
         assert int(material.disturbed_labels[k]) == fault.label
 
 
-def test_an_attacks_kept_inputs_come_from_the_folder(case, tmp_path):
+def test_stored_inputs_of_an_attack_are_read_from_the_folder(case, tmp_path):
     target, seeds = case
     perturbation, run = found(target, seeds, "fgsm", 0.2, out=tmp_path / "run")
     reader = Reader(tmp_path / "run")
@@ -59,7 +59,7 @@ def test_an_attacks_kept_inputs_come_from_the_folder(case, tmp_path):
     reader.close()
 
 
-def test_a_table_is_edited_as_the_campaign_did():
+def test_a_table_is_edited_as_in_the_campaign():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 2))
     target = themis.Target(module, oracle="wrong")
@@ -74,7 +74,7 @@ def test_a_table_is_edited_as_the_campaign_did():
 
 
 @pytest.mark.parametrize("task", ["regression", "multilabel", "segmentation", "threshold"])
-def test_labels_of_every_task(task):
+def test_material_has_the_labels_of_every_task(task):
     torch.manual_seed(1)
     inputs = torch.rand(40, 1, 8, 8)
     heads = {
@@ -145,7 +145,7 @@ def test_few_inputs_are_spread_over_outcomes():
     assert np.array_equal(np.bincount(answer[taken]), [2, 2, 2, 2, 2, 2])
 
 
-def test_any_tests_can_be_material(case):
+def test_material_can_be_made_from_any_tests(case):
     target, seeds = case
     noise = choose_perturbation("gaussian", 0.5)
     theta, noise_seed = np.full((6, 1), 0.3, np.float32), np.arange(6)
@@ -158,7 +158,7 @@ def test_any_tests_can_be_material(case):
     assert bool(((alone.disturbed - seeds.inputs[:6]).abs() <= 0.0501).all())
 
 
-def test_what_does_not_fit_is_refused(case):
+def test_inconsistent_material_is_refused(case):
     target, seeds = case
     perturbation, run = found(target, seeds, "gaussian", 0.8)
     with pytest.raises(DataError, match="pool must hold the seed of every fault"):

@@ -1,4 +1,4 @@
-"""The recipe: every rule is kept, names are those of the command line, rates and counts are what they say."""
+"""The recipe checks its rules, its options are those of the command line, and rates and counts follow from them."""
 
 from dataclasses import fields
 
@@ -39,7 +39,7 @@ from themis.experiments.retraining.recipe import Recipe
         ({"epoch": 3}, "unknown option 'epoch': did you mean 'epochs'"),
     ],
 )
-def test_what_breaks_a_rule_is_refused(options, words):
+def test_options_that_break_a_rule_are_refused(options, words):
     with pytest.raises(UsageError) as refused:
         Recipe.of(**options)
     assert words in str(refused.value)
@@ -56,7 +56,7 @@ def test_every_option_is_a_flag_with_help():
     assert Recipe(**recipe.as_dict()) == recipe
 
 
-def test_whole_numbers_and_single_names_are_read_as_such():
+def test_whole_numbers_and_single_names_are_converted():
     recipe = Recipe(epochs=1e1, layers="fc1.*")
     assert recipe.epochs == 10
     assert isinstance(recipe.epochs, int)
@@ -75,11 +75,11 @@ def test_whole_numbers_and_single_names_are_read_as_such():
         (0.999, 0.0, (1, 63, 0)),
     ],
 )
-def test_a_batch_is_mixed_as_asked(mix, fresh, counts):
+def test_a_batch_is_mixed_as_requested(mix, fresh, counts):
     assert Recipe(mix=mix, fresh=fresh, batch_size=64).counts() == counts
 
 
-def test_rates_over_the_steps():
+def test_learning_rates_follow_the_schedule():
     def rates(schedule):
         recipe = Recipe(schedule=schedule, learning_rate=0.1)
         return [recipe.rate(step, 90) for step in range(90)]

@@ -1,4 +1,4 @@
-"""Tuning: a real gain on seeds that were not seen, the same weights each time, stopped or not, and clear refusals."""
+"""Tuning improves a model on unseen seeds, is reproducible and resumable, and refuses what it cannot train."""
 
 import copy
 import warnings
@@ -58,7 +58,7 @@ def scores(target, seeds):
         return [float((target.forward(x).argmax(1) == seeds.labels).float().mean()) for x in (seeds.inputs, noisy)]
 
 
-def test_a_model_gets_better_on_seeds_it_never_saw_and_the_old_one_is_untouched(case):
+def test_a_model_improves_on_unseen_seeds_and_the_original_is_not_changed(case):
     target, material, judge = case
     before, flags = weights(target), [each.training for each in target.module.modules()]
     told = []
@@ -86,7 +86,7 @@ def test_a_model_gets_better_on_seeds_it_never_saw_and_the_old_one_is_untouched(
     assert not tuned.ledger.knows(judge).any()
 
 
-def test_same_seed_same_weights_and_another_seed_others(case):
+def test_the_same_random_seed_gives_the_same_weights_and_another_seed_different_ones(case):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=6)
     torch.manual_seed(1)
@@ -106,7 +106,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_killed_after_any_epoch_it_goes_on_to_the_same_weights(case, tmp_path, optimiser):
+def test_a_training_that_is_interrupted_after_any_epoch_resumes_to_the_same_weights(case, tmp_path, optimiser):
     target, material, _ = case
     net = nn.Sequential(
         nn.Flatten(), nn.Linear(784, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10)
@@ -144,7 +144,7 @@ def test_killed_after_any_epoch_it_goes_on_to_the_same_weights(case, tmp_path, o
         tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
 
 
-def test_seeds_held_out_are_in_no_batch(case, monkeypatch):
+def test_held_out_seeds_are_in_no_batch(case, monkeypatch):
     target, material, _ = case
     recipe = Recipe(hold_out=0.3, fresh=0.0, epochs=1)
     hashes = (seed_hashes(material.pool), seed_hashes(material.clean))
@@ -180,14 +180,14 @@ def test_copies_of_a_picture_are_held_out_together(case):
     assert 0 < len(split.held_pool) < 40
 
 
-def test_a_walk_shows_every_row_once_a_lap():
+def test_a_walk_visits_every_row_once_per_lap():
     laps = walk(7, 0, 21, 0, 1).reshape(3, 7)
     assert all(sorted(lap) == list(range(7)) for lap in laps.tolist())
     assert len({tuple(lap) for lap in laps.tolist()}) == 3
     assert np.array_equal(walk(7, 5, 10, 0, 1), laps.flatten()[5:15])
 
 
-def test_a_bad_recipe_gives_the_untouched_model_and_stops_early(case):
+def test_a_bad_recipe_returns_the_original_model_and_stops_early(case):
     target, material, _ = case
     recipe = Recipe(epochs=9, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant", patience=2)
     tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
@@ -196,7 +196,7 @@ def test_a_bad_recipe_gives_the_untouched_model_and_stops_early(case):
     assert same(weights(tuned.target), weights(target))
 
 
-def test_a_loss_that_is_not_finite_names_epoch_and_remedy_and_keeps_the_best(case, tmp_path):
+def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(case, tmp_path):
     target, material, _ = case
     calls = []
 
@@ -240,7 +240,7 @@ def test_training_that_cannot_run_is_refused(case):
             tune(refused, material, NOISE, Recipe(), oracle=WRONG)
 
 
-def test_half_precision_is_trained_in_full_and_given_back_in_half(case):
+def test_half_precision_is_trained_in_float32_and_returned_in_half(case):
     target, material, judge = case
     half = themis.Target(copy.deepcopy(target.module).to(torch.bfloat16), oracle="wrong")
     tuned = tune(half, material, NOISE, Recipe(epochs=2, batches=20), oracle=WRONG)
@@ -249,7 +249,7 @@ def test_half_precision_is_trained_in_full_and_given_back_in_half(case):
     assert scores(tuned.target, judge)[1] > scores(half, judge)[1] + 0.05
 
 
-def test_statistics_of_normalisation_are_kept_unless_asked(case):
+def test_statistics_of_normalisation_are_updated_only_on_request(case):
     _, material, _ = case
     torch.manual_seed(0)
     target = themis.Target(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10)), oracle="wrong")
@@ -262,7 +262,7 @@ def test_statistics_of_normalisation_are_kept_unless_asked(case):
         assert not torch.equal(before.weight, after.weight)
 
 
-def test_an_attack_is_made_anew_on_the_model_as_it_is(case):
+def test_attacks_use_the_current_weights(case):
     target, material, _ = case
     fgsm = choose_perturbation("fgsm", 0.2)
     theta = np.full((400, 1), 0.2, np.float32)
@@ -272,7 +272,7 @@ def test_an_attack_is_made_anew_on_the_model_as_it_is(case):
     assert tuned.history[tuned.best].disturbed > tuned.history[0].disturbed + 0.02
 
 
-def test_weights_go_back_until_the_clean_score_holds(case):
+def test_weights_move_back_until_the_clean_score_holds(case):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=12, share=0.8)
     told = tune(target, material, NOISE, recipe, oracle=WRONG).history
@@ -288,7 +288,7 @@ def test_weights_go_back_until_the_clean_score_holds(case):
         assert torch.allclose(old, new, atol=1e-5)
 
 
-def test_the_clean_score_must_hold_on_searched_seeds_by_themselves(case):
+def test_the_clean_score_must_hold_on_searched_seeds_separately(case):
     """Clean seeds that the model knows by heart may be many: they must not hide what others lose."""
     target, material, _ = case
     marks = []
@@ -344,7 +344,7 @@ def test_every_task_learns(task):
     assert best.score > first.score + 0.1
 
 
-def test_losses_are_those_of_the_textbook():
+def test_losses_agree_with_the_textbook():
     torch.manual_seed(0)
     scores, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     expected = nn.functional.cross_entropy(scores, labels, reduction="none")
@@ -364,7 +364,7 @@ def test_losses_are_those_of_the_textbook():
     assert torch.allclose(losses(Segmentation(), maps, classes)[0], torch.zeros(()))
 
 
-def test_a_task_of_the_users_own_needs_a_loss(case):
+def test_a_custom_oracle_needs_a_loss(case):
     target, material, _ = case
     own = themis.oracle.Compare(lambda clean, outputs, labels: outputs.argmax(1) != labels)
     with pytest.raises(UsageError, match="pass loss=function"):

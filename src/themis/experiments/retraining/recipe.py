@@ -93,7 +93,7 @@ class Recipe:
         return asdict(self)
 
     def counts(self) -> tuple[int, int, int]:
-        """Clean, stored disturbed and fresh disturbed inputs per batch; with a mix inside (0, 1) there are both kinds."""
+        """Clean, stored disturbed and fresh disturbed inputs per batch; a mix inside (0, 1) has both kinds."""
         disturbed = round(self.mix * self.batch_size)
         if 0 < self.mix < 1:
             disturbed = min(max(disturbed, 1), self.batch_size - 1)
