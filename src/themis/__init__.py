@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from themis.measure.moments import Moments
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
-    from themis.runs.diff.diff import diff
+    from themis.runs.diff.api import diff
     from themis.runs.faults import Fault
     from themis.runs.open import open_run
     from themis.runs.run import Run
@@ -46,7 +46,7 @@ _HOMES = {
     "Theta": "perturb",
     "UsageError": "errors",
     "compare": "experiments.comparison",
-    "diff": "runs.diff.diff",
+    "diff": "runs.diff.api",
     "open_run": "runs.open",
     "resume": "campaign.api",
     "retrain": "experiments.retraining.retrain",

@@ -167,7 +167,7 @@ def test_only_what_was_tested_is_gone_on_with(tmp_path):
 
 
 def test_something_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite, .*nothing is none"):
+    with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite, .*nothing is not one"):
         themis.resume(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "run.sqlite").write_text("not a database, but long enough to be read as one" * 100)
@@ -207,7 +207,7 @@ sys.stdin.read()
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r"holds a run already: choose another, or go on with `themis resume .*run`"):
+    with pytest.raises(UsageError, match=r"already holds a run: choose another, or resume it with `themis resume .*run`"):
         themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     assert Reader(tmp_path / "run").summary()["tests"] == 100
 

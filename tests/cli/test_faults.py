@@ -197,7 +197,7 @@ def test_all_about_some_faults(found, listed, capsys):
 
 
 WRONG = {
-    "no run": (["nowhere"], "a run must be a folder with run.sqlite, nowhere is none"),
+    "no run": (["nowhere"], "a run must be a folder with run.sqlite, nowhere is not one"),
     "unknown column": (["--where", "theta_sigm < 1"], "no such column: theta_sigm: did you mean 'theta_sigma'?"),
     "no condition": (["--where", "answer ="], 'near ")": syntax error'),
     "two statements": (["--where", "1; DROP TABLE faults"], 'near ";": syntax error'),
@@ -214,7 +214,7 @@ WRONG = {
     "json and a file": (["--json", "--export", "a.csv"], "cannot be combined"),
     "ending": (["--export", "a.parqet"], "did you mean '.parquet'? known: .csv, .json, .npz, .parquet, .png"),
     "no ending": (["--export", "faults"], "known: .csv, .json, .npz, .parquet, .png"),
-    "no folder": (["--export", "nowhere/a.csv"], "the file must lie in a folder that exists"),
+    "no folder": (["--export", "nowhere/a.csv"], "the file must be in an existing folder"),
 }
 
 

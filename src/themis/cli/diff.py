@@ -61,7 +61,7 @@ def _add_model(group: Group, side: str, word: str) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     files = [Path(name) for name in arguments.out or ()]
     _check_files(files, has_curve=not arguments.no_curve)
-    from themis.runs.diff.diff import diff
+    from themis.runs.diff.api import diff
     from themis.runs.store.reader import Reader
 
     with ExitStack() as stack:

@@ -11,8 +11,7 @@ from typing import Any
 
 from themis.errors import StoreError, UsageError
 from themis.runs.environment import list_changes
-from themis.runs.store.files import PART, Lock, explained, write_file
-from themis.runs.store.writer import finite
+from themis.runs.store.files import PART, Lock, explained, json_safe, write_file
 
 PLAN, LOCK = "plan.json", "lock"
 
@@ -54,7 +53,7 @@ class PlannedFolder(ABC):
 
     def begin(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
         """Write the plan, or refuse one that would change the steps that are there."""
-        before, record = finite(self.read(PLAN)), json.loads(json.dumps(finite(record)))
+        before, record = json_safe(self.read(PLAN)), json.loads(json.dumps(json_safe(record)))
         if before is None:
             self.write(PLAN, {**record, "environment": environment})
             return
@@ -89,7 +88,7 @@ class PlannedFolder(ABC):
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, there whole or not at all."""
-        self.write_bytes(name, f"{json.dumps(finite(content), indent=2)}\n".encode())
+        self.write_bytes(name, f"{json.dumps(json_safe(content), indent=2)}\n".encode())
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """A file, there whole or not at all."""

@@ -7,8 +7,8 @@ from averaging_nets import Mean, seeds
 
 import themis
 from themis.errors import DataError
-from themis.runs.diff import diff
-from themis.runs.diff.markup import code, escape, table
+from themis.runs.diff.api import diff
+from themis.runs.diff.markdown import code, escape, table
 
 
 def campaign(policy, out=None, data=None, **options):
@@ -35,7 +35,7 @@ def test_what_each_found_and_what_both_did(tmp_path):
     assert diff(random, random).verdict == "even"
     page = found.markdown()
     assert page.startswith("## Two techniques on one model")
-    assert "themis compare repeats them" in page
+    assert "themis compare repeats campaigns" in page
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert (plain["paired"], plain["overlap"]["seeds_both"]) == (None, overlap.seeds_both)
 
@@ -45,7 +45,7 @@ def test_folders_need_no_model_and_unequal_budgets_are_said(tmp_path):
     campaign("random", tmp_path / "b", max_tests=600)
     found = diff(tmp_path / "a", tmp_path / "b")
     assert found.kind == "techniques"
-    assert "the budgets differ: who spends more passes finds more" in found.notes
+    assert "the budgets differ: more passes find more faults" in found.notes
 
 
 def test_other_data_is_refused():

@@ -9,7 +9,7 @@ from torch import nn
 
 import themis
 from themis.errors import DataError, ModelError, UsageError
-from themis.runs.diff import diff
+from themis.runs.diff.api import diff
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
@@ -124,8 +124,8 @@ def test_only_common_seeds_and_theta_are_compared(base):
     found = diff(base, later, tests=400, curves=True)
     assert found.paired.seeds == 80
     notes = " ".join(found.notes)
-    assert "of 100 and 100 seeds the 80 that both have were compared" in notes
-    assert "only what both allow was compared, shift -0.125 to 0.125" in notes
+    assert "of 100 and 100 seeds, the 80 that both runs have were compared" in notes
+    assert "only their intersection was compared, shift -0.125 to 0.125" in notes
     assert "no robustness curves" in notes
     assert found.curves is None
     assert found.faults_before.apart
@@ -134,17 +134,17 @@ def test_only_common_seeds_and_theta_are_compared(base):
 
 
 def test_what_cannot_be_compared_is_refused_with_a_remedy(base):
-    with pytest.raises(UsageError, match=r"one perturbation.*'brightness'.*'contrast': run one of them again"):
+    with pytest.raises(UsageError, match=r"the same perturbation.*'brightness'.*'contrast': run one of them again"):
         diff(base, campaign(0.45, "contrast"))
     with pytest.raises(DataError, match="share none of 100 and 100: run one of them again on the other's data"):
         diff(base, campaign(0.45, data=seeds(of=5)))
-    with pytest.raises(UsageError, match="must mean the same by a fault"):
+    with pytest.raises(UsageError, match="must have the same kind of fault"):
         diff(base, themis.run(themis.Target(Mean(0.45), oracle="changed"), seeds(), "brightness", max_tests=50))
     with pytest.raises(UsageError, match="kind must be one of"):
         diff(base, base, kind="other")
     with pytest.raises(UsageError, match="tests must be 1 or more"):
         diff(base, base, tests=0)
-    with pytest.raises(UsageError, match="one model, the models' hashes differ"):
+    with pytest.raises(UsageError, match="the same model, the models' hashes differ"):
         diff(base, campaign(0.45), kind="techniques")
 
 

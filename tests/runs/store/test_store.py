@@ -117,7 +117,7 @@ def test_pandas_reads_the_folder_without_themis(stored):
     assert faults["theta_sigma"].max() == pytest.approx(0.3)
     assert rounds["faults"].iloc[-1] == len(result.faults)
     assert len(distinct) == result.rounds[-1].distinct_faults
-    assert "-- the wrong outcome; -1 where the output was not finite" in schema
+    assert "-- the wrong outcome; -1 if the output was not finite" in schema
     assert '"theta_sigma" REAL NOT NULL,  -- 0 to 0.3 share of the input range' in schema
     layers = json.loads(faults["signature"][0])
     assert sum(layers) == pytest.approx(10_000, abs=3)
@@ -132,7 +132,9 @@ def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, who
         database.execute(f"PRAGMA user_version = {version}")
     before = (tmp_path / "run/run.sqlite").read_bytes()
     for attempt in (Reader, themis.resume):
-        with pytest.raises(StoreError, match=f"must have schema {SCHEMA}, it has {version}: {whose} Themis wrote it"):
+        with pytest.raises(
+            StoreError, match=f"must have schema {SCHEMA}, it has {version}: {whose} version of Themis wrote it"
+        ):
             attempt(tmp_path / "run")
     assert (tmp_path / "run/run.sqlite").read_bytes() == before
 
@@ -161,9 +163,9 @@ def test_damage_is_named(stored, trained, tmp_path):
 def test_another_database_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
         database.execute("CREATE TABLE songs (name)")
-    with pytest.raises(StoreError, match="must be a run of Themis, it is another database"):
+    with pytest.raises(StoreError, match="must be a run of Themis, it is a different database"):
         Reader(tmp_path)
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already holds a run"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
 
 
@@ -238,7 +240,7 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
     assert done.returncode == 0, done.stderr
     said, outcome = done.stdout.splitlines()
     assert "run cannot be written: " in said
-    assert "free some space, or lower max_stored; what was found is kept" in said or "disk" in said
+    assert "free some space, or lower max_stored; everything found so far is stored" in said or "disk" in said
     assert outcome.startswith("True True")
 
 

@@ -108,7 +108,7 @@ def check_gates(run: Source, gates: Gates, *, folder: str | Path | None = None, 
     folder: where the run was written to, if it is passed as `themis.run` returned it. remedy: advice for a baseline
     whose model is no longer the one that was tested.
     """
-    from themis.runs.diff.diff import diff
+    from themis.runs.diff.api import diff
     from themis.runs.run import Run
 
     with ExitStack() as stack:

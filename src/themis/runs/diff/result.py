@@ -1,41 +1,117 @@
-"""What a difference of two runs says: figures, a verdict, and both as text."""
+"""The result of comparing two runs: figures, a verdict, and both as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from themis.judge.estimate import Estimate
+from themis.runs.diff.markdown import code, escape, table
 from themis.runs.run import percent
-from themis.runs.store.writer import finite
+from themis.runs.store.files import json_safe
 
 if TYPE_CHECKING:
     from themis.runs.analysis.robustness import Robustness
-    from themis.runs.diff.replays import Paired, Replayed
-    from themis.runs.diff.techniques import Overlap
     from themis.runs.faults import Fault
 
 SHOWN = 20
-"""Ids that a line names."""
+"""Ids that a line lists."""
+
+
+@dataclass(frozen=True)
+class PairedTests:
+    """Tests drawn uniformly from what both runs share, run on both models. Counts are tests unless they name seeds."""
+
+    seeds: int
+    tests: int
+    dropped: int
+    """Tests that were drawn but are too dissimilar from their seed."""
+    both: int
+    only_before: int
+    """Faults of the model before that the model after does not have."""
+    only_after: int
+    neither: int
+    seeds_better: int
+    """Seeds with fewer faults after than before."""
+    seeds_worse: int
+    p_value: float
+    """McNemar's exact test over seeds: tests of one seed are dependent and count together."""
+    before: Estimate
+    """Fault rate."""
+    after: Estimate
+    difference: Estimate
+    """After minus before, with Newcombe's interval."""
+
+
+@dataclass(frozen=True)
+class ReplayedFaults:
+    """How a run's distinct faults fared when the other run's model was given the same tests; ids by category."""
+
+    gone: tuple[int, ...] = ()
+    """The other model passes this test, also with other noise, and no weaker fault of the seed is known for it."""
+    moved: tuple[int, ...] = ()
+    """The other model passes this test, but fails near it: with other noise, or at a weaker fault of the same seed."""
+    still: tuple[int, ...] = ()
+    """The other model fails as well."""
+    lost: tuple[int, ...] = ()
+    """Not reproduced on their own model."""
+    apart: tuple[int, ...] = ()
+    """With a seed or theta that the runs do not share, or a seed that one model answers wrongly without disturbance."""
+    left_out: int = 0
+    """More than can be replayed in reasonable time."""
+    shown: tuple[Fault, ...] = field(default=(), repr=False)
+    """The faults that are gone, the most telling first."""
+
+    @property
+    def n(self) -> int:
+        """Faults that could be compared."""
+        return len(self.gone) + len(self.moved) + len(self.still)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Distinct faults and failing seeds that both runs found, or only one of them."""
+
+    faults_both: int
+    faults_first: int
+    faults_second: int
+    seeds_both: int
+    seeds_first: int
+    seeds_second: int
+    p_value: float
+    """McNemar's exact test over the seeds that only one run broke: about these two campaigns, not about others."""
+
+    def lines(self) -> list[str]:
+        """What the runs share, line by line."""
+        return [
+            f"distinct faults: {self.faults_both:,} found by both, {self.faults_first:,} only by the first, "
+            f"{self.faults_second:,} only by the second",
+            f"failing seeds: {self.seeds_both:,} broken by both, {self.seeds_first:,} only by the first, "
+            f"{self.seeds_second:,} only by the second (McNemar p = {self.p_value:.2g})",
+            "one campaign each, so the difference includes the luck of a search: themis compare repeats campaigns at "
+            "equal cost",
+        ]
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two runs against each other: `kind` is versions (of a model) or techniques (on one model)."""
+    """The comparison of two runs: `kind` is versions (of a model) or techniques (on one model)."""
 
     kind: str
     verdict: str
-    """Of the second against the first: better, worse or even; of techniques more, fewer or even."""
+    """The second run compared with the first: better, worse or even; for techniques more, fewer or even."""
     sentence: str
     """The verdict with its figures."""
     before: dict[str, Any]
-    """What the first campaign had come to."""
+    """What the first campaign achieved."""
     after: dict[str, Any]
-    paired: Paired | None = None
-    faults_before: Replayed | None = None
-    """The first run's faults on the second's model."""
-    faults_after: Replayed | None = None
+    paired: PairedTests | None = None
+    faults_before: ReplayedFaults | None = None
+    """The first run's faults on the second run's model."""
+    faults_after: ReplayedFaults | None = None
     overlap: Overlap | None = None
     curves: tuple[Robustness, Robustness] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
@@ -43,17 +119,17 @@ class Diff:
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """Faults of the first run that its model had and the second's has no longer; ids of the first run."""
+        """Faults of the first run that the second run's model no longer has; ids of the first run."""
         return self.faults_before.gone if self.faults_before else ()
 
     @property
     def new(self) -> tuple[int, ...]:
-        """Faults of the second run that the first's model stands up to; ids of the second run."""
+        """Faults of the second run that the first run's model does not have; ids of the second run."""
         return self.faults_after.gone if self.faults_after else ()
 
     @property
     def new_faults(self) -> tuple[Fault, ...]:
-        """The same as faults, the most telling first."""
+        """The new faults themselves, the most telling first."""
         return self.faults_after.shown if self.faults_after else ()
 
     @property
@@ -62,7 +138,7 @@ class Diff:
         return self.faults_before.still if self.faults_before else ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The result as plain data."""
         plain: dict[str, Any] = {
             "kind": self.kind,
             "verdict": self.verdict,
@@ -76,13 +152,13 @@ class Diff:
             "faults_before": _ids(self.faults_before),
             "faults_after": _ids(self.faults_after),
             "overlap": None if self.overlap is None else asdict(self.overlap),
-            "robustness": None if self.curves is None else [each.as_dict() for each in self.curves],
+            "robustness": None if self.curves is None else [curve.as_dict() for curve in self.curves],
             "notes": list(self.notes),
         }
-        return {name: finite(value) for name, value in plain.items()}
+        return {name: json_safe(value) for name, value in plain.items()}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table: what, before, after."""
+        """A table of name, before and after."""
         a, b = self.before, self.after
         rows: list[tuple[str, ...]] = [
             ("run", a["run"], b["run"]),
@@ -93,18 +169,20 @@ class Diff:
             ("coverage", percent(a["coverage"]), percent(b["coverage"])),
         ]
         if self.paired is not None:
-            both = (self.paired.before, self.paired.after)
-            rows.append(("fault rate, same tests", *(_rate(each) for each in both)))
+            rows.append(("fault rate, same tests", _rate(self.paired.before), _rate(self.paired.after)))
         if self.curves is not None:
             rows += [
-                (f"seeds right at strength {strength:g}", *(percent(each.at(strength).value) for each in self.curves))
+                (
+                    f"seeds correct at strength {strength:g}",
+                    *(percent(curve.at(strength).value) for curve in self.curves),
+                )
                 for strength in (0.25, 0.5, 1.0)
             ]
-            rows.append(("half broken at strength", *(_median(each) for each in self.curves)))
+            rows.append(("half broken at strength", *(_median(curve) for curve in self.curves)))
         return rows
 
     def lines(self) -> list[str]:
-        """What became of the faults, line by line."""
+        """How the faults fared, line by line."""
         if self.overlap is not None:
             return self.overlap.lines()
         lines = []
@@ -117,52 +195,51 @@ class Diff:
             moved = len(self.faults_before.moved), len(self.faults_after.moved)
             lines.append(
                 f"moved: {moved[0]:,} of the first run's faults and {moved[1]:,} of the second's break the other model "
-                "too, if not on the very test but near it: other noise, or a weaker fault of the same seed"
+                "too, not on the same test but near it: with other noise, or at a weaker fault of the same seed"
             )
         return lines
 
     def markdown(self) -> str:
-        """A page of Markdown: the verdict, the table, the faults, the notes."""
-        from themis.runs.diff.markup import code, escape, table
-
+        """A Markdown page: the verdict, the table, the faults, the notes."""
         head = ("", *(("before", "after") if self.kind == "versions" else ("first", "second")))
         text = [f"## {_TITLES[self.kind]}", "", f"**{escape(self.sentence)}**", "", *table(head, self.rows()), ""]
         text += [f"- {escape(line)}" for line in (*self.lines(), *self.notes)]
         if self.new_faults:
             text += ["", "New faults, the most telling first:", ""]
             run = self.after["run"]
-            text += [f"- {escape(say_fault(each))} {code(replay(run, each.id))}" for each in self.new_faults[:3]]
+            text += [
+                f"- {escape(describe_fault(fault))} {code(replay_command(run, fault.id))}"
+                for fault in self.new_faults[:3]
+            ]
         return "\n".join(text) + "\n"
 
 
-def say_fault(fault: Fault) -> str:
-    """A fault in a line."""
+def describe_fault(fault: Fault) -> str:
+    """A fault in one line."""
     theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
-    was = "" if fault.clean_answer is None else f"{fault.clean_answer} became "
+    clean = "" if fault.clean_answer is None else f"{fault.clean_answer} became "
     answer = "an output that is not finite" if fault.answer < 0 else str(fault.answer)
-    sure = f" ({fault.confidence:.0%} sure)" if isfinite(fault.confidence) else ""
+    confidence = f" ({fault.confidence:.0%} confident)" if isfinite(fault.confidence) else ""
     return (
-        f"fault {fault.id}: seed {fault.seed_id}, {was}{answer}{sure} under {fault.perturbation} with {theta}, "
+        f"fault {fault.id}: seed {fault.seed_id}, {clean}{answer}{confidence} under {fault.perturbation} with {theta}, "
         f"distance {fault.distance:.3g}"
     )
 
 
-def replay(run: str, *ids: int) -> str:
-    """The command that runs faults again."""
-    from shlex import quote
-
+def replay_command(run: str, *ids: int) -> str:
+    """The command that runs these faults again."""
     return f"themis replay {quote(run)} {' '.join(map(str, ids))}".rstrip()
 
 
 _TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques on one model"}
 
 
-def _line(what: str, ids: Sequence[int], n: int, run: str) -> str:
-    some = ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
-    return f"{what}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({some})" if ids else "")
+def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:
+    listed = ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
+    return f"{category}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({listed})" if ids else "")
 
 
-def _rate(estimate: Any) -> str:
+def _rate(estimate: Estimate) -> str:
     return f"{percent(estimate.value, 2)} ({percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
 
 
@@ -170,7 +247,7 @@ def _median(curve: Robustness) -> str:
     return "beyond the range" if curve.median is None else f"{curve.median:.3g}"
 
 
-def _ids(replayed: Replayed | None) -> dict[str, Any] | None:
+def _ids(replayed: ReplayedFaults | None) -> dict[str, Any] | None:
     if replayed is None:
         return None
     return {name: value for name, value in vars(replayed).items() if name != "shown"}

@@ -1,10 +1,10 @@
-"""The run folder: every fault durable as it is found, readable by others meanwhile, and a place to go on from.
+"""The run folder: faults are durable as soon as they are found, readable during the campaign, and can be resumed from.
 
 config.yaml        the options, as `themis run --config` reads them
 environment.json   versions, device, and the hashes of model and data
 run.sqlite         rounds, faults and the last checkpoint (see schema.py); any SQLite reader opens it
 tensors/           inputs and outputs of the most telling faults, as safetensors
-state/             the last checkpoint's arrays
+state/             the arrays of the last checkpoint
 summary.json       the result, once the campaign has stopped
 """
 
@@ -21,7 +21,7 @@ __all__ = ["Reader", "Writer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: reading rows needs no torch, writing them does."""
+    """Import a class when it is first used: reading rows does not need torch, writing them does."""
     if name in __all__:
         return getattr(import_module(f"themis.runs.store.{name.lower()}"), name)
     raise AttributeError(f"module 'themis.runs.store' has no attribute {name!r}")

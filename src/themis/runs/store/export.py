@@ -1,4 +1,4 @@
-"""Faults as files for other tools: a row a fault, with the columns of `run.sqlite`."""
+"""Exporting faults to files for other tools: one row per fault, with the columns of `run.sqlite`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from themis.runs.store.tensors import Tensors
 
 Rows = list[tuple[Any, ...]]
-"""Some faults, each with the run's columns in their order."""
+"""A batch of faults, each with the columns of the run in order."""
 
 
 def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool = False) -> int:
-    """Write faults to a file whose ending says how; returns how many. `replaces`: a file that is there already."""
+    """Write faults to a file in the format of its suffix; return their number. `replaces`: overwrite a file."""
     write = FORMATS.get(path.suffix.lower())
     if write is None:
-        raise UsageError(f"the file must have a known ending, got {path.name}: {nearest(path.suffix, FORMATS)}")
+        raise UsageError(f"the file must have a known suffix, got {path.name}: {nearest(path.suffix, FORMATS)}")
     n = 0
 
     def counted() -> Iterator[Rows]:
@@ -43,18 +43,18 @@ def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool =
 
 
 def check_free(path: Path, *, replaces: bool = False) -> None:
-    """Refuse a file that exists, unless it may be replaced, and one that cannot be."""
+    """Refuse a file that exists, unless it may be replaced, and one that cannot be created."""
     if path.is_dir():
-        raise UsageError(f"the file must be no folder, {path} is one: name a file in it")
+        raise UsageError(f"{path} must be a file, it is a folder: name a file in it")
     if path.exists() and not replaces:
-        raise UsageError(f"the file must be a new one, {path} exists: choose another, or replace it with --force")
+        raise UsageError(f"the file must be new, {path} exists: choose another, or replace it with --force")
     if not path.parent.is_dir():
-        raise UsageError(f"the file must lie in a folder that exists, {path.parent} does not: make it first")
+        raise UsageError(f"the file must be in an existing folder, {path.parent} does not exist: create it first")
 
 
 @contextmanager
 def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """A name to write to that becomes `path` once all is written: what is interrupted leaves nothing."""
+    """A temporary file that becomes `path` once it is written completely: an interruption leaves nothing."""
     check_free(path, replaces=replaces)
     part = path.with_name(path.name + PART)
     try:
@@ -66,13 +66,13 @@ def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
     except ThemisError:
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}; choose another place") from error
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}; choose another location") from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """A line of names and a line a fault; the signature is JSON, what is not known is empty."""
+    """A header and one line per fault; the signature is JSON, unknown values are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(run.columns)
@@ -84,22 +84,22 @@ def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
 
 
 def write_json(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """A list of objects, one a line; the signature is an object from layers to shares."""
+    """A list of objects, one per line; the signature is an object from layers to shares."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json_text(run, batches))
 
 
 def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
     """The text of such a list, piece by piece."""
-    before = "["
+    separator = "["
     for rows in batches:
-        yield f"{before}\n" + ",\n".join(json.dumps(as_object(run, row), allow_nan=False) for row in rows)
-        before = ","
-    yield "\n]\n" if before == "," else "[]\n"
+        yield f"{separator}\n" + ",\n".join(json.dumps(as_object(run, row), allow_nan=False) for row in rows)
+        separator = ","
+    yield "\n]\n" if separator == "," else "[]\n"
 
 
 def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
-    """A fault as plain data by column; a number that JSON cannot hold, the margin of no finite output, is None."""
+    """A fault as plain data by column; numbers that JSON cannot represent, such as an infinite margin, are None."""
     plain = dict(zip(run.columns, row, strict=True))
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
@@ -108,7 +108,7 @@ def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """Columns of their own types; the signature is a list of floats, its layers are named in the field's metadata."""
+    """Typed columns; the signature is a list of floats whose layers are named in the metadata of the field."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         from pyarrow import parquet
@@ -124,9 +124,9 @@ def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
 
 
 def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """An array a column (a class that is not known is -1, other numbers NaN), and the tensors of faults that have them.
+    """One array per column (unknown classes are -1, other unknown numbers NaN), and the stored tensors.
 
-    `tensors_id` names the faults that the rows of `clean_inputs`, `inputs` and `outputs` belong to.
+    `tensors_id` has the faults that the rows of `clean_inputs`, `inputs` and `outputs` belong to.
     """
     import numpy as np
 
@@ -137,7 +137,7 @@ def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
     }
     types = _types(run)
     parts: dict[str, list[Any]] = {name: [] for name in types}
-    for rows in chain(batches, [[]]):  # one more: without faults there are columns too
+    for rows in chain(batches, [[]]):  # an empty one, so that there are columns even without faults
         for (name, kind), values in zip(types.items(), _columns(run, rows), strict=True):
             if name == "signature":
                 part = np.array(values, dtype=np.float32).reshape(len(rows), len(run.layers))
@@ -147,26 +147,26 @@ def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
             parts[name].append(part)
     columns = {name: np.concatenate(part) for name, part in parts.items()}
     ids = columns["id"][columns.pop("tensors") != ""].tolist()
-    found = run.tensors(ids)
-    arrays: dict[str, Any] = {**columns, **_join([found[id] for id in ids if id in found])}
+    tensors = run.tensors(ids)
+    arrays: dict[str, Any] = {**columns, **_join([tensors[id] for id in ids if id in tensors])}
     with path.open("wb") as file:
         np.savez(file, **arrays)
 
 
-def _join(found: list[Tensors]) -> dict[str, Any]:
+def _join(parts: list[Tensors]) -> dict[str, Any]:
     import numpy as np
 
     from themis.runs.store.tensors import Tensors
 
-    if not found:
+    if not parts:
         blank = np.zeros(0, np.float32)
         return {"tensors_id": np.zeros(0, np.int64), "clean_inputs": blank, "inputs": blank, "outputs": blank}
-    joined = {name: tensor.numpy() for name, tensor in vars(Tensors.join(found)).items()}
+    joined = {name: tensor.numpy() for name, tensor in vars(Tensors.join(parts)).items()}
     return {"tensors_id": joined.pop("id"), **joined}
 
 
 def _columns(run: Reader, rows: Rows) -> list[Any]:
-    """Rows as columns, their signatures read."""
+    """Rows as columns, with parsed signatures."""
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(run.columns)
     at = run.columns.index("signature")
     columns[at] = [*map(read_signature, columns[at])]
@@ -174,7 +174,7 @@ def _columns(run: Reader, rows: Rows) -> list[Any]:
 
 
 def _types(run: Reader) -> dict[str, str]:
-    """SQLite's type of each column."""
+    """The SQLite type of each column."""
     return dict(run.select("name, type", table="pragma_table_info('faults')", order="cid"))
 
 
@@ -184,4 +184,4 @@ FORMATS: dict[str, Callable[[Reader, Iterable[Rows], Path], None]] = {
     ".json": write_json,
     ".npz": write_npz,
 }
-"""How each ending is written."""
+"""The writer of each format by suffix."""

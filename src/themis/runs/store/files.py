@@ -1,23 +1,26 @@
-"""Files that are there whole or not at all, and the lock on a run folder."""
+"""Files that are either complete or absent, JSON for them, and the lock on a run folder."""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 from themis.errors import StoreError
 
 PART = ".part"
-"""Ending of a file that is being written; whatever a killed process left of it is removed by the next writer."""
+"""Suffix of a file that is being written; the next writer removes what a killed process left."""
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a temporary file, sync it, rename it, sync the folder: after a crash the old or the new file is there."""
+    """Write a temporary file, sync it, rename it, sync the folder: after a crash the old or the new file exists."""
     part = path.with_name(path.name + PART)
     with part.open("wb") as file:
         file.write(content)
@@ -28,7 +31,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, durable. Windows cannot open folders and keeps names itself."""
+    """Make a file's content, or the names in a folder, durable. Windows cannot open folders and syncs names itself."""
     if os.name != "posix" and path.is_dir():
         return
     file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -38,9 +41,23 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+def as_json(value: Any, indent: int | None = None) -> bytes:
+    """Plain data as the content of a JSON file."""
+    return (json.dumps(json_safe(value), indent=indent, allow_nan=False) + "\n").encode()
+
+
+def json_safe(value: Any) -> Any:
+    """Plain data with None for every number that JSON cannot represent."""
+    if isinstance(value, dict):
+        return {name: json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what goes wrong on the disk into an error that says what to do."""
+    """Turn disk errors into an error that says what to do."""
     try:
         yield
     except sqlite3.Error as error:
@@ -61,21 +78,21 @@ def _remedy_for(error: OSError) -> str:
 
 def _remedy(text: str) -> str:
     if "full" in text:
-        return "free some space, or lower max_stored; what was found is kept, resume goes on from there"
+        return "free some space, or lower max_stored; everything found so far is stored, and the run can be resumed"
     if "readonly" in text or "unable to open" in text:
         return "choose a folder that you may write to"
     if "malformed" in text or "not a database" in text:
         return "the file is damaged: restore it from a copy"
-    return "check the disk; what was found is kept, resume goes on from there"
+    return "check the disk; everything found so far is stored, and the run can be resumed"
 
 
 class Lock:
-    """One writer a run folder. The system gives it back when the process ends, however it ends."""
+    """Allows one writer per run folder. The system releases it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b")
         try:
-            _lock_soon(self._file.fileno())
+            _lock_with_retries(self._file.fileno())
         except OSError as error:
             self._file.seek(0)
             owner = self._file.read(20).decode(errors="replace").strip() or "unknown"
@@ -93,8 +110,8 @@ class Lock:
         self._file.close()
 
 
-def _lock_soon(file: int) -> None:
-    """A reader that asks whether a campaign runs holds the lock for an instant: try a few times."""
+def _lock_with_retries(file: int) -> None:
+    """Try a few times: a reader that checks whether a campaign is running holds the lock for a moment."""
     for _ in range(4):
         try:
             return _lock(file)
@@ -114,5 +131,5 @@ else:
     def _lock(file: int) -> None:
         import msvcrt
 
-        os.lseek(file, 1 << 20, os.SEEK_SET)  # far behind the text, which others must be able to read
+        os.lseek(file, 1 << 20, os.SEEK_SET)  # far beyond the text, which others must be able to read
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Reading a run folder, also while a campaign writes to it. Rows need no torch, so it is imported for the rest only."""
+"""Reading a run folder, even while a campaign writes to it. Reading rows does not import torch."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from themis.runs.store.writer import Checkpoint
 
 BATCH = 5000
-"""Rows that are fetched at once."""
+"""Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
 
 
 class Reader:
-    """A run folder, read only. Any number of readers may look at it while one campaign writes."""
+    """A run folder, opened read-only. Any number of readers may read it while one campaign writes."""
 
     def __init__(self, path: str | Path, *, is_brief: bool = False) -> None:
-        """`is_brief`: for a look that is soon over; where no campaign writes, it leaves not even a log behind."""
+        """`is_brief`: for a short look that leaves not even a log behind if no campaign is writing."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
-            raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is none: check the path")
+            raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
             schema.check(self._database, self.path)
             rows = self._database.execute("SELECT name, value FROM run").fetchall()
         self.record: dict[str, Any] = {name: json.loads(value) for name, value in rows}
-        self.theta: tuple[str, ...] = tuple(each["name"] for each in self.record["theta"])
+        self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers; none until the clean sweep is done."""
-        return tuple(each["name"] for each in self.record.get("start", {"layers": ()})["layers"])
+        """Names of the layers; empty until the clean sweep is done."""
+        return tuple(layer["name"] for layer in self.record.get("start", {"layers": ()})["layers"])
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class Reader:
             return tuple(row[1] for row in self._database.execute("PRAGMA table_info(faults)"))
 
     def summary(self) -> dict[str, Any] | None:
-        """The result; None while the campaign runs, or if it was killed."""
+        """The result; None while the campaign is running, or if it was killed."""
         path = self.path / "summary.json"
         try:
             summary: dict[str, Any] = json.loads(path.read_text())
@@ -66,7 +66,7 @@ class Reader:
         return summary
 
     def is_running(self) -> bool:
-        """Whether a campaign is writing to the folder; where the system cannot say, one that has no summary is."""
+        """Whether a campaign is writing to the folder; if the system cannot tell, whether it has no summary."""
         try:
             import fcntl
 
@@ -105,35 +105,35 @@ class Reader:
             return [_round(row) for row in rows]
 
     def count(self, where: str = "1", values: Sequence[Any] = ()) -> int:
-        """How many faults there are."""
+        """The number of faults."""
         (n,) = self.select("count(*)", where, values)[0]
         return int(n)
 
     def select(
         self,
-        what: str = "*",
+        columns: str = "*",
         where: str = "1",
         values: Sequence[Any] = (),
         order: str = "id",
         limit: int = -1,
         table: str = "faults",
     ) -> list[tuple[Any, ...]]:
-        """Rows of faults; `where`, `order` and `what` are SQL."""
-        return list(chain.from_iterable(self.batches(what, where, values, order, limit, table)))
+        """Rows of faults; `columns`, `where` and `order` are SQL."""
+        return list(chain.from_iterable(self.batches(columns, where, values, order, limit, table)))
 
     def batches(
         self,
-        what: str = "*",
+        columns: str = "*",
         where: str = "1",
         values: Sequence[Any] = (),
         order: str = "id",
         limit: int = -1,
         table: str = "faults",
     ) -> Iterator[list[tuple[Any, ...]]]:
-        """The same rows, some thousands at a time."""
+        """The same rows, a few thousand at a time."""
         with self._explained():
             rows = self._database.execute(
-                f"SELECT {what} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
+                f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
             )
             while batch := rows.fetchmany(BATCH):
                 yield batch
@@ -152,41 +152,41 @@ class Reader:
         from themis.runs.faults import COLUMN_TYPES, Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
-        names = [*COLUMN_TYPES, *theta, "signature"]
-        rows = self.select(", ".join(names), where, values, order, limit, table)
+        columns = ", ".join([*COLUMN_TYPES, *theta, "signature"])
+        rows = self.select(columns, where, values, order, limit, table)
         faults = Faults(self.record["perturbation"], self.theta, self.layers, handle)
         if rows:
             faults.add(**_columns(rows, len(theta)))
         return faults
 
     def tensors(self, ids: Sequence[int]) -> dict[int, Tensors]:
-        """Inputs and outputs of those of some faults whose tensors were kept."""
+        """Inputs and outputs of these faults, if they were stored."""
         from themis.runs.store.tensors import read_tensors
 
-        found: dict[int, Tensors] = {}
-        before, wanted_ids = None, json.dumps(list(ids))
-        while True:  # a campaign may put a file's rows into another and remove it before we open it
+        tensors: dict[int, Tensors] = {}
+        before, requested = None, json.dumps(list(ids))
+        while True:  # a campaign may move a file's rows to another file and remove it before we open it
             where = "id IN (SELECT value FROM json_each(?)) AND tensors IS NOT NULL"
-            places = self.select("id, tensors", where, (wanted_ids,))
+            places = self.select("id, tensors", where, (requested,))
             if places == before:
-                return found
+                return tensors
             before = places
             files: dict[str, list[int]] = {}
             for id, file in places:
-                if id not in found:
+                if id not in tensors:
                     files.setdefault(file, []).append(id)
-            for file, wanted in files.items():
+            for file, ids_in_file in files.items():
                 try:
-                    tensors = read_tensors(self.path / "tensors" / file)
+                    rows = read_tensors(self.path / "tensors" / file)
                 except FileNotFoundError:
                     continue
-                for id in wanted:
-                    at = (tensors.id == id).nonzero()
+                for id in ids_in_file:
+                    at = (rows.id == id).nonzero()
                     if len(at):
-                        found[id] = tensors[at[0]]
+                        tensors[id] = rows[at[0]]
 
     def checkpoint(self) -> Checkpoint | None:
-        """Where a resumed campaign goes on; None for the start."""
+        """Where a resumed campaign continues; None if it has to start from the beginning."""
         from themis.runs.store.tensors import deserialize
         from themis.runs.store.writer import Checkpoint
 
@@ -217,7 +217,7 @@ class Reader:
 
 
 def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
-    """A read-only connection; where nothing at all may be written, not even the index of the log, a frozen one."""
+    """A read-only connection; an immutable one if not even the index of the log may be written."""
     uri = path.resolve().as_uri()
     log = path.with_name(f"{path.name}-wal")
     if is_brief and not (log.exists() and log.stat().st_size):
@@ -229,8 +229,8 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
         database.close()
         if log.exists() and log.stat().st_size:
             raise StoreError(
-                f"{path.parent} must be writable once, its log holds rows that are not in {path.name} yet: copy the "
-                "folder to where you may write, and read the copy"
+                f"{path.parent} must be writable once, its log has rows that are not in {path.name} yet: copy the "
+                "folder to a place where you may write, and read the copy"
             ) from error
         database = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
     return database
@@ -251,7 +251,7 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
         columns[name] = np.array(plain, dtype=COLUMN_TYPES[name].lower())
     theta = by_name[len(COLUMN_TYPES) : len(COLUMN_TYPES) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
-    shares = np.array([json.loads(each) for each in by_name[-1]], dtype=np.float32)
+    shares = np.array([json.loads(signature) for signature in by_name[-1]], dtype=np.float32)
     columns["signature"] = shares / np.float32(schema.SHARES)
     return columns
 
@@ -260,6 +260,6 @@ def _round(row: tuple[Any, ...]) -> Round:
     from themis.judge.coverage import Coverage
     from themis.runs.run import Round
 
-    number, tests, dropped, passes, faults, distinct, failing, seconds, sampled, of_all, by_layer, *judged, score = row
-    coverage = Coverage(sampled, of_all, json.loads(by_layer), *judged)
-    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)
+    *counts, seconds, sampled, of_all, by_layer, n_neurons, n_dead, n_unseen, tests, forecast, score = row
+    coverage = Coverage(sampled, of_all, json.loads(by_layer), n_neurons, n_dead, n_unseen, tests, forecast)
+    return Round(*counts, coverage, seconds, score)

@@ -1,4 +1,4 @@
-"""The tables of `run.sqlite`. Comments inside the statements are kept by SQLite: `.schema` shows them."""
+"""The tables of `run.sqlite`. SQLite stores the comments inside the statements: `.schema` shows them."""
 
 from __future__ import annotations
 
@@ -11,82 +11,82 @@ from themis.errors import StoreError
 
 DATABASE = "run.sqlite"
 PARTS = "parts.safetensors"
-"""Which part each seed is in, where they were split."""
+"""File with the part of each seed, if the seeds were split."""
 SCHEMA = 3
-"""Version of the tables, kept as SQLite's user_version. Raise it with every change."""
+"""Version of the tables, stored as SQLite's user_version. Increase it with every change."""
 SHARES = 10_000
-"""Parts that the share of a layer in a signature is counted in: whole numbers are written three times as fast."""
+"""A signature stores the share of a layer in units of 1/SHARES: integers are written three times as fast."""
 APPLICATION = 0x7E315
-"""SQLite's application_id: tells a run from any other database."""
+"""SQLite's application_id: distinguishes a run from any other database."""
 
 _TABLES = """
-CREATE TABLE run (           -- what the campaign is; written once
+CREATE TABLE run (           -- the record of the campaign; written once
   name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts
   value TEXT NOT NULL        -- JSON
 ) WITHOUT ROWID;
 
-CREATE TABLE rounds (        -- one row a round; counts are totals since the start
+CREATE TABLE rounds (        -- one row per round; counts are totals since the start
   number INTEGER PRIMARY KEY,
   tests INTEGER NOT NULL,
-  dropped INTEGER NOT NULL,  -- tests among them that were not run: no longer the same picture
-  passes INTEGER NOT NULL,   -- a forward is 1, a backward 2
+  dropped INTEGER NOT NULL,  -- of these tests, those not run: too dissimilar from the seed
+  passes INTEGER NOT NULL,   -- a forward pass counts 1, a backward pass 2
   faults INTEGER NOT NULL,
-  distinct_faults INTEGER NOT NULL,  -- seeds with a wrong outcome, each pair once
+  distinct_faults INTEGER NOT NULL,  -- distinct pairs of seed and wrong outcome
   failing_seeds INTEGER NOT NULL,
   seconds REAL NOT NULL,
-  coverage REAL NOT NULL,    -- share of the sampled neurons that has converged
-  coverage_all REAL NOT NULL,        -- the same of all judged neurons
+  coverage REAL NOT NULL,    -- share of the sampled neurons that have converged
+  coverage_all REAL NOT NULL,        -- the same for all judged neurons
   coverage_by_layer TEXT NOT NULL,   -- JSON, layer to share
   neurons INTEGER NOT NULL,
   neurons_dead INTEGER NOT NULL,
   neurons_unseen INTEGER NOT NULL,
-  judged_tests INTEGER NOT NULL,     -- tests that the coverage rests on
+  judged_tests INTEGER NOT NULL,     -- tests that the coverage is based on
   forecast_tests INTEGER,    -- tests still needed for the coverage goal; NULL while unknown
-  criterion_score REAL       -- of the campaign's criterion; NULL where it has none
+  criterion_score REAL       -- of the campaign's criterion; NULL if it has none
 );
 
-CREATE TABLE faults (        -- one row a fault: a test whose answer broke
+CREATE TABLE faults (        -- one row per fault: a test that the model failed
   id INTEGER PRIMARY KEY,    -- number of the test in its campaign
   seed_id INTEGER NOT NULL,  -- index of the clean input in the data
   perturbation TEXT NOT NULL,
-{theta}  noise_seed INTEGER NOT NULL,       -- with seed_id and theta it makes the input again
+{theta}  noise_seed INTEGER NOT NULL,       -- reproduces the input, with seed_id and theta
   round INTEGER NOT NULL,
   stream TEXT NOT NULL,      -- uniform (drawn at random) or search (chosen by the policy)
   kind TEXT NOT NULL,        -- kind of proposal
-  label INTEGER,             -- NULL where the data has none, or one that is no class number
+  label INTEGER,             -- NULL if the data has none, or if it is not a class number
   clean_answer INTEGER,      -- NULL in tasks whose outcomes say what changed
-  answer INTEGER NOT NULL,   -- the wrong outcome; -1 where the output was not finite
-  clean_value REAL,          -- the clean answer as a number; NULL in tasks that have none
-  value REAL,                -- the same of the wrong answer; NULL where the output was not finite too
-  confidence REAL,           -- of the wrong answer; NULL in tasks that have none, and where the output was not finite
-  margin REAL NOT NULL,      -- how far the answer was from right, in the output's unit; negative, or -Inf
+  answer INTEGER NOT NULL,   -- the wrong outcome; -1 if the output was not finite
+  clean_value REAL,          -- the clean answer as a number; NULL in tasks without one
+  value REAL,                -- the same for the wrong answer; also NULL if the output was not finite
+  confidence REAL,           -- of the wrong answer; NULL in tasks without one, and if the output was not finite
+  margin REAL NOT NULL,      -- distance to a correct answer, in the output's unit; negative, or -Inf
   distance REAL NOT NULL,    -- L2 distance of the input from the clean one
   linf REAL NOT NULL,        -- largest change of any value of the input
-  ssim REAL,                 -- structural similarity to the clean picture; NULL for other data
+  ssim REAL,                 -- structural similarity to the clean image; NULL for other data
   position INTEGER NOT NULL, -- row of the test in its forward pass
   chunk INTEGER NOT NULL,    -- rows of that forward pass
-  raised INTEGER NOT NULL,   -- 1 where the test raised the campaign's criterion
-  signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer, in 1/10000, as run.start.layers
-  tensors TEXT               -- file in tensors/ with its input and output; NULL if they were not kept
+  raised INTEGER NOT NULL,   -- 1 if the test raised the campaign's criterion
+  signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer of run.start, in 1/10000
+  tensors TEXT               -- file in tensors/ with its input and output; NULL if they were not stored
 );
 
 CREATE INDEX faults_by_outcome ON faults (seed_id, answer);
 
-CREATE TABLE checkpoint (    -- one row: where a resumed campaign goes on
+CREATE TABLE checkpoint (    -- one row: where a resumed campaign continues
   one INTEGER PRIMARY KEY CHECK (one = 1),
-  tests INTEGER NOT NULL,    -- tests done; faults from this number on will be found again
-  rounds INTEGER NOT NULL,   -- whole rounds done
+  tests INTEGER NOT NULL,    -- tests done; faults with larger numbers will be found again
+  rounds INTEGER NOT NULL,   -- completed rounds
   file TEXT NOT NULL         -- its arrays, in state/
 );
 
-CREATE VIEW distinct_faults AS  -- of each seed and wrong outcome the fault with the smallest change
+CREATE VIEW distinct_faults AS  -- per seed and wrong outcome, the fault with the smallest change
   SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY seed_id, answer ORDER BY distance, id) AS place FROM faults)
   WHERE place = 1;
 """
 
 
 def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]]) -> None:
-    """Make the tables; `theta` has the name of each dimension and a comment."""
+    """Create the tables; `theta` has the name of each dimension and a comment."""
     columns = "".join(f"  {theta_column(name)} REAL NOT NULL,  -- {comment}\n" for name, comment in theta)
     database.execute("PRAGMA journal_mode = WAL")
     database.executescript(
@@ -96,21 +96,23 @@ def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]]) -> No
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database that is no run, or one of a newer schema."""
+    """Refuse a database that is not a run, or has another schema."""
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise StoreError(f"{path} must be a run of Themis, it is another database: check the path")
+        raise StoreError(f"{path} must be a run of Themis, it is a different database: check the path")
     if version != SCHEMA:
-        whose, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
-        raise StoreError(f"{path} must have schema {SCHEMA}, it has {version}: {whose} Themis wrote it; {remedy}")
+        age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
+        raise StoreError(
+            f"{path} must have schema {SCHEMA}, it has {version}: {age} version of Themis wrote it; {remedy}"
+        )
 
 
 def read_signature(text: str) -> list[float]:
-    """Shares of the layers, from a signature as it is stored."""
-    return [each / SHARES for each in json.loads(text)]
+    """The shares of the layers from a stored signature."""
+    return [share / SHARES for share in json.loads(text)]
 
 
 def theta_column(name: str) -> str:
-    """The quoted column of a dimension of theta."""
+    """The quoted column name of a dimension of theta."""
     return '"theta_' + name.replace('"', '""') + '"'

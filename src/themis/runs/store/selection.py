@@ -1,4 +1,4 @@
-"""Which faults of a run, in which order: as SQL."""
+"""Selecting and sorting the faults of a run in SQL."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 TELLING = "telling"
 SCORE = "distance / max(coalesce(confidence, 1), 1e-6)"
 PLACE = f"row_number() OVER (PARTITION BY seed_id, answer ORDER BY {SCORE}, id)"
-"""By place and score, faults come in the order in which they are kept: the first `max_stored` have their tensors."""
+"""Ordered by place and score, the first `max_stored` faults are those whose tensors are stored."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Faults for which all conditions hold, sorted by a column or, best to look at first, by how telling they are.
+    """Faults that meet all conditions, sorted by a column or by how telling they are, the most telling first.
 
-    values: of the question marks in the conditions. is_distinct: of each seed and wrong answer the smallest change
-    alone, among those that match. limit: None for all.
+    values: for the question marks in the conditions. is_distinct: of the faults that match, only the one with the
+    smallest change per seed and wrong answer. limit: None for all.
     """
 
     conditions: Sequence[str] = ()
@@ -38,42 +38,42 @@ class Selection:
     def check(self, run: Reader) -> None:
         """Refuse a column that the run does not have."""
         if self.sort != TELLING and self.sort not in run.columns:
-            known = nearest(self.sort, [TELLING, *run.columns])
-            raise UsageError(f"faults must be sorted by a column or as {TELLING}, got {self.sort!r}: {known}")
+            remedy = nearest(self.sort, [TELLING, *run.columns])
+            raise UsageError(f"faults must be sorted by a column or by {TELLING!r}, got {self.sort!r}: {remedy}")
 
     def count(self, run: Reader) -> int:
-        """How many faults match, whatever the limit."""
+        """The number of faults that match, regardless of the limit."""
         [(n,)] = run.select("count(*)", "1", self.values, "1", table=self._table())
         return int(n)
 
     def rows(self, run: Reader) -> Iterator[list[tuple[Any, ...]]]:
-        """The faults in batches, each with the run's columns in their order."""
-        what = ", ".join(map(_quoted, run.columns))
-        return run.batches(what, "1", self.values, self._order(), self._limit(), self._table())
+        """The faults in batches, each with the columns of the run in order."""
+        columns = ", ".join(map(_quoted, run.columns))
+        return run.batches(columns, "1", self.values, self._order(), self._limit(), self._table())
 
     def faults(self, run: Reader) -> Faults:
-        """The faults as a campaign has them."""
+        """The faults as a campaign returns them."""
         return run.faults("1", self.values, order=self._order(), limit=self._limit(), table=self._table())
 
     def _table(self) -> str:
-        where = " AND ".join(f"(\n{each}\n)" for each in self.conditions) or "1"  # one may end with a comment
+        where = " AND ".join(f"(\n{condition}\n)" for condition in self.conditions) or "1"  # one may end with a comment
         if not self.is_distinct:
             return f"(SELECT * FROM faults WHERE {where})"
         place = "row_number() OVER (PARTITION BY seed_id, answer ORDER BY distance, id) AS place"
         return f"(SELECT * FROM (SELECT *, {place} FROM faults WHERE {where}) WHERE place = 1)"
 
     def _order(self) -> str:
-        way = "DESC" if self.is_reversed else "ASC"
+        direction = "DESC" if self.is_reversed else "ASC"
         if self.sort == TELLING:
-            return f"{PLACE} {way}, {SCORE} {way}, id {way}"
-        return f"{_quoted(self.sort)} IS NULL, {_quoted(self.sort)} {way}, id {way}"
+            return f"{PLACE} {direction}, {SCORE} {direction}, id {direction}"
+        return f"{_quoted(self.sort)} IS NULL, {_quoted(self.sort)} {direction}, id {direction}"
 
     def _limit(self) -> int:
         return -1 if self.limit is None else self.limit
 
 
 def check_condition(run: Reader, condition: str) -> None:
-    """Refuse a condition that SQLite does not understand, or cannot work out for some fault."""
+    """Refuse a condition that SQLite does not understand, or cannot evaluate for some fault."""
     try:
         Selection([condition]).count(run)
     except (StoreError, sqlite3.Warning) as error:
@@ -83,9 +83,13 @@ def check_condition(run: Reader, condition: str) -> None:
         ):
             raise  # the run cannot be read
         unknown = re.match("no such column: (.+)", str(cause))
-        remedy = nearest(unknown[1], run.columns) if unknown else "write it as theta_sigma < 0.1 and answer = 3"
+        remedy = (
+            nearest(unknown[1], run.columns)
+            if unknown
+            else "write a condition such as theta_sigma < 0.1 and answer = 3"
+        )
         raise UsageError(
-            f"faults must be chosen by an SQL condition over their columns, got {condition!r}, {cause}: {remedy}"
+            f"faults must be selected by an SQL condition on their columns, got {condition!r}, {cause}: {remedy}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of the most telling faults, in safetensors files."""
+"""Inputs and outputs of the most telling faults, stored in safetensors files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from themis.runs.faults import Column, telling
 from themis.runs.store.files import write_file
 
 FEW_BYTES, MANY_FILES = 32 << 20, 32
-"""Files smaller than this are put together once there are so many of them."""
+"""Files smaller than this are merged once there are this many of them."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Rows of faults: the clean inputs, the disturbed ones, and the outputs to these; all on the CPU."""
+    """Rows of faults: clean inputs, disturbed inputs, and the outputs for the latter; all on the CPU."""
 
     id: Tensor
     clean_inputs: Tensor
@@ -38,18 +38,18 @@ class Tensors:
 
     @staticmethod
     def join(parts: Iterable[Tensors]) -> Tensors:
-        columns = zip(*((each.id, each.clean_inputs, each.inputs, each.outputs) for each in parts), strict=True)
+        columns = zip(*((part.id, part.clean_inputs, part.inputs, part.outputs) for part in parts), strict=True)
         return Tensors(*(torch.cat(column) for column in columns))
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a file of tensors, durably."""
+    """Write a file of tensors durably."""
     columns = {name: value.contiguous() for name, value in vars(tensors).items()}
     write_file(path, serialize(columns))
 
 
 def read_tensors(path: Path) -> Tensors:
-    """All rows of a file."""
+    """Read all rows of a file."""
     return Tensors(**deserialize(path.read_bytes(), path))
 
 
@@ -60,7 +60,7 @@ def serialize(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None)
 
 
 def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
-    """The arrays of a safetensors file; `path` is where the bytes came from."""
+    """The arrays of a safetensors file; `path` is where the bytes were read from."""
     from safetensors import SafetensorError
 
     try:
@@ -81,10 +81,10 @@ def _safetensors() -> Any:
 
 
 def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Ints, n: int) -> Bools:
-    """Which `n` faults are kept: of every seed and wrong outcome the most telling, then of each the second, and so on.
+    """Which `n` faults are kept: the most telling of every seed and wrong outcome, then the second of each, and so on.
 
-    A fault that is not among them now never will be, whatever is found later. So the choice may be made at any time
-    among those kept before and those found since, and the last one is the same however often it was made.
+    A fault that is not among them now never will be, whatever is found later. So the choice can be made at any time
+    among the faults kept before and those found since, and the final choice does not depend on how often it was made.
     """
     kept = np.ones(len(id), dtype=bool)
     if len(id) <= n:
@@ -99,48 +99,48 @@ def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Int
     return kept
 
 
-class Shelf:
-    """Knows which faults' tensors are kept, and in which file; at most `n` of them."""
+class TensorStore:
+    """Stores the tensors of at most `n` faults, and knows which file each is in."""
 
     def __init__(self, folder: Path, n: int) -> None:
         self.folder, self.n = folder, n
         ints, floats = np.zeros(0, np.int64), np.zeros(0)
         self._kept: dict[str, Column] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
-        self._rows: dict[int, int] = {}  # in each file, those that had to go included
+        self._rows: dict[int, int] = {}  # in each file, including rows of faults that were dropped
         self._row_bytes = 0
-        self._last_file = max((int(each.stem) for each in folder.glob("*.safetensors")), default=0)
+        self._last_file = max((int(path.stem) for path in folder.glob("*.safetensors")), default=0)
 
     def restore(self, columns: dict[str, Column], files: Ints) -> None:
-        """Take over faults whose tensors are in numbered files, and remove all other files."""
+        """Adopt faults whose tensors are in numbered files, and remove all other files."""
         self._kept = {**_kept_columns(columns), "file": files}
         self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
         self.sweep()
 
     def put(self, columns: dict[str, Column], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
-        """Keep what is worth it of some new faults; the file of each (0: none), and the ids that had to go for them."""
-        fresh = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
+        """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them."""
+        new = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
         n_before = len(self._kept["id"])
-        both = {name: np.concatenate([self._kept[name], fresh[name]]) for name in self._kept}
+        both = {name: np.concatenate([self._kept[name], new[name]]) for name in self._kept}
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
             both["file"][n_before:][is_new] = self._write(_pick(tensors, is_new))
         files: Ints = both["file"][n_before:]
-        gone: Ints = self._kept["id"][~kept[:n_before]]
+        dropped: Ints = self._kept["id"][~kept[:n_before]]
         self._kept = {name: column[kept] for name, column in both.items()}
-        return files, gone
+        return files, dropped
 
     def forget(self, first: int, stop: int) -> bool:
-        """Give up the tensors of tests that were measured again; whether there were any."""
+        """Drop the tensors of tests that were measured again; return whether there were any."""
         is_old = (self._kept["id"] >= first) & (self._kept["id"] < stop)
         if is_old.any():
             self._kept = {name: column[~is_old] for name, column in self._kept.items()}
         return bool(is_old.any())
 
-    def tidy(self) -> dict[int, Ints]:
-        """Put small and half-empty files together when there are many; new files with their faults.
+    def merge_files(self) -> dict[int, Ints]:
+        """Merge small and half-empty files if there are many; return the new files with their faults.
 
-        The old files stay until `sweep`: whoever still points to them must be told first.
+        The old files stay until `sweep`, because the database still refers to them.
         """
         files, counts = np.unique(self._kept["file"], return_counts=True)
         live = dict(zip(files.tolist(), counts.tolist(), strict=True))
@@ -163,7 +163,7 @@ class Shelf:
         return moved
 
     def sweep(self) -> None:
-        """Remove files that no fault is in."""
+        """Remove files without stored faults."""
         live = set(self._kept["file"].tolist())
         self._rows = {file: n for file, n in self._rows.items() if file in live}
         for path in self.folder.iterdir():
@@ -171,7 +171,7 @@ class Shelf:
                 path.unlink(missing_ok=True)
 
     def path(self, file: int) -> Path:
-        """A file by its number."""
+        """The path of a file by its number."""
         return self.folder / file_name(file)
 
     def _live(self, file: int) -> Ints:
@@ -182,12 +182,12 @@ class Shelf:
         self._last_file += 1
         write_tensors(self.path(self._last_file), tensors)
         self._rows[self._last_file] = len(tensors)
-        self._row_bytes = sum(each[0].nbytes for each in vars(tensors).values())
+        self._row_bytes = sum(column[0].nbytes for column in vars(tensors).values())
         return self._last_file
 
 
 def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Tensors:
-    """Some rows of all parts together."""
+    """The picked rows of all parts together."""
     first, picked = 0, []
     for part in parts:
         rows = np.flatnonzero(is_picked[first : first + len(part)])
@@ -207,7 +207,7 @@ def file_name(file: int) -> str:
 
 
 def read_ids(path: Path) -> Ints:
-    """The faults in a file; their tensors are not read."""
+    """The ids of the faults in a file, without reading their tensors."""
     from safetensors import safe_open
 
     with safe_open(path, "np") as file:

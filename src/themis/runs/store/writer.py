@@ -1,9 +1,8 @@
-"""Writing a run folder: one writer, every fault on disk before anyone is told of it."""
+"""Writing a run folder: one writer, and every fault is on disk before callbacks see it."""
 
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -19,21 +18,21 @@ from themis.errors import UsageError
 from themis.runs.faults import Column
 from themis.runs.run import Round
 from themis.runs.store import schema
-from themis.runs.store.files import Lock, explained, sync, write_file
+from themis.runs.store.files import Lock, as_json, explained, sync, write_file
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import Shelf, Tensors, file_name, serialize
+from themis.runs.store.tensors import Tensors, TensorStore, file_name, serialize
 
 SHARE = 1 / 100
-"""Share of a campaign's time that writing faults may take, and half as much again for checkpoints."""
+"""Share of a campaign's time that writing faults may take; checkpoints may take half as much."""
 LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
-"""Seconds after which they are written whatever it costs."""
+"""Seconds after which they are written regardless of the cost."""
 FIRST_CHECKPOINT = 1.0
-"""Seconds without a checkpoint: so little is run again as fast."""
+"""Seconds before the first checkpoint: so little is quickly run again."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A campaign's state between two chunks: arrays, and what JSON can hold."""
+    """A campaign's state between two chunks: arrays, and values for JSON."""
 
     tests: int
     rounds: int
@@ -42,7 +41,7 @@ class Checkpoint:
 
 
 class Writer:
-    """The one writer of a run folder, which it locks."""
+    """The only writer of a run folder, which it locks."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -62,31 +61,31 @@ class Writer:
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
-        """Begin a new run; `record` is what a resumed campaign and a report must know, `parts` the seeds' split."""
+        """Create a new run; `record` is what resuming and reporting need, `parts` is the split of the seeds."""
         if self._has_run():
             raise UsageError(
-                f"out must be a new folder, {self.path} holds a run already: choose another, or go on with "
+                f"out must be a new folder, {self.path} already holds a run: choose another, or resume it with "
                 f"`themis resume {self.path}`"
             )
         with explained(self.path):
             self._write_config(record)
-            write_file(self.path / "environment.json", _json(record["environment"], indent=2))
+            write_file(self.path / "environment.json", as_json(record["environment"], indent=2))
             if parts is not None:
                 write_file(self.path / PARTS, parts)
-            elif (self.path / PARTS).exists():  # of a run that was killed before its first test
+            elif (self.path / PARTS).exists():  # left by a run that was killed before its first test
                 (self.path / PARTS).unlink()
             part = self.path / f"{DATABASE}.part"
-            for left in self.path.glob(f"{DATABASE}*"):
-                left.unlink()
-            made = sqlite3.connect(part, isolation_level=None)
-            made.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is whole
+            for leftover in self.path.glob(f"{DATABASE}*"):
+                leftover.unlink()
+            database = sqlite3.connect(part, isolation_level=None)
+            database.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
             schema.create(
-                made, [(each["name"], "{low:g} to {high:g} {unit}".format(**each)) for each in record["theta"]]
+                database, [(theta["name"], "{low:g} to {high:g} {unit}".format(**theta)) for theta in record["theta"]]
             )
-            made.execute("BEGIN")
-            made.executemany("INSERT INTO run VALUES (?, ?)", [(k, _json(v).decode()) for k, v in record.items()])
-            made.execute("COMMIT")
-            made.close()  # brings the log into the file, which can now be renamed
+            database.execute("BEGIN")
+            database.executemany("INSERT INTO run VALUES (?, ?)", [(k, as_json(v).decode()) for k, v in record.items()])
+            database.execute("COMMIT")
+            database.close()  # merges the log into the file, which can now be renamed
             sync(part)
             part.replace(self.path / DATABASE)
             sync(self.path)
@@ -95,23 +94,23 @@ class Writer:
             self._connect(record, max_stored)
 
     def _has_run(self) -> bool:
-        """Whether the folder holds a run; one that was killed before its first test holds nothing."""
+        """Whether the folder holds a run; one that was killed before its first test does not count."""
         if not (self.path / DATABASE).exists():
             return False
         with closing(sqlite3.connect(self.path / DATABASE)) as database:
             try:
                 return database.execute("SELECT 1 FROM run WHERE name = 'start'").fetchone() is not None
             except sqlite3.Error:
-                return True  # something else, not ours to remove
+                return True  # not ours to remove
 
     def reopen(self, record: dict[str, Any], max_stored: int) -> None:
-        """Go on with a run; faults and rounds after the last checkpoint stay until they are measured again."""
+        """Resume a run; faults and rounds after the last checkpoint stay until they are measured again."""
         with explained(self.path):
             self._connect(record, max_stored)
             self._write_config(record)
             self.note("settings", record["settings"])
             self.note("failed", None)
-            (self.path / "summary.json").unlink(missing_ok=True)  # of a campaign that is running again
+            (self.path / "summary.json").unlink(missing_ok=True)  # the campaign is running again
             kept = self._database.execute(
                 "SELECT id, seed_id, answer, distance, confidence, CAST(tensors AS INTEGER) FROM faults "
                 "WHERE tensors IS NOT NULL"
@@ -119,7 +118,7 @@ class Writer:
             table = np.array(kept, dtype=np.float64).reshape(-1, 6).T  # NULL becomes NaN
             ids, seeds, answers, files = (table[k].astype(np.int64) for k in (0, 1, 2, 5))
             columns = {"id": ids, "seed_id": seeds, "answer": answers, "distance": table[3], "confidence": table[4]}
-            self._shelf.restore(columns, files)
+            self._tensor_store.restore(columns, files)
             row = self._database.execute("SELECT tests, file FROM checkpoint").fetchone()
             self._written = self._seen = row[0] if row else 0
             self._drop_states(row[1] if row else "")
@@ -133,29 +132,29 @@ class Writer:
         schema.check(self._database, self.path)
         self._database.execute("PRAGMA synchronous = FULL")
         self._perturbation = record["perturbation"]
-        self._shelf = Shelf(self.path / "tensors", max_stored)
+        self._tensor_store = TensorStore(self.path / "tensors", max_stored)
 
     def note(self, name: str, value: Any) -> None:
         """Add to the record."""
         self._is_empty = False
         with explained(self.path):
-            self._database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, _json(value).decode()))
+            self._database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, as_json(value).decode()))
 
     def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> None:
-        """Take the faults of the tests up to number `stop`; they are written by the next `flush`."""
+        """Add the faults of the tests up to number `stop`; the next `flush` writes them."""
         self._seen = stop
         if columns is not None and tensors is not None:
             self._columns.append(columns)
             self._tensors.append(tensors)
 
-    def add_round(self, done: Round) -> None:
-        """Take a round; it is written by the next `flush`."""
-        self._rounds.append(done)
+    def add_round(self, round: Round) -> None:
+        """Add a round; the next `flush` writes it."""
+        self._rounds.append(round)
 
     def flush(self, checkpoint: Callable[[], Checkpoint] | None = None, *, now: bool = False) -> bool:
-        """Write what is pending if it is time to, and a checkpoint if it is time for one; whether anything was.
+        """Write what is pending, and a checkpoint, if they are due; return whether anything was written.
 
-        Everything is in one transaction: after a crash the folder is as after this flush, or as before it.
+        Everything is written in one transaction: after a crash the folder is as before or as after this flush.
         """
         began = perf_counter()
         is_due = now or (began >= self._due_faults and bool(self._columns or self._rounds))
@@ -174,14 +173,14 @@ class Writer:
 
     def _write_rows(self, state: tuple[int, int, str] | None) -> None:
         database = self._database
-        forgotten = self._shelf.forget(self._written, self._seen)
-        rows, gone = self._prepare_faults()
+        has_forgotten = self._tensor_store.forget(self._written, self._seen)
+        rows, dropped = self._prepare_faults()
         database.execute("BEGIN IMMEDIATE")
         try:
             database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, self._seen))
             if rows:
                 database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
-            database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(each,) for each in gone])
+            database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
             for row in map(_round_row, self._rounds):
                 database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
             if state is not None:
@@ -193,61 +192,57 @@ class Writer:
             raise
         self._written = self._seen
         self._columns, self._tensors, self._rounds = [], [], []
-        moved = self._shelf.tidy() if rows else {}
+        moved = self._tensor_store.merge_files() if rows else {}
         if moved:
-            pairs = [(file_name(file), each) for file, ids in moved.items() for each in ids.tolist()]
+            pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
             database.execute("BEGIN IMMEDIATE")
             database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
             database.execute("COMMIT")
-        if moved or gone or forgotten:
-            self._shelf.sweep()
+        if moved or dropped or has_forgotten:
+            self._tensor_store.sweep()
         if state is not None:
             self._drop_states(state[2])
 
     def _prepare_faults(self) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """Rows of the pending faults, their tensors written; and the faults whose tensors had to go."""
+        """Write the tensors of the pending faults; return their rows, and the faults whose tensors were dropped."""
         if not self._columns:
             return [], []
-        columns = {name: np.concatenate([each[name] for each in self._columns]) for name in self._columns[0]}
-        files, gone = self._shelf.put(columns, self._tensors)
-        names = [file_name(each) if each else None for each in files.tolist()]
-        return _fault_rows(columns, self._perturbation, names), gone.tolist()
+        columns = {name: np.concatenate([batch[name] for batch in self._columns]) for name in self._columns[0]}
+        files, dropped = self._tensor_store.put(columns, self._tensors)
+        names = [file_name(file) if file else None for file in files.tolist()]
+        return _fault_rows(columns, self._perturbation, names), dropped.tolist()
 
     def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
-        # A name of its own for every state: the last checkpoint's file must stay as it is until the row is written.
+        # Every state has its own name: the last checkpoint's file must not change until the row is written.
         name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}.safetensors"
-        content = serialize(checkpoint.arrays, {"values": _json(checkpoint.values).decode()})
+        content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
         write_file(self.path / "state" / name, content)
         return checkpoint.tests, checkpoint.rounds, name
 
     def _drop_states(self, current: str) -> None:
-        for each in (self.path / "state").iterdir():
-            if each.name != current:
-                each.unlink(missing_ok=True)
+        for path in (self.path / "state").iterdir():
+            if path.name != current:
+                path.unlink(missing_ok=True)
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
         with explained(self.path):
-            write_file(self.path / "summary.json", _json(summary, indent=2))
+            write_file(self.path / "summary.json", as_json(summary, indent=2))
 
     def close(self) -> None:
-        """Let others write to the folder; one in which nothing came of the campaign is removed."""
+        """Let others write to the folder; remove it if the campaign did not begin its tests."""
         if hasattr(self, "_database"):
             self._database.close()
         if self._is_empty:
-            for each in (
-                "config.yaml",
-                "environment.json",
-                PARTS,
-                *(each.name for each in self.path.glob(f"{DATABASE}*")),
-            ):
-                (self.path / each).unlink(missing_ok=True)
+            databases = [path.name for path in self.path.glob(f"{DATABASE}*")]
+            for name in ("config.yaml", "environment.json", PARTS, *databases):
+                (self.path / name).unlink(missing_ok=True)
         if not (self.path / DATABASE).exists():
             for folder in (self.path / "tensors", self.path / "state"):
                 with suppress(OSError):
                     folder.rmdir()
             (self.path / "run.lock").unlink(missing_ok=True)
-            with suppress(OSError):  # others' files are in it
+            with suppress(OSError):  # it has files of others
                 self.path.rmdir()
         self._lock.release()
 
@@ -268,10 +263,10 @@ def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str |
             plain["round"],
             plain["stream"],
             plain["kind"],
-            [None if each < 0 else each for each in plain["label"]],
-            [None if each < 0 else each for each in plain["clean_answer"]],
+            [None if label < 0 else label for label in plain["label"]],
+            [None if answer < 0 else answer for answer in plain["clean_answer"]],
             plain["answer"],
-            plain["clean_value"],  # SQLite keeps NaN as NULL
+            plain["clean_value"],  # SQLite stores NaN as NULL
             plain["value"],
             plain["confidence"],
             plain["margin"],
@@ -292,17 +287,17 @@ def _marks(row: tuple[Any, ...]) -> str:
     return ", ".join("?" * len(row))
 
 
-def _round_row(done: Round) -> tuple[Any, ...]:
-    coverage = done.coverage
+def _round_row(round: Round) -> tuple[Any, ...]:
+    coverage = round.coverage
     return (
-        done.number,
-        done.tests,
-        done.dropped,
-        done.passes,
-        done.faults,
-        done.distinct_faults,
-        done.failing_seeds,
-        done.seconds,
+        round.number,
+        round.tests,
+        round.dropped,
+        round.passes,
+        round.faults,
+        round.distinct_faults,
+        round.failing_seeds,
+        round.seconds,
         coverage.sampled,
         coverage.all,
         json.dumps(coverage.by_layer),
@@ -311,27 +306,14 @@ def _round_row(done: Round) -> tuple[Any, ...]:
         coverage.n_unseen,
         coverage.tests,
         coverage.forecast,
-        done.criterion_score,
+        round.criterion_score,
     )
 
 
 def _yaml(values: dict[str, Any]) -> bytes:
-    """YAML where PyYAML is installed; else JSON, which is YAML too."""
+    """YAML if PyYAML is installed; otherwise JSON, which is valid YAML."""
     try:
         import yaml
     except ImportError:
-        return _json(values, indent=2)
+        return as_json(values, indent=2)
     return str(yaml.safe_dump(values, sort_keys=False)).encode()
-
-
-def _json(value: Any, indent: int | None = None) -> bytes:
-    return (json.dumps(finite(value), indent=indent, allow_nan=False) + "\n").encode()
-
-
-def finite(value: Any) -> Any:
-    """Plain data with None for every number that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

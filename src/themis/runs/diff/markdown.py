@@ -1,4 +1,4 @@
-"""Text as Markdown: what users named is shown, never read as markup."""
+"""Text as Markdown: what users named is shown as it is, never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
 def escape(text: str) -> str:
-    """Text that reads as it is written, in one line."""
+    """Text that renders as it is written, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
 
 
 def code(text: str) -> str:
-    """Text in a span of code; a bar in it would end a table's cell."""
+    """Text in a code span; a bar in it would end the cell of a table."""
     plain = " ".join(str(text).split())
-    ticks = "`" * (1 + max((len(each) for each in re.findall("`+", plain)), default=0))
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{ticks}{space}{plain}{space}{ticks}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table."""
+    """The lines of a table."""
     return [
         f"| {' | '.join(map(escape, head))} |",
         f"|{'---|' * len(head)}",

@@ -1,0 +1,69 @@
+"""`themis.diff`: which of two runs has the better model, or which technique found more faults."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from themis.errors import UsageError
+from themis.runs.analysis.robustness import robustness
+from themis.runs.diff.result import Diff
+from themis.runs.diff.sides import Side, check_perturbations, is_same_model, open_side
+from themis.runs.diff.techniques import compare_techniques
+from themis.runs.diff.versions import compare_versions
+from themis.runs.replay import RunSource
+from themis.runs.run import Run
+
+TESTS = 2000
+"""New tests that are drawn and run on both models."""
+NAMES = ("the first run", "the second run")
+"""Names of runs that have no folder."""
+KINDS = ("auto", "versions", "techniques")
+
+
+def diff(
+    before: RunSource,
+    after: RunSource,
+    *,
+    kind: str = "auto",
+    tests: int = TESTS,
+    curves: bool = False,
+    random_seed: int = 0,
+    names: tuple[str, str] = NAMES,
+    remedies: tuple[str, str] = ("", ""),
+) -> Diff:
+    """Compare two runs, each as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data.
+
+    kind: "versions" replays the faults of both runs, and `tests` new tests, on both models; "techniques" compares what
+    two runs found on one model; "auto" is "techniques" if both tested the same model. curves: add robustness curves.
+    names, remedies: how messages name the runs, and what they recommend if a model is not the one that was tested.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if tests < 1:
+        raise UsageError(f"tests must be 1 or more, got {tests}: it is the number of new tests")
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(open_side(source, name if isinstance(source, Run) or name not in NAMES else "", remedy))
+            for source, name, remedy in zip((before, after), names, remedies, strict=True)
+        )
+        check_perturbations(first, second)
+        is_same = is_same_model(first, second)
+        if kind == "techniques" and first.model != second.model:
+            raise UsageError(
+                "two techniques must have tested the same model, the models' hashes differ: compare them as versions"
+            )
+        if kind == "techniques" or (kind == "auto" and is_same):
+            result = compare_techniques(first, second)
+        else:
+            result = compare_versions(first, second, tests, random_seed)
+        return _with_curves(result, first, second) if curves else result
+
+
+def _with_curves(result: Diff, first: Side, second: Side) -> Diff:
+    if first.theta != second.theta:
+        note = "no robustness curves: strength is a share of the range of theta, and the ranges differ"
+        return replace(result, notes=(*result.notes, note))
+    for side in (first, second):
+        side.check_model()
+    return replace(result, curves=(robustness(first.source), robustness(second.source)))

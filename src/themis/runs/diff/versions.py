@@ -1,0 +1,324 @@
+"""Comparing two versions of a model: the same tests on both, those that one of them failed and a new sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from themis.compute import rng
+from themis.data.seeds import Seeds
+from themis.errors import DataError, UsageError
+from themis.measure.tests import Bools, Floats, Ints
+from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
+from themis.runs.diff.result import Diff, PairedTests, ReplayedFaults
+from themis.runs.diff.sides import Side, common_box
+from themis.runs.diff.statistics import LEVEL, mcnemar, rates
+from themis.runs.faults import Fault, telling_score
+from themis.runs.run import percent
+from themis.search.policy import Space
+
+STREAM = 2
+"""Random stream of the new tests: no campaign uses it, whatever its random seed."""
+FOR_AGAIN = 101
+"""Purpose of the random numbers for further noise."""
+AGAIN = 8
+"""Draws of other noise at a fault's seed and theta before the other model counts as free of this fault."""
+MOST = 5000
+"""Distinct faults per run that are replayed; of more, this many spread evenly over the campaign."""
+STEP = 1000
+"""Seeds whose inputs are compared at a time."""
+
+Benches = tuple[TestBench, TestBench]
+Box = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class SharedSeeds:
+    """Seeds that both runs tested: their ids, and their rows in each run."""
+
+    seed_id: Ints
+    first: Ints
+    second: Ints
+
+    def __getitem__(self, rows: Bools) -> SharedSeeds:
+        return SharedSeeds(self.seed_id[rows], self.first[rows], self.second[rows])
+
+
+def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) -> Diff:
+    """Run the faults of both runs, and `n_tests` new tests, on both models."""
+    facts = (first.facts(), second.facts())
+    for side in (first, second):
+        side.check_model()
+    box = common_box(first, second)
+    with open_bench(first.source) as first_bench, open_bench(second.source) as second_bench:
+        benches = (first_bench, second_bench)
+        _check_oracles(first, second, benches)
+        with _judged_alike(benches):
+            shared = _shared_seeds(first, second, benches)
+            usable, *n_only = _usable_by_both(shared, benches)
+            paired = _run_paired(usable, benches, box, n_tests, random_seed)
+            faults = (first.faults(), second.faults())
+            gone = _replay_on_other(faults[0], faults[1], usable, benches, box)
+            new = _replay_on_other(faults[1], faults[0], usable, benches, box, is_swapped=True)
+        notes = [*_notes_of_benches(benches), *_notes_of_seeds(benches, shared, *n_only)]
+    if first.theta != second.theta:
+        ranges = ", ".join(
+            f"{name} {low:g} to {high:g}" for (name, _, _), low, high in zip(first.theta, *box, strict=True)
+        )
+        notes.append(f"the ranges of theta differ: only their intersection was compared, {ranges}")
+    notes += [*_notes_of_faults(first.name, gone), *_notes_of_faults(second.name, new)]
+    if first.model == second.model and not (paired.only_before or paired.only_after or gone.gone or new.gone):
+        notes.append("both models have the same weights and behave alike: compare the techniques instead")
+    verdict, sentence = _judge(paired)
+    return Diff("versions", verdict, sentence, *facts, paired, gone, new, notes=tuple(notes))
+
+
+def _notes_of_benches(benches: Benches) -> list[str]:
+    first, second = (bench.calculator for bench in benches)
+    notes = []
+    if first.perturbation.passes:
+        notes.append("an attack is computed separately for each model, from its own gradient")
+    if first.oracle.spec() != second.oracle.spec():
+        notes.append(f"both models were judged by the first run's oracle, {first.oracle.spec()}")
+    return notes
+
+
+def _notes_of_seeds(benches: Benches, shared: SharedSeeds, n_only_first: int, n_only_second: int) -> list[str]:
+    notes = []
+    if n_only_first or n_only_second:
+        notes.append(
+            f"clean: {n_only_first:,} seeds are answered correctly only by the model before, {n_only_second:,} only by "
+            "the model after; they were left out"
+        )
+    n, n_shared = [len(bench.seeds) for bench in benches], len(shared.seed_id)
+    if max(n) > n_shared:
+        notes.append(f"of {n[0]:,} and {n[1]:,} seeds, the {n_shared:,} that both runs have were compared")
+    return notes
+
+
+def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
+    counts = {
+        "were not reproduced on their own model": len(replayed.lost),
+        "lie outside of what was compared": len(replayed.apart),
+        "were not replayed: there are too many": replayed.left_out,
+    }
+    return [f"{n:,} faults of {name} {what}" for what, n in counts.items() if n]
+
+
+def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
+    specs = [bench.calculator.oracle.spec() for bench in benches]
+    if specs[0].partition(":")[0] != specs[1].partition(":")[0]:
+        raise UsageError(
+            f"both runs must have the same kind of fault, {first.name} has oracle {specs[0]!r}, {second.name} "
+            f"{specs[1]!r}: run one of them again with the other's oracle"
+        )
+
+
+def _judge(paired: PairedTests) -> tuple[str, str]:
+    """McNemar's test decides; the interval says by how much, if it can."""
+    gap, p = paired.difference, paired.p_value
+    has_one_direction = (paired.seeds_worse > paired.seeds_better) == (gap.value > 0)
+    verdict = "even" if p >= LEVEL or not has_one_direction else "worse" if gap.value > 0 else "better"
+    text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
+    if verdict != "even" and gap.low <= 0 <= gap.high:
+        text += ", but these tests cannot show by how much in fault rate"
+    fault_rates = f"fault rate {percent(paired.after.value, 2)} after, {percent(paired.before.value, 2)} before"
+    points = f"difference {100 * gap.value:+.2f} points, 95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
+    return verdict, (
+        f"{text}: {fault_rates} on the same {paired.tests:,} tests of {paired.seeds:,} seeds ({points}; McNemar p = "
+        f"{p:.2g}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
+    )
+
+
+@contextmanager
+def _judged_alike(benches: Benches) -> Iterator[None]:
+    """Judge both models by the first one's oracle, and by the stricter of the two similarity limits."""
+    first, second = (bench.calculator for bench in benches)
+    before = (second.oracle, second.clean_outputs, second.reference)
+    limits = (first.min_ssim, second.min_ssim)
+    strictest = max((limit for limit in limits if limit is not None), default=None)
+    second.oracle = replace(first.oracle, is_probability=second.oracle.is_probability)
+    first.min_ssim = second.min_ssim = strictest
+    try:
+        second.take_clean(second.clean_outputs)
+        yield
+    finally:
+        second.oracle, second.clean_outputs, second.reference = before
+        first.min_ssim, second.min_ssim = limits
+
+
+def _shared_seeds(first: Side, second: Side, benches: Benches) -> SharedSeeds:
+    """Seeds with the same number, input and label in both runs."""
+    seeds = (benches[0].seeds, benches[1].seeds)
+    seed_id, a, b = np.intersect1d(seeds[0].seed_id.numpy(), seeds[1].seed_id.numpy(), return_indices=True)
+    shared = SharedSeeds(seed_id, a, b)
+    if first.data != second.data:
+        shared = shared[_are_equal(*seeds, a, b)]
+    if not len(shared.seed_id):
+        raise DataError(
+            f"both runs must have tested some of the same inputs, {first.name} and {second.name} share none of "
+            f"{len(seeds[0]):,} and {len(seeds[1]):,}: run one of them again on the other's data"
+        )
+    return shared
+
+
+def _are_equal(first: Seeds, second: Seeds, a: Ints, b: Ints) -> Bools:
+    """Whether the rows `a` of the first seeds and `b` of the second have equal inputs and labels."""
+    is_equal = np.zeros(len(a), dtype=bool)
+    if first.shape[1:] != second.shape[1:]:
+        return is_equal
+    for start in range(0, len(a), STEP):
+        at = slice(start, start + STEP)
+        left, right = torch.from_numpy(a[at]), torch.from_numpy(b[at])
+        same = (first.take(left) == second.take(right)).flatten(1).all(1)
+        if first.labels is not None and second.labels is not None:
+            same &= (first.labels[left] == second.labels[right]).reshape(len(left), -1).all(1)
+        is_equal[at] = same.numpy()
+    return is_equal
+
+
+def _usable_by_both(shared: SharedSeeds, benches: Benches) -> tuple[SharedSeeds, int, int]:
+    """The seeds that both models answer correctly; and how many only the first does, and only the second."""
+    first, second = (
+        np.isin(rows, bench.usable()) for rows, bench in zip((shared.first, shared.second), benches, strict=True)
+    )
+    if not (first & second).any():
+        raise DataError(
+            "both models must answer some seed correctly, there is none that both do: check preprocessing and labels"
+        )
+    return shared[first & second], int((first & ~second).sum()), int((second & ~first).sum())
+
+
+def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_seed: int) -> PairedTests:
+    """Draw n tests, every seed once before any twice, and run them on both models."""
+    perturbation = benches[0].calculator.perturbation
+    rows = np.arange(len(shared.seed_id))
+    space = Space.of(perturbation, rows, shared.seed_id, np.zeros(len(rows), np.float32), random_seed)
+    space = replace(space, low=box[0], high=box[1])
+    number, position = np.arange(n), space.cycle(0, n)
+    tests = space.tests(number, position, space.uniform_theta(STREAM, number), "uniform")
+    outcomes = [
+        _run_tests(bench, seed_rows[position], tests.theta, tests.noise_seed, benches)
+        for bench, seed_rows in zip(benches, (shared.first, shared.second), strict=True)
+    ]
+    was_run = ~(_is_dropped(outcomes[0], benches[0]) | _is_dropped(outcomes[1], benches[1]))
+    if not was_run.any():
+        raise DataError("some test must be similar to its seed, none is: lower min_ssim or the magnitude")
+    before, after = (each.is_fault & was_run for each in outcomes)
+    tested, failed_before, failed_after = (_by_seed(position, each, len(rows)) for each in (was_run, before, after))
+    is_tested = tested > 0
+    worse, better = int((failed_after > failed_before).sum()), int((failed_after < failed_before).sum())
+    return PairedTests(
+        int(is_tested.sum()),
+        int(was_run.sum()),
+        int((~was_run).sum()),
+        int((before & after).sum()),
+        int((before & ~after).sum()),
+        int((after & ~before).sum()),
+        int((was_run & ~before & ~after).sum()),
+        better,
+        worse,
+        mcnemar(worse, better),
+        *rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested]),
+    )
+
+
+def _run_tests(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> TestOutcomes:
+    """Run tests in chunks of a shape that both benches support."""
+    with torch.no_grad():
+        return bench.run(rows, theta, noise_seed, min(each.calculator.chunk for each in benches))
+
+
+def _replay_on_other(
+    own: Sequence[Fault],
+    others: Sequence[Fault],
+    shared: SharedSeeds,
+    benches: Benches,
+    box: Box,
+    *,
+    is_swapped: bool = False,
+) -> ReplayedFaults:
+    """How a run's faults fare on the other model; `is_swapped`: they are the second run's."""
+    left_out = max(0, len(own) - MOST)
+    if left_out:
+        own = [own[k] for k in np.linspace(0, len(own) - 1, MOST).round().astype(int).tolist()]
+    theta = _theta(own, benches[0])
+    seed_id, noise_seed, id = (_column(own, name) for name in ("seed_id", "noise_seed", "id"))
+    is_shared = np.isin(seed_id, shared.seed_id) & ((theta >= box[0]) & (theta <= box[1])).all(1)
+    apart = id[~is_shared]
+    at = np.flatnonzero(is_shared)
+    if not len(at):
+        return ReplayedFaults(apart=_ids(apart), left_out=left_out)
+    place = np.searchsorted(shared.seed_id, seed_id)
+    rows = (shared.second, shared.first) if is_swapped else (shared.first, shared.second)
+    own_bench, other_bench = (benches[1], benches[0]) if is_swapped else benches
+    is_reproduced = _run_tests(own_bench, rows[0][place[at]], theta[at], noise_seed[at], benches).is_fault
+    lost, at = at[~is_reproduced], at[is_reproduced]
+    if not len(at):
+        return ReplayedFaults(lost=_ids(id[lost]), apart=_ids(apart), left_out=left_out)
+    breaks = _run_tests(other_bench, rows[1][place[at]], theta[at], noise_seed[at], benches).is_fault
+    still, at = at[breaks], at[~breaks]
+    is_near = _breaks_with_other_noise(other_bench, rows[1][place[at]], theta[at], noise_seed[at], benches)
+    is_near |= _has_weaker(seed_id[at], theta[at], others, benches[0])
+    gone = at[~is_near]
+    shown = sorted((own[k] for k in gone.tolist()), key=telling_score)
+    return ReplayedFaults(
+        gone=_ids(id[gone]),
+        moved=_ids(id[at[is_near]]),
+        still=_ids(id[still]),
+        lost=_ids(id[lost]),
+        apart=_ids(apart),
+        left_out=left_out,
+        shown=tuple(shown),
+    )
+
+
+def _breaks_with_other_noise(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> Bools:
+    """Which tests break the model with other noise."""
+    breaks = np.zeros(len(rows), dtype=bool)
+    if not bench.calculator.perturbation.is_random:
+        return breaks
+    for turn in range(AGAIN):
+        at = np.flatnonzero(~breaks)
+        if len(at):
+            noise = rng.mix(FOR_AGAIN, turn, noise_seed[at])
+            breaks[at] = _run_tests(bench, rows[at], theta[at], noise, benches).is_fault
+    return breaks
+
+
+def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: TestBench) -> Bools:
+    """For which tests the other run has a fault of the same seed that is not stronger."""
+    weakest: dict[int, float] = {}
+    other_theta = _theta(others, bench)
+    for fault, strength in zip(others, bench.strength(other_theta).tolist() if others else (), strict=True):
+        weakest[fault.seed_id] = min(strength, weakest.get(fault.seed_id, np.inf))
+    strengths = bench.strength(theta) if len(theta) else np.zeros(0)
+    pairs = zip(seed_id.tolist(), strengths.tolist(), strict=True)
+    return np.array([weakest.get(seed, np.inf) <= strength for seed, strength in pairs], dtype=bool)
+
+
+def _theta(faults: Sequence[Fault], bench: TestBench) -> Floats:
+    rows = [list(fault.theta.values()) for fault in faults]
+    return np.array(rows, dtype=np.float32).reshape(len(rows), len(bench.theta))
+
+
+def _column(faults: Sequence[Fault], name: str) -> Ints:
+    return np.array([getattr(fault, name) for fault in faults], dtype=np.int64)
+
+
+def _is_dropped(outcomes: TestOutcomes, bench: TestBench) -> Bools:
+    least = bench.calculator.min_ssim
+    return np.zeros(len(outcomes.ssim), dtype=bool) if least is None else outcomes.ssim < least
+
+
+def _by_seed(position: Ints, is_counted: Bools, n: int) -> Ints:
+    return np.bincount(position[is_counted], minlength=n).astype(np.int64)
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(sorted(map(int, values)))
