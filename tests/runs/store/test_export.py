@@ -134,7 +134,7 @@ def test_a_picture_is_drawn_from_the_kept_tensors_alone(found, exported, capsys)
     assert f"Drew 12 of {len(found[1].faults)} faults in {path}" in capsys.readouterr().out
     some = Reader(found[0]).select("id", "tensors IS NOT NULL", limit=2)
     exported("two.PNG", "--where", f"id IN ({some[0][0]}, {some[1][0]})")
-    assert "2 of 2 faults drawn" in capsys.readouterr().out
+    assert "Drew 2 of 2 faults" in capsys.readouterr().out
     from matplotlib.image import imread
 
     assert imread(path).shape[0] > 2 * imread(path.with_name("two.PNG")).shape[0]

@@ -14,9 +14,9 @@ from themis.report.gates.limits import METRICS, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.bench import Source
     from themis.runs.diff.result import Diff
     from themis.runs.faults import Fault
+    from themis.runs.replay import RunSource
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]
 
@@ -102,7 +102,7 @@ class GateResults:
         }
 
 
-def check_gates(run: Source, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> GateResults:
+def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> GateResults:
     """Check a finished run, or its folder, against gates.
 
     folder: where the run was written to, if it is passed as `themis.run` returned it. remedy: advice for a baseline
@@ -214,7 +214,7 @@ def _check_rate(most: float, summary: dict[str, Any], name: str) -> GateResult:
 
 
 def _check_new_faults(most: int, difference: Diff) -> GateResult:
-    from themis.runs.diff.result import replay
+    from themis.runs.diff.result import replay_command
 
     n, after = len(difference.new), difference.faults_after
     left_out, compared = (0, 1) if after is None else (after.left_out, after.n)
@@ -226,7 +226,7 @@ def _check_new_faults(most: int, difference: Diff) -> GateResult:
         f"{f'; {unseen:,} could not be compared' * bool(unseen)}. {difference.sentence.rstrip('.')}"
     )
     ids = [fault.id for fault in difference.new_faults[:N_TELLING]]
-    remedy = f"replay them: {replay(difference.after['run'], *ids)}"
+    remedy = f"replay them: {replay_command(difference.after['run'], *ids)}"
     if n <= most:
         remedy = "use a baseline with the same seeds, perturbation and magnitude"
     return GateResult("max_new_faults", has_passed, float(n), float(most), text, remedy)

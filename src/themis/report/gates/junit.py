@@ -79,14 +79,14 @@ def _suite(results: GateResults, number: int, name: str, report: str | Path | No
 
 def _telling_lines(results: GateResults) -> list[str]:
     """One line per fault, and the command that replays them."""
-    from themis.runs.diff.result import replay, say_fault
+    from themis.runs.diff.result import describe_fault, replay_command
 
     if not results.telling:
         return []
-    lines = [say_fault(fault) for fault in results.telling]
+    lines = [describe_fault(fault) for fault in results.telling]
     if results.folder is None:
         return lines
-    return [*lines, replay(str(results.folder), *(fault.id for fault in results.telling))]
+    return [*lines, replay_command(str(results.folder), *(fault.id for fault in results.telling))]
 
 
 def _report(report: str | Path | None) -> list[str]:

@@ -19,8 +19,8 @@ def write_markdown(path: str | Path, results: GateResults, *, report: str | Path
 
 def markdown(results: GateResults, report: str | Path | None = None) -> str:
     """The overall result, the gates, the key figures, the most telling faults and how to replay them."""
-    from themis.runs.diff.markup import code, escape, table
-    from themis.runs.diff.result import replay, say_fault
+    from themis.runs.diff.markdown import code, escape, table
+    from themis.runs.diff.result import describe_fault, replay_command
 
     mark = "❌" if results.has_failed else "✅" if results.has_limits else "▫️"
     gates = [
@@ -35,9 +35,14 @@ def markdown(results: GateResults, report: str | Path | None = None) -> str:
     lines = [f"## {mark} Themis: {escape(results.sentence)}", "", *table(("", "gate", "result", "remedy"), gates), ""]
     lines += [*table(("figure", "value", "95% interval"), _figures(results.summary)), ""]
     if results.telling:
-        lines += ["The most telling faults:", "", *(f"- {escape(say_fault(fault))}" for fault in results.telling), ""]
+        lines += [
+            "The most telling faults:",
+            "",
+            *(f"- {escape(describe_fault(fault))}" for fault in results.telling),
+            "",
+        ]
         if results.folder is not None:
-            command = replay(str(results.folder), *(fault.id for fault in results.telling))
+            command = replay_command(str(results.folder), *(fault.id for fault in results.telling))
             lines += [f"Replay them: {code(command)}", ""]
     if results.diff is not None:
         lines += [results.diff.markdown(), ""]
