@@ -1,0 +1,45 @@
+"""A run folder written by an earlier layout of the code still opens, replays and resumes."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_net
+
+import themis
+from themis.cli import main
+
+EARLIER = Path(__file__).with_name("earlier_run")
+
+
+@pytest.fixture
+def earlier(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(tiny_net.__file__).parent))
+    return shutil.copytree(EARLIER, tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:resumed in another environment")
+def test_an_earlier_run_resumes_to_the_same_end(earlier):
+    resumed = themis.resume(earlier, tiny_net.make_net(), tiny_net.make_data(), max_tests=600)
+    options = {"magnitude": 0.3, "max_tests": 600, "round_size": 160, "coverage": None, "max_stored": 4}
+    uninterrupted = themis.run(tiny_net.make_net(), tiny_net.make_data(), "gaussian", **options)
+    last, expected = resumed.rounds[-1], uninterrupted.rounds[-1]
+    assert (last.tests, last.faults, last.distinct_faults) == (600, 200, 61)
+    assert (last.faults, last.distinct_faults) == (expected.faults, expected.distinct_faults)
+    for name, column in uninterrupted.faults.columns.items():
+        assert np.array_equal(resumed.faults.columns[name], column, equal_nan=column.dtype.kind == "f"), name
+
+
+def test_an_earlier_run_opens_and_replays(earlier):
+    run = themis.open_run(earlier, tiny_net.make_net(), tiny_net.make_data())
+    assert run.stop == "Stopped because the budget of 320 tests is spent."
+    assert len(run.faults) == run.rounds[-1].faults > 50
+    for fault in run.faults.most_telling(3):
+        assert fault.replay().is_same
+
+
+def test_commands_read_an_earlier_run(earlier, capsys):
+    for command in (["faults", str(earlier)], ["report", str(earlier)], ["groups", str(earlier)]):
+        assert main(command) == 0, command
+    assert "earlier_run" not in capsys.readouterr().err
