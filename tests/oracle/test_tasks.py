@@ -40,7 +40,7 @@ def net(n_outputs, *after):
     with torch.no_grad():
         first.bias.copy_(
             -first.weight.sum(1) / 2
-        )  # centred on the inputs in 0..1, so that its answers are not constant
+        )  # centred on inputs in 0..1, so that its answers vary
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last, *after)
 
 

@@ -117,9 +117,9 @@ def test_check_describes_the_model_and_how_to_start(here, capsys):
     assert main(["check", "--model", "mine:net", "--data", "mine:data", "--magnitude", "0.3"]) == 0
     said = capsys.readouterr().out
     assert "19 in 2 layers" in said
-    assert "30 of 1x8x8" in said
-    assert "tests a second" in said
-    assert "start it: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
+    assert "30 of shape 1x8x8" in said
+    assert "tests per second" in said
+    assert "Start the campaign: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
 
 
 def test_check_prints_json(here, capsys):
