@@ -27,6 +27,7 @@ from themis.oracle import Oracle
 from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
+from themis.target.gradient import is_differentiable
 from themis.target.target import AnyTarget
 
 TRACING_PASSES = 5
@@ -303,17 +304,12 @@ class Calculator:
         n = min(PROBED, len(self.usable))
         rows = self.usable[:n]
         middle = torch.tensor([(theta.low + theta.high) / 2 for theta in self.perturbation.theta], device=self.device)
-        theta = middle.float().repeat(n, 1).requires_grad_(True)
+        noise_seed = torch.arange(n, device=self.device)
         self.passes += 3 * n
-        try:
-            with torch.enable_grad():
-                _, disturbed = self.disturb(rows, theta, torch.arange(n, device=self.device), n)
-                outputs = self.target.forward(disturbed)
-                total = outputs.float().sum()
-                gradient = torch.autograd.grad(total, theta, allow_unused=True)[0] if total.requires_grad else None
-        except Exception:  # whatever the user's code raises, it cannot be differentiated
-            gradient = None
-        self.has_gradient = gradient is not None
+        self.has_gradient = is_differentiable(
+            lambda theta: self.target.forward(self.disturb(rows, theta, noise_seed, n)[1]).float(),
+            middle.float().repeat(n, 1),
+        )
 
     # One chunk
 

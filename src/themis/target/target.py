@@ -47,7 +47,7 @@ class AnyTarget(Protocol):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether this kind of target can be differentiated; `probe_gradient` tells whether this model really can."""
+        """Whether such targets can be differentiated at all; `is_differentiable` tells whether this one really can."""
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """Return the layers whose neurons are tested, found with batches of two and of three copies of `example`."""
@@ -137,7 +137,7 @@ class Target:
 
     @property
     def has_gradient(self) -> bool:
-        """True: modules can be differentiated, unless `probe_gradient` finds that this one cannot."""
+        """True: modules can be differentiated, unless `is_differentiable` finds that this one cannot."""
         return True
 
     @cached_property
