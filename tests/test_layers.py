@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 pytest.importorskip("importlinter")
 ROOT = Path(__file__).parents[1]
 

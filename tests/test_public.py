@@ -7,6 +7,8 @@ import pytest
 
 import themis
 
+pytestmark = pytest.mark.quick
+
 
 def test_every_public_name_is_there():
     for name in themis.__all__:

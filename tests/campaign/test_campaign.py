@@ -20,6 +20,7 @@ def result(trained):
     return campaign(trained)
 
 
+@pytest.mark.quick
 def test_it_finds_faults_that_are_real(trained, result):
     model, digits = trained
     assert len(result.faults) > 20
@@ -34,6 +35,7 @@ def test_it_finds_faults_that_are_real(trained, result):
         assert sum(fault.signature.values()) == pytest.approx(1, abs=5e-4)
 
 
+@pytest.mark.quick
 def test_every_fault_replays_to_the_bit(result):
     for fault in result.faults:
         again = fault.replay()
@@ -42,6 +44,7 @@ def test_every_fault_replays_to_the_bit(result):
         assert again.confidence == fault.confidence
 
 
+@pytest.mark.quick
 def test_counts_agree_with_the_faults(result):
     faults, last = list(result.faults), result.rounds[-1]
     assert last.tests == 2560
@@ -56,10 +59,12 @@ def test_counts_agree_with_the_faults(result):
     assert result.fault_rate.low < result.fault_rate.value < result.fault_rate.high
 
 
+@pytest.mark.quick
 def test_passes_are_those_of_discovery_sweep_probe_and_tests(result):
     assert result.rounds[-1].passes == 5 + 6 + 300 + 2560  # 6 find out whether theta has a gradient
 
 
+@pytest.mark.quick
 def test_coverage_rises_and_is_reported_in_full(result):
     coverage = [each.coverage.sampled for each in result.rounds]
     assert coverage[0] < coverage[-1] == result.coverage
@@ -73,6 +78,7 @@ def test_coverage_rises_and_is_reported_in_full(result):
     assert "skewness" in result.normality.sentence
 
 
+@pytest.mark.quick
 def test_the_summary_has_what_it_promises_and_is_plain_data(result, tmp_path):
     summary = json.loads(json.dumps(result.summary(), allow_nan=False))
     promised = {
@@ -94,6 +100,7 @@ def same(a, b):
             np.testing.assert_array_equal(column, b.faults.columns[name])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("policy", ["scheduled", "paper"])
 def test_the_same_seed_gives_the_same_campaign_for_any_batch_size(trained, policy):
     options = {"max_tests": 700, "max_seeds": 100, "policy": policy, "magnitude": 0.4}
@@ -104,6 +111,7 @@ def test_the_same_seed_gives_the_same_campaign_for_any_batch_size(trained, polic
     assert list(other.faults.columns["noise_seed"]) != list(first.faults.columns["noise_seed"])
 
 
+@pytest.mark.quick
 def test_the_uniform_stream_is_the_same_whatever_the_policy(trained):
     options = {"max_tests": 1280, "max_seeds": 100, "magnitude": 0.5}
     uniform = [
@@ -117,6 +125,7 @@ def test_the_uniform_stream_is_the_same_whatever_the_policy(trained):
     assert uniform[0] == uniform[1] != set()
 
 
+@pytest.mark.quick
 def test_search_beats_random_testing(trained):
     distinct = {
         policy: campaign(trained, policy=policy, max_tests=3000, magnitude=0.2).rounds[-1].distinct_faults
@@ -138,6 +147,7 @@ def test_fgsm_runs_and_its_passes_are_counted(trained):
 # Stop reasons
 
 
+@pytest.mark.quick
 def test_it_stops_at_the_coverage_goal_and_says_so(trained):
     result = campaign(trained, coverage=0.95, max_tests=20_000)
     assert result.stop_reason == "coverage"
@@ -146,6 +156,7 @@ def test_it_stops_at_the_coverage_goal_and_says_so(trained):
     assert result.stop.endswith("confirmed by Markov chains.")
 
 
+@pytest.mark.quick
 def test_it_stops_at_each_budget_and_says_so(trained):
     tests = campaign(trained, max_tests=777)
     assert (tests.stop_reason, tests.rounds[-1].tests) == ("tests", 777)
@@ -157,6 +168,7 @@ def test_it_stops_at_each_budget_and_says_so(trained):
     assert seconds.stop_reason == "seconds"
 
 
+@pytest.mark.quick
 def test_it_stops_on_a_plateau(trained):
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     nn.init.constant_(model[1].weight, 0.0)  # nothing moves it: no fault, no coverage
@@ -167,6 +179,7 @@ def test_it_stops_on_a_plateau(trained):
     assert result.judged.n_dead == 10
 
 
+@pytest.mark.quick
 def test_the_user_can_stop_it_and_keeps_everything(trained):
     class Interrupt(Callback):
         def on_round(self, round):

@@ -62,6 +62,7 @@ def test_an_interrupted_campaign_ends_as_one_that_was_not(trained, tmp_path, nam
         np.testing.assert_array_equal(values, stored.columns[column], err_msg=column)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("after", [6, 9, 12])
 def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, after):
     model, digits = trained
@@ -78,6 +79,7 @@ def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, a
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
 
 
+@pytest.mark.quick
 def test_a_finished_campaign_has_nothing_left_to_do_until_a_limit_is_raised(trained, tmp_path):
     model, digits = trained
     first = campaign(trained, max_tests=1280, round_size=640, out=tmp_path / "run")
@@ -144,6 +146,7 @@ def test_objects_of_the_users_own_can_be_resumed(tmp_path):
     assert_same_end(whole, themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own))
 
 
+@pytest.mark.quick
 def test_only_what_was_tested_is_gone_on_with(tmp_path):
     torch.manual_seed(0)
     net, data = Conv(), torch.rand(30, 1, 8, 8)

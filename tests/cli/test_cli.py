@@ -23,6 +23,7 @@ def here(tmp_path, monkeypatch):
 BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--max-tests", "300"]
 
 
+@pytest.mark.quick
 def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here, capsys):
     assert main([*BASE, "--magnitude", "0.3", "--out", "runs/first"]) == 0
     said = capsys.readouterr().out
@@ -57,6 +58,7 @@ def test_run_can_print_json_alone_or_nothing(here, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.quick
 def test_options_come_from_a_file_and_flags_override_it(here, capsys):
     (here / "campaign.yaml").write_text(
         "model: mine:net\ndata: mine:data\nperturb: gaussian\nmax_tests: 100\npolicy: random\n"
@@ -114,6 +116,7 @@ def test_a_run_that_is_refused_leaves_no_folder(here, capsys):
     assert not (here / "runs/a").exists()
 
 
+@pytest.mark.quick
 def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
     words = [*BASE[:1], "--model", "mine:Interrupted", *BASE[3:-2], "--tolerance", "1e-7", "--plateau", "5"]
     assert main([*words, "--out", "runs/a b"]) == 130
@@ -197,6 +200,7 @@ def test_help_fits_80_columns_and_ends_with_examples(name, monkeypatch, capsys):
         assert all(f"themis {name}" in each for each in examples)
 
 
+@pytest.mark.quick
 def test_help_imports_nothing_heavy():
     names = [name for name in COMMANDS if find_spec(f"themis.cli.{name}")]
     code = (

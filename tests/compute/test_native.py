@@ -6,7 +6,7 @@ import torch
 from themis.compute.native import BLOCK, accumulate, fold, library
 from themis.measure import fold as fold_module
 
-pytestmark = pytest.mark.skipif(library() is None, reason="not compiled on this machine")
+pytestmark = [pytest.mark.quick, pytest.mark.skipif(library() is None, reason="not compiled on this machine")]
 
 
 @pytest.mark.parametrize("n", [1, 7, BLOCK - 1, BLOCK, 3 * BLOCK + 5])

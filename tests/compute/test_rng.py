@@ -8,6 +8,8 @@ from scipy import stats
 from themis.compute import kernels, native
 from themis.compute.rng import Rng, mix, uniform
 
+pytestmark = pytest.mark.quick
+
 
 def seeds(n, salt=0):
     return torch.from_numpy(mix(salt, np.arange(n)))

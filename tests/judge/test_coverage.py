@@ -13,6 +13,8 @@ from themis.judge.sampler import sample_neurons
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
+pytestmark = pytest.mark.quick
+
 
 def moments(spread, count, mean=1.0):
     spread = torch.as_tensor(spread, dtype=torch.float64)

@@ -8,6 +8,8 @@ from scipy import stats
 from themis.judge.exact import exact
 from themis.measure.moments import Moments
 
+pytestmark = pytest.mark.quick
+
 
 def test_mean_and_sd_are_those_of_the_student_t() -> None:
     sensitivity = torch.rand(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

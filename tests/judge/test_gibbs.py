@@ -16,6 +16,8 @@ from themis.judge.gibbs import gibbs
 from themis.judge.posterior import Posterior
 from themis.measure.moments import Moments
 
+pytestmark = pytest.mark.quick
+
 module = sys.modules["themis.judge.gibbs"]  # the name in the package is the function
 FIELDS = ("mean", "sd", "ess", "mcse", "rhat")
 

@@ -9,6 +9,8 @@ from simulation import DESIGNS, INPUTS, MISSING, fault_campaigns, holds, risk_ca
 from themis.errors import UsageError
 from themis.judge.risk import fault_rate, residual_risk
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("n_faults", "n_tests"), [(0, 1), (1, 1), (2, 5), (0, 100), (3, 100), (1000, 1000), (17, 1000)]

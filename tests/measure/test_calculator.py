@@ -18,6 +18,8 @@ from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
 from themis.zoo import lenet5
 
+pytestmark = pytest.mark.quick
+
 
 def make_tests(n, n_seeds, high=0.3):
     k = np.arange(n)

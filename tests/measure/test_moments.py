@@ -1,12 +1,15 @@
 """Moments are exact, and merging them obeys its laws."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from themis.measure.moments import Accumulator, Moments
+
+pytestmark = pytest.mark.quick
 
 values = arrays(np.float64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.floats(-1e6, 1e6, width=32))
 

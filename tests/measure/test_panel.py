@@ -8,6 +8,8 @@ from scipy import stats
 from themis.measure.moments import Moments
 from themis.measure.panel import N_BLOCKS, Panel, Shape, block_table, choose_panel
 
+pytestmark = pytest.mark.quick
+
 
 def some_tests(n_tests=700, n_neurons=5, n_seeds=90, random_seed=0):
     generator = torch.Generator().manual_seed(random_seed)

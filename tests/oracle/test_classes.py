@@ -7,6 +7,8 @@ from themis import DataError, ModelError
 from themis.oracle import NOT_FINITE, Changed, Top, Wrong, are_probabilities, confidence
 from themis.oracle.classes import class_loss
 
+pytestmark = pytest.mark.quick
+
 NAN, INF = float("nan"), float("inf")
 CLEAN = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 5.0]])
 TESTS = torch.tensor([[2.0, 2.5, 0.0], [0.0, 3.0, 1.0], [NAN, 1.0, 0.0]])

@@ -16,6 +16,8 @@ from themis.search.kinds import CLIMBERS, TRIAL
 from themis.search.policy import Novelty, Space
 from themis.search.scheduled import AT_ONCE, JITTER
 
+pytestmark = pytest.mark.quick
+
 BOX = (Theta("a", -1, 1), Theta("b", 0, 10, unit="px"))
 
 

@@ -10,6 +10,8 @@ from themis import Perturbation, Target, Theta
 from themis.campaign.budget import PORTION
 from themis.search.scheduled import Scheduled
 
+pytestmark = pytest.mark.quick
+
 INPUTS = torch.rand(60, 8, generator=torch.Generator().manual_seed(0))
 NET = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 UNLIMITED = {"coverage": None, "plateau": None}

@@ -28,6 +28,7 @@ faults_found = st.lists(
 )  # seed, answer, score
 
 
+@pytest.mark.quick
 @given(faults_found, st.integers(0, 12), st.data())
 def test_what_is_kept_does_not_depend_on_when_it_was_chosen(found, n, data):
     seed, answer, score = (np.array([each[k] for each in found], dtype=np.int64) for k in range(3))
@@ -66,6 +67,7 @@ def stored(trained, tmp_path_factory):
     return path, campaign(trained, out=path, max_stored=40)
 
 
+@pytest.mark.quick
 def test_all_rows_and_the_most_telling_tensors_are_kept(stored):
     path, result = stored
     columns = result.faults.columns
@@ -123,6 +125,7 @@ def test_pandas_reads_the_folder_without_themis(stored):
     assert sum(layers) == pytest.approx(10_000, abs=3)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("version", "whose"), [(SCHEMA + 1, "a newer"), (SCHEMA - 1, "an older")])
 def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, whose):
     import shutil
@@ -139,6 +142,7 @@ def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, who
     assert (tmp_path / "run/run.sqlite").read_bytes() == before
 
 
+@pytest.mark.quick
 def test_damage_is_named(stored, trained, tmp_path):
     import shutil
 
