@@ -8,6 +8,8 @@ RIVALS := $(VENV)/.rivals
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 2 --dist loadgroup
+# The tests start many processes: compile each module once, not in each of them.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo quick test check slow coverage docs dist bench clean

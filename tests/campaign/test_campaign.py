@@ -14,6 +14,8 @@ import themis
 from themis import Callback, Target
 from themis.campaign.budget import PORTION
 
+pytestmark = pytest.mark.xdist_group("campaign")
+
 
 @pytest.fixture(scope="module")
 def result(trained):

@@ -22,6 +22,8 @@ from themis.campaign.interrupt import defer_interrupts
 from themis.runs.store import Reader, Writer
 from themis.search.random import Random
 
+pytestmark = pytest.mark.xdist_group("campaign")
+
 
 class StopsInside(nn.Module):
     """Ctrl-C in the middle of a forward pass."""

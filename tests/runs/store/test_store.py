@@ -23,6 +23,8 @@ from themis.runs.store import Reader
 from themis.runs.store.schema import SCHEMA
 from themis.runs.store.tensors import choose_kept, read_tensors
 
+pytestmark = pytest.mark.xdist_group("campaign")
+
 faults_found = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5)), max_size=40
 )  # seed, answer, score
