@@ -1,4 +1,4 @@
-"""A look before a campaign: what Themis sees of a model and its data, what seems wrong, what a campaign takes."""
+"""The check before a campaign: what Themis sees of a model and its data, what seems wrong, what a campaign costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """What was seen."""
+    """The findings of a check."""
 
     model: str
     n_parameters: int
@@ -36,22 +36,22 @@ class Check:
     most: float
     bounds: tuple[float, float]
     n_seeds: int
-    n_looked_at: int
+    n_examined: int
     n_classes: int | None
-    """Different labels among the seeds that were looked at; None without labels."""
+    """Distinct labels among the seeds that were examined; None without labels."""
     output_shape: tuple[int, ...]
     accuracy: float | None
     is_near_chance: bool
     suspicions: list[Suspicion]
     problem: str | None
-    """Why no campaign can run as things are; None if one can."""
+    """Why no campaign can run; None if one can."""
     start: Start | None
-    """What a campaign starts with; None if none can run."""
+    """What a campaign would start with; None if none can run."""
     n_faults: int
     n_tests: int
-    seconds_a_test: float | None
+    seconds_per_test: float | None
     clean_gib: float | None
-    """Memory that all seeds' clean activations take."""
+    """Memory that the clean activations of all seeds need."""
 
 
 def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaussian", **options: Any) -> Check:
@@ -72,7 +72,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         size = {"max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
         few = {**options, **size, "tolerance": 1e-12}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*by chance", category=RuntimeWarning)  # told below
+            warnings.filterwarnings("ignore", message=".*by chance", category=RuntimeWarning)  # reported below
             result = run(target, seeds, perturbation, **few)
         first, last = result.rounds[0], result.rounds[-1]
         start, n_faults, n_tests = result.start, len(result.faults), last.tests
@@ -90,7 +90,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         most=float(inputs.max()),
         bounds=target.bounds,
         n_seeds=len(everything),
-        n_looked_at=len(seeds),
+        n_examined=len(seeds),
         n_classes=_n_classes(seeds),
         output_shape=tuple(outputs.shape[1:]),
         accuracy=None if right is None else right / len(seeds),
@@ -100,13 +100,13 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         start=start,
         n_faults=n_faults,
         n_tests=n_tests,
-        seconds_a_test=seconds,
+        seconds_per_test=seconds,
         clean_gib=None if start is None else len(everything) * start.n_neurons * 4 / GIB,
     )
 
 
 def _n_right(outputs: Tensor, labels: Tensor | None) -> int | None:
-    """How many answers are right, where answers are classes."""
+    """How many answers are correct; None unless answers are classes."""
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2:
         return None
     return int((outputs.argmax(1) == labels).sum())

@@ -81,7 +81,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
     if check.is_training:
         rows.append(("mode", "passed in training mode, tested in evaluation mode"))
     if check.accuracy is not None:
-        rows.append(("accuracy", f"{percent(check.accuracy)} of {check.n_looked_at:,} clean inputs answered correctly"))
+        rows.append(("accuracy", f"{percent(check.accuracy)} of {check.n_examined:,} clean inputs answered correctly"))
     if check.start is not None:
         rows += _describe_start(check, settings)
     lines = [f"{name:<10}  {text}" for name, text in rows]
@@ -92,7 +92,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
 def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     start = check.start
     assert start is not None
-    assert check.seconds_a_test is not None
+    assert check.seconds_per_test is not None
     assert check.clean_gib is not None
     n_layers = len(start.layers)
     rows = [("neurons", f"{start.n_neurons:,} in {_count(n_layers, 'layer')}")]
@@ -103,12 +103,12 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     if n_layers > N_LAYERS:
         rows.append(("", f"and {n_layers - N_LAYERS} more"))
     tests = settings.max_tests or 20_000
-    all_tests = _duration(tests * check.seconds_a_test)
+    all_tests = _duration(tests * check.seconds_per_test)
     fits = check.clean_gib <= settings.clean_memory_gib
     kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
     rows += [
         ("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"),
-        ("time", f"{1 / check.seconds_a_test:,.0f} tests per second; {tests:,} tests take {all_tests}"),
+        ("time", f"{1 / check.seconds_per_test:,.0f} tests per second; {tests:,} tests take {all_tests}"),
         ("faults", f"{check.n_faults} in the first {_count(check.n_tests, 'test')} under {start.perturbation}"),
     ]
     return rows

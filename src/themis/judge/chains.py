@@ -1,4 +1,4 @@
-"""What the judges by Markov chains share: standardised coordinates, in which only the number of tests matters."""
+"""Shared by the judges that sample Markov chains: coordinates in which only the number of tests matters."""
 
 from __future__ import annotations
 

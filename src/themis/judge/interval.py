@@ -14,10 +14,10 @@ from themis.judge.exact import exact
 from themis.measure.moments import Moments
 
 LEAST_TESTS = 30
-"""Under this the interval is 0 to 1: a jackknife of less says nothing."""
+"""With fewer tests the interval is 0 to 1: a jackknife would say nothing."""
 
-# Errors of a spread are skewed: what a few seeds do is mostly missed, seldom overstated. So the upper limit on the
-# spread, which is the one that fails, gets less of the 5%.
+# Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and seldom overstated. So the
+# upper limit, which is the one that fails, gets less of the 5%.
 _SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
 
 

@@ -1,4 +1,4 @@
-"""How normal the differences are: the judges' model, held against the panel."""
+"""How normal the differences are: the judges' model, checked on the panel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every judge gives back, and the protocol a judge follows."""
+"""What every judge returns, and the protocol of a judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sensitivity sampler: a few neurons that stand for all, evenly spaced in order of variance."""
+"""The Sampler: a few neurons that represent all of them, evenly spaced in order of variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit of sensitivity: as it is, or relative to how much a neuron varies on clean inputs."""
+"""The unit of sensitivity: absolute, or relative to how much a neuron varies on clean inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
 LEAST = 1e-3
-"""A neuron's unit is at least this share of its layer's median clean spread: a nearly constant one must not rule."""
+"""A neuron's unit is at least this share of its layer's median: a nearly constant neuron must not dominate."""
 
 
 def relative_scale(clean: Moments, layers: Sequence[Layer]) -> Tensor:

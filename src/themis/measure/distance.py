@@ -1,4 +1,4 @@
-"""How far a test is from its seed."""
+"""Distances between a test and its seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 WINDOW = 7
-"""Side in pixels of the windows that SSIM looks at."""
+"""Side of the SSIM windows in pixels."""
 
 
 def l2(inputs: Tensor, disturbed: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def linf(inputs: Tensor, disturbed: Tensor) -> Tensor:
 def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
     """Structural similarity `[tests]` of pictures `[tests, channels, height, width]`: 1 is the same picture.
 
-    Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; NaN for what is no such picture.
+    Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; NaN for inputs that are not such pictures.
     """
     if inputs.ndim != 4 or min(inputs.shape[2:]) < WINDOW or not len(inputs):
         return torch.full((len(inputs),), torch.nan, device=inputs.device)

@@ -1,4 +1,4 @@
-"""Streaming moments: all that a normal model needs to remember of the sensitivities."""
+"""Streaming moments: all that a normal model needs to know about the sensitivities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Moments:
         """The moments of sensitivities `[tests, neurons]`."""
         if len(chunk) == 0:
             return Moments.empty(chunk.shape[1], chunk.device)
-        # Deviations from the first test: what all tests share cancels exactly, so a constant neuron has M2 = 0.
+        # Deviations from the first test: common values cancel exactly, so a constant neuron has M2 = 0.
         first = chunk[0]
         deviations = chunk - first
         sums = deviations.sum(0)
@@ -69,7 +69,7 @@ class Moments:
         return Moments(count, self.mean[neurons], self.m2[neurons])
 
     def checked(self, layers: tuple[Layer, ...]) -> Moments:
-        """The same, unless an activation overflowed: then say where."""
+        """The same moments; raises if an activation overflowed, and names its layer."""
         is_finite = self.m2.isfinite()
         if not bool(is_finite.all()):
             at = int((~is_finite).nonzero()[0])
@@ -82,10 +82,10 @@ class Moments:
 
 
 class Accumulator:
-    """Sums of sensitivities on their way to `Moments`: float64, in place, layer by layer as a forward pass shows them.
+    """Accumulates sensitivities for `Moments`: float64, in place, layer by layer as a forward pass computes them.
 
-    A chunk counts when it is committed; one that failed half-way leaves no trace. All values are taken from a shift,
-    the first test seen, so that nothing is lost to cancellation.
+    A chunk counts only once it is committed, so one that fails half-way leaves no trace. A shift, the first test seen,
+    is subtracted from all values, so that nothing is lost to cancellation.
     """
 
     def __init__(self, n_neurons: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -131,12 +131,12 @@ class Accumulator:
         return Moments.from_sums(self.count, self._shift, self._sums, self._squares)
 
     def state(self) -> dict[str, Tensor]:
-        """All that was committed, as tensors."""
+        """Everything that was committed, as tensors."""
         count = torch.tensor(self.count)
         return {"count": count, "shift": self._shift, "sums": self._sums, "squares": self._squares}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.count = int(state["count"])
         for mine, saved in ((self._shift, "shift"), (self._sums, "sums"), (self._squares, "squares")):
             mine.copy_(state[saved])

@@ -1,4 +1,4 @@
-"""The panel: some neurons that are watched closely, for how far the figures on all of them can be trusted."""
+"""The panel: a sample of neurons observed in more detail, to know how far figures about all neurons can be trusted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def choose_panel(n_neurons: int, size: int = 1000, random_seed: int = 0) -> Tens
 def block_table(n_blocks: int = N_BLOCKS) -> Tensor:
     """The block of each seed, by its index modulo 4,096: int64 `[4096]`, random but always the same.
 
-    Blocks must be random samples of the seeds. The index modulo 20 would sort data whose classes take turns into blocks
-    by class (too much variance between blocks); dealing out each run of 20 neighbours would share data sorted by class
-    evenly (too little). Random blocks are a little uneven, which the jackknife allows for.
+    Blocks must be random samples of the seeds. The index modulo 20 would group data whose classes alternate into blocks
+    by class (too much variance between blocks); assigning each run of 20 neighbours to 20 blocks would spread data
+    sorted by class evenly (too little). Random blocks are slightly uneven, which the jackknife allows for.
     """
     return torch.from_numpy(mix(np.arange(_TABLE_SIZE)) % n_blocks)
 
@@ -76,7 +76,7 @@ class Panel:
             self._fold()
 
     def state(self) -> dict[str, Tensor]:
-        """All that was added, as tensors."""
+        """Everything that was added, as tensors."""
         n_recent = torch.tensor(self.n_recent)
         return {
             "count": self.count,
@@ -87,7 +87,7 @@ class Panel:
         }
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         if len(state["shift"]):
             self._start(state["shift"][None].to(device))
         for name in ("count", "sums", "recent"):
@@ -122,7 +122,7 @@ class Panel:
         return Moments(count, torch.where(count > 0, deviation + self.shift, 0.0), m2)
 
     def merge(self, other: Panel) -> Panel:
-        """The panel of both sets of tests; both must watch the same neurons in as many blocks."""
+        """The panel of both sets of tests; both must observe the same neurons in the same blocks."""
         if len(self.shift) == 0 or len(other.shift) == 0:
             return other if len(self.shift) == 0 else self
         self._fold()
@@ -162,11 +162,11 @@ class Shape:
         self.n_tests += len(first)
 
     def state(self) -> dict[str, Tensor]:
-        """All that was added, as tensors."""
+        """Everything that was added, as tensors."""
         return {"sums": self.sums, "n_tests": torch.tensor(self.n_tests)}
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.sums, self.n_tests = state["sums"].to(device), int(state["n_tests"])
 
     def signed(self) -> tuple[Tensor, Tensor]:

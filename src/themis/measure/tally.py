@@ -1,4 +1,4 @@
-"""Counting faults: raw, distinct, failing seeds; and what the uniform stream alone has seen."""
+"""Counts of tests and faults: raw, distinct, failing seeds, and those of the uniform stream alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from themis.measure.tests import Ints, Results, Tests
 
 NEAR_TIE = 1e-4
-"""Margin under which another device or batch shape may answer otherwise."""
+"""Margin below which another device or batch shape may give another answer."""
 LISTED_TIES = 1000
 COUNTS = ("tests", "dropped", "faults", "uniform_tests", "raised")
 
 
 class Tally:
-    """Counts over a campaign. A distinct fault is a seed with a wrong outcome."""
+    """Counts over a campaign. A distinct fault is a pair of a seed and a wrong outcome."""
 
     def __init__(self, n_seeds: int) -> None:
         self.tests = self.dropped = self.faults = self.uniform_tests = self.raised = 0
@@ -43,7 +43,7 @@ class Tally:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         vars(self).update(state["counts"])
         self.kinds, self.near_ties = state["kinds"], state["near_ties"].tolist()
         self.uniform_tests_by_seed[:] = state["uniform_tests_by_seed"]

@@ -1,4 +1,4 @@
-"""Corners: every theta dimension at one of its bounds, over all seeds in turn."""
+"""Corners: every dimension of theta at one of its bounds, for all seeds in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from themis.search.policy import Policy, Space, State
 
 
 class Corners(Policy):
-    """The strongest disturbances, each seed as often as any other."""
+    """Tests every seed equally often with the strongest disturbances."""
 
     def init(self, space: Space) -> None:
         self.space = space

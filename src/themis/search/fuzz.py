@@ -1,4 +1,4 @@
-"""The fuzzer of the coverage-guided tools: mutate a test that raised the criterion, keep the child if it does too."""
+"""The fuzzer of coverage-guided tools: mutate a test that raised the criterion, and keep the child if it does too."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from themis.measure.tests import Ints, Results, Tests
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
 FIRST, LEAST, HORIZON = 0.8, 0.3, 5
-"""DeepHunter's power schedule: the weight of a parent begins at 0.8, and falls by 1/5 a mutation, to 0.3."""
+"""DeepHunter's power schedule: the weight of a parent starts at 0.8 and falls by 1/5 per mutation, down to 0.3."""
 KEPT = 0.5
-"""Chance that a child keeps a dimension of its parent's theta; else it is drawn anew."""
+"""Probability that a child keeps a dimension of its parent's theta; otherwise it is drawn anew."""
 
 
 class Fuzz(Policy):
-    """A queue of tests, at first the clean seeds; each proposal is a child of one of them.
+    """Keeps a queue of tests, initially the clean seeds; each proposal is a child of one of them.
 
-    Parents are drawn by DeepHunter's power schedule. A child keeps about half of its parent's theta and takes the rest
-    from the draws that `random` makes, with noise of its own: tests stay those of one perturbation inside its bounds,
-    where the originals pile mutations on pictures. A child that raises the criterion and breaks nothing joins.
+    Parents are drawn by DeepHunter's power schedule. A child keeps about half of its parent's theta and draws the rest
+    as `random` does, with noise of its own. Tests therefore stay inside the bounds of one perturbation, whereas the
+    original tools pile mutations on pictures. A child that raises the criterion without a fault joins the queue.
     """
 
     is_guided = True
@@ -46,7 +46,7 @@ class Fuzz(Policy):
         np.add.at(state["mutated"], parent, 1)
         n_dimensions = len(space.low)
         is_kept = np.stack([space.uniform(FOR_KIND, k, number) < KEPT for k in range(n_dimensions)], -1)
-        if not space.is_random:  # the same theta would be the same test
+        if not space.is_random:  # without noise, the same theta would be the same test
             anew = (space.uniform(FOR_PICK, number) * n_dimensions).astype(np.int64)
             is_kept[np.arange(len(number)), anew] = False
         is_clean = state["is_clean"][parent]

@@ -1,4 +1,4 @@
-"""Kinds of proposal of theta, and which of them pay: Thompson's sampling, in new faults a pass."""
+"""Kinds of proposals for theta, and which of them pay off: Thompson sampling of new faults per pass."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from themis.search.policy import FOR_KIND, Space, State
 Numbers = NDArray[np.float64]
 
 KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
-"""A corner not tried yet; the same of the seed that has had the fewest, whatever its chances; the theta of a fault of
-another seed; the seed's best with one coordinate flipped to a bound; its best with new noise; one near its best, or
-near one that nearly broke another seed; one drawn uniformly; a step up the gradient of the margin's fall, or of what
-open neurons show."""
+"""A corner not tried yet; the same for the seed with the fewest corners tried, whatever its chances; the theta of
+another seed's fault; the seed's best theta with one coordinate moved to a bound; its best theta with new noise; a theta
+near its best, or near one that almost broke another seed; a theta drawn uniformly; one step of gradient ascent on the
+loss of margin, or on the sensitivity of open neurons."""
 CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, PLAIN, _ = range(len(KINDS))
-"""Those from PLAIN on climb."""
+"""Kinds from PLAIN on need a gradient."""
 HOPE = np.array([1.0, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 1.0, 1.0])
-"""What a test of each kind is thought to pay before it was tried, corners being 1: the strongest disturbances break
-most. What it pays a pass is less where there is a backward pass to be paid."""
+"""Prior return of a test of each kind relative to corners: the strongest disturbances break most. The return per pass
+is lower if a backward pass must be paid for."""
 SURE = 6.0
-"""New faults that each kind is taken to have shown beside those counted: less is left to chance when few were seen."""
+"""Pseudo-faults of each kind, beside those counted, that limit the randomness while few have been seen."""
 CLIMBERS = 16
-"""Tests that climb the same: so many together, or none, since they are run on their own."""
+"""Ascent tests are proposed in groups of at least this size, because they are run separately."""
 TRIAL, FIRST_TRIAL = 0.01, 0.1
-"""Share of the passes that each way to climb gets without having earned it; the larger one while nothing broke."""
+"""Share of the passes that each kind of ascent gets on trial; the larger one applies until the first fault."""
 
 
 def before_kinds() -> State:
-    """What is known at first."""
+    """What is known before the first test."""
     return {
         "tried": np.zeros(len(KINDS)),  # in passes, fading
         "paid": np.zeros(len(KINDS)),  # in new faults, fading
-        "spent": np.zeros(1 + len(ASCENTS)),  # passes of all kinds, and of each that climbs
+        "spent": np.zeros(1 + len(ASCENTS)),  # passes of all kinds together, and of each kind of ascent
     }
 
 
 def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
-    """The kind of each test: the one that pays most a pass, as far as is known."""
+    """The kind of each test: the one with the largest sampled return per pass."""
     from scipy.special import ndtri
 
     tried, paid = state["tried"], state["paid"]
     average = (paid.sum() + 1) / (tried.sum() + DOUBT)
     expected = paid + DOUBT * average * HOPE / _cost(space)
-    can_climb = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
-    n = len(KINDS) if can_climb else PLAIN
-    # What a kind pays has a gamma distribution; its logarithm is about normal.
+    has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
+    n = len(KINDS) if has_gradient else PLAIN
+    # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
     draws = ndtri(space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9))
     scores = np.log(expected / (tried + DOUBT))[:n] + draws / np.sqrt(expected + SURE)[:n]
     chosen: Ints = scores[:, :PLAIN].argmax(1)
@@ -58,7 +58,7 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
 
 
 def count_kinds(state: State, space: Space, chosen: Ints) -> None:
-    """Tests of the kinds `chosen` are paid for."""
+    """Charge the passes of tests of the kinds `chosen`."""
     passes = np.bincount(chosen, minlength=len(KINDS)) * _cost(space)
     kept = np.exp(-len(chosen) / MEMORY)
     state["tried"], state["paid"] = kept * state["tried"] + passes, kept * state["paid"]
@@ -66,23 +66,23 @@ def count_kinds(state: State, space: Space, chosen: Ints) -> None:
 
 
 def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
-    """What tests of each kind have brought."""
-    state["paid"] += [pay[kind == each].sum() for each in KINDS]
+    """Credit each kind with the return of its tests."""
+    state["paid"] += [pay[kind == name].sum() for name in KINDS]
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
-    """Let tests climb where that is the best that is known, or due for a trial."""
+    """Turn some tests into ascents if an ascent has the best sampled return, or is due for a trial."""
     share = TRIAL if len(state["known"]) else FIRST_TRIAL
     cost = CLIMBERS * _cost(space)[-1]
     for which in range(len(ASCENTS)):
         rows = np.flatnonzero(best == PLAIN + which)
         if len(rows) < CLIMBERS:
             is_due = state["spent"][1 + which] + cost <= share * (state["spent"][0] + len(chosen))
-            n = len(ASCENTS) * CLIMBERS  # rows spread over all, since seeds ascend
+            n = len(ASCENTS) * CLIMBERS  # spread over all rows, since seeds are in ascending order
             rows = (which + len(ASCENTS) * np.arange(CLIMBERS if is_due else 0)) * len(chosen) // n
         chosen[rows] = PLAIN + which
 
 
 def _cost(space: Space) -> Numbers:
-    """Passes of a test, by kind, in those of a test that does not climb."""
+    """The cost of a test of each kind, relative to one without a gradient."""
     return np.repeat([1.0, space.gradient_cost or 1.0], [PLAIN, len(ASCENTS)])

@@ -1,4 +1,4 @@
-"""The paper's fuzzer: gradient ascent on theta of the sensitivity that has not converged."""
+"""The paper's fuzzer: gradient ascent on theta of the sensitivities that have not converged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from themis.search.policy import Policy, Space, State
 
 
 class Paper(Policy):
-    """One climb a seed: the pass that scores a test is the one whose backward moves its theta.
+    """One ascent per seed: the forward pass that scores a test is the one whose backward pass moves its theta.
 
-    A climb keeps its noise. Stuck at a bound it goes on there with new noise; where there is no noise, or no gradient
-    to follow, it starts again at a theta drawn uniformly.
+    An ascent keeps its noise. At a bound it continues with new noise; without noise, or without a gradient, it starts
+    again at a theta drawn uniformly.
     """
 
     needs_gradient = True

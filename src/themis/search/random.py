@@ -1,4 +1,4 @@
-"""Random testing: the rival every search must beat."""
+"""Random testing: the baseline that every search must beat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from themis.search.policy import SEARCH_STREAM, Policy, Space, State
 
 
 class Random(Policy):
-    """Seed and theta drawn uniformly."""
+    """Draws seed and theta uniformly."""
 
     def init(self, space: Space) -> None:
         self.space = space

@@ -1,4 +1,4 @@
-"""The default search: seeds by their chance to show a new fault, theta by the kind of proposal that has paid off."""
+"""The default search: seeds by their chance of a new fault, theta by the kind of proposal that has paid off."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from themis.search.kinds import (
 from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
 AT_ONCE = 2
-"""Tests of one seed in a portion, at most, where it has half as many tests as there are seeds, else more in proportion:
-what is read off margins may be wrong."""
+"""Maximum number of tests per seed in a portion with half as many tests as seeds, more in proportion in larger ones:
+estimates from margins may be wrong."""
 DROPPED, STRIDE = 0.25, 0.5
-"""Where tests are dropped for being another picture, corners are drawn in, a portion by at most this power of e, until
-a quarter of them is dropped: the strongest disturbances that count lie at that edge."""
+"""If tests are dropped for being too dissimilar, corners are moved inwards, per portion by at most this power of e,
+until a quarter of them is dropped: the strongest admissible disturbances lie at that edge."""
 REMEMBERED = 1000
-"""Thetas of faults that are offered to other seeds, the latest ones."""
+"""The number of most recent faults whose theta is offered to other seeds."""
 JITTER = 1 / 64
-"""Share of its range by which the theta of a fault is moved at most for another seed: the faults of one cause then show
-where it lies, and not the first theta that hit it."""
+"""Maximum share of its range by which a fault's theta is moved for another seed, so that faults of one cause show its
+extent and not only the first theta that revealed it."""
 LEADS = 10
-"""Seeds, those nearest to breaking, whose best theta is tried on others."""
+"""The number of seeds closest to breaking whose best theta is tried on other seeds."""
 
 
 class Scheduled(Policy):
-    """The tests with the largest chance of a new fault, each the next for its seed, by the kinds that pay."""
+    """Proposes the tests with the largest chance of a new fault, of the kinds that pay off."""
 
     uses_gradient = True
 
@@ -64,13 +64,13 @@ class Scheduled(Policy):
             **before_tests(space),
             **before_kinds(),
             **no_climbs(n, dimensions),
-            "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # where the smallest margin was seen
+            "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # at which the smallest margin was seen
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
             "fault_answer": np.zeros(0, dtype=np.int64),  # the clean answer of its seed
-            "seen": np.zeros(0, dtype=np.int64),  # where there is no noise: tests as one number each, ascending
-            "reach": np.ones(()),  # how far out corners lie: 1 is the bounds
-            "first": np.array(-1),  # number of the first test proposed last
-            "spreads": np.zeros(0),  # of these tests: how many spreads their seeds' means were above 0
+            "seen": np.zeros(0, dtype=np.int64),  # without noise: the tests run so far, one number each, ascending
+            "reach": np.ones(()),  # how far out the corners are; 1 means at the bounds
+            "first": np.array(-1),  # number of the first test of the last proposal
+            "spreads": np.zeros(0),  # of these tests: what `spreads_above` predicted
         }
 
     def propose(self, number: Ints) -> Tests:
@@ -89,7 +89,7 @@ class Scheduled(Policy):
         count_kinds(state, space, chosen)
         kind = np.array(KINDS)[chosen]
         kind[np.flatnonzero(corner)[~is_new]] = "draw"
-        # Those that climb come last, each way by itself.
+        # Ascents come last, each kind by itself.
         order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
         state["first"], state["spreads"] = np.array(number[0]), spreads_above(state, space)[position[order]]
         tests = space.tests(number, position[order], theta[order], kind[order])
@@ -108,10 +108,10 @@ class Scheduled(Policy):
                 learn_margins(state, self.space, tests[own], results[own], state["spreads"][: len(tests)][own])
         tests, results = tests[run], results[run]
         position = self.space.position(tests.seed)
-        if not len(state["known"]):  # nothing to pay for but the share of its margin by which a test came nearer
+        if not len(state["known"]):  # until the first fault, credit the lost share of the margin
             nearer = (state["margin"][position] - results.margin).clip(min=0)
             pay_kinds(state, tests.kind, nearer / np.maximum(self.space.margin[position], 1e-12))
-        # In order of falling margin, so that a seed tested twice keeps the smaller one.
+        # In descending order of margin, so that a seed tested twice keeps the smaller one.
         order = np.argsort(-results.margin, kind="stable")
         order = order[results.margin[order] < state["margin"][position[order]]]
         state["margin"][position[order]] = results.margin[order]
@@ -125,7 +125,7 @@ class Scheduled(Policy):
         state, position = self.state, self.space.position(faults.seed)
         state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta])[-REMEMBERED:]
         state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position]])[-REMEMBERED:]
-        if not len(state["known"]):  # from now on faults are what pays
+        if not len(state["known"]):  # from now on only faults are credited
             state["tried"], state["paid"] = np.zeros(len(KINDS)), np.zeros(len(KINDS))
         new = learn_faults(state, position, outcome)
         pay_kinds(state, faults.kind[new], np.ones(len(new)))
@@ -133,7 +133,7 @@ class Scheduled(Policy):
     # Which seeds
 
     def _choose_seeds(self, number: Ints) -> Ints:
-        """The positions of the most valuable tests, ascending; of equals any."""
+        """The positions of the most valuable tests, ascending; ties are broken at random."""
         n, n_seeds = len(number), len(self.space.seeds)
         depth = max(AT_ONCE, 2 * AT_ONCE * n // n_seeds, -(-n // n_seeds))
         draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, int(number[0]), np.arange(n_seeds))
@@ -142,7 +142,7 @@ class Scheduled(Policy):
         return np.sort(best // depth)
 
     def _swept(self, position: Ints, chosen: Ints) -> Ints:
-        """The seeds again: those of a sweep are the ones with the fewest corners tried; of equals any."""
+        """Replace the seeds of sweep tests by those with the fewest corners tried; ties are broken at random."""
         rows = np.flatnonzero(chosen == SWEEP)
         n_seeds = len(self.space.seeds)
         rank = self.state["corners"] + self.space.uniform(FOR_SEED, -1, np.arange(n_seeds))
@@ -150,7 +150,7 @@ class Scheduled(Policy):
         return position
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
-        """The seeds again: climbs that are under way go on, whichever seeds are worth most now."""
+        """Replace the seeds of ascent tests by those whose ascent is in progress."""
         for which in range(len(ASCENTS)):
             rows = np.flatnonzero(chosen == PLAIN + which)
             found = climbers(self.state, which, len(rows), position[rows])
@@ -161,7 +161,7 @@ class Scheduled(Policy):
     # Which theta
 
     def _thetas(self, chosen: Ints, position: Ints, number: Ints) -> tuple[Floats, Ints]:
-        """Theta by kind, but for corners; and the noise of climbs, -1 elsewhere."""
+        """Theta by kind, except for corners; and the noise seeds of ascents, -1 for other tests."""
         state, best = self.state, self.state["theta"][position]
         theta, noise_seed = best.copy(), np.full(len(number), -1)
         borrowed, flip, near, uniform = (chosen == kind for kind in (BORROWED, FLIP, NEAR, UNIFORM))
@@ -178,11 +178,11 @@ class Scheduled(Policy):
             first = self._near(seeds, number[climbs])
             theta[climbs] = np.where(is_on[:, None], state["climb_theta"][which, seeds], first)
             noise_seed[climbs] = np.where(is_on, state["climb_noise"][which, seeds], -1)
-            state["is_climbing"][which, seeds] = False  # until its step was run: a repetition is redrawn, and ends it
+            state["is_climbing"][which, seeds] = False  # until its step has been run
         return theta, noise_seed
 
     def _borrowed(self, position: Ints, number: Ints) -> Floats:
-        """Thetas of faults, of seeds with the same clean answer where there are any; a little moved inside bounds."""
+        """Thetas of faults, preferably of seeds with the same clean answer; slightly moved unless at a bound."""
         state, answer = self.state, self.space.answer[position]
         order = np.argsort(state["fault_answer"], kind="stable")
         low, high = (np.searchsorted(state["fault_answer"][order], answer, side=side) for side in ("left", "right"))
@@ -193,9 +193,9 @@ class Scheduled(Policy):
         return np.where(is_inside, self._moved(theta, np.full(len(theta), JITTER), number), theta)
 
     def _corners(self, position: Ints, number: Ints) -> tuple[Floats, Bools]:
-        """The next corner of each seed, in an order of its own; which of them are new tests.
+        """The next corner of each seed, in an order of the seed's own, and which of them are new tests.
 
-        Where there is no noise and every corner has been tried, theta is drawn uniformly instead.
+        If there is no noise and every corner has been tried, theta is drawn uniformly instead.
         """
         space, tried = self.space, self.state["corners"]
         order = np.argsort(position, kind="stable")
@@ -207,7 +207,7 @@ class Scheduled(Policy):
         n_corners = 1 << len(free)
         seed_id = space.seed_id[position]
         first, stride = ((space.uniform(FOR_PICK, k, seed_id) * n_corners).astype(np.int64) for k in (-3, -4))
-        index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all before it repeats one
+        index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all corners before it repeats one
         theta = space.corners(number)
         theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
         is_new = (turn < n_corners) | space.is_random
@@ -217,7 +217,7 @@ class Scheduled(Policy):
         return theta, is_new
 
     def _near(self, position: Ints, number: Ints) -> Floats:
-        """Each seed's best theta, or every other time that of a lead, moved by up to half of its range or a 32nd."""
+        """Each seed's best theta, or half of the time that of a leading seed, moved by 1/64 to 1/2 of its range."""
         space, state = self.space, self.state
         leads = np.argsort(kept_margin(state, space), kind="stable")[:LEADS]
         lead = leads[(space.uniform(FOR_PICK, -7, number) * len(leads)).astype(np.int64)]
@@ -225,14 +225,14 @@ class Scheduled(Policy):
         return self._moved(theta, 2.0 ** -(1 + 5 * space.uniform(FOR_PICK, -5, number)), number)
 
     def _moved(self, theta: Floats, step: Numbers, number: Ints) -> Floats:
-        """Each theta moved by up to a step, a share of the range, in every dimension."""
+        """Each theta moved in every dimension by at most `step`, a share of the range."""
         space = self.space
         moves = 2 * space.uniforms(FOR_PICK, range(-9, -9 - theta.shape[1], -1), number) - 1
         moved: Floats = (theta + step[:, None] * moves * space.reach).astype(np.float32)
         return moved.clip(space.low, space.high)
 
     def _flipped(self, theta: Floats, number: Ints) -> Floats:
-        """Each theta with one coordinate sent to a bound."""
+        """Each theta with one coordinate moved to a bound."""
         dimension = (self.space.uniform(FOR_PICK, -2, number) * theta.shape[1]).astype(np.int64)
         rows = np.arange(len(theta))
         flipped = theta.copy()
@@ -241,5 +241,5 @@ class Scheduled(Policy):
 
 
 def _keys(seed: Ints, theta: Floats) -> Ints:
-    """Seed and theta in one number."""
+    """Seed and theta combined into one number."""
     return rng.mix(seed, *np.ascontiguousarray(theta).view(np.int32).astype(np.int64).T)
