@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import field, fields
+from dataclasses import fields
 from typing import Any
 
 from themis.errors import UsageError, nearest
@@ -12,12 +13,12 @@ from themis.errors import UsageError, nearest
 
 def option(default: Any, text: str) -> Any:
     """Return a field with a default and the help text of its flag."""
-    return field(default=default, metadata={"help": text})
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 def check_known(kind: Any, options: Iterable[str]) -> None:
     """Refuse an option that is not a field of `kind`."""
-    known = {each.name for each in fields(kind)}
+    known = {field.name for field in fields(kind)}
     for name in options:
         if name not in known:
             raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
@@ -28,16 +29,16 @@ def check_numbers(options: Any) -> None:
 
     None is allowed if the type of the field allows it.
     """
-    for each in fields(options):
-        value, kind = getattr(options, each.name), str(each.type)
+    for field in fields(options):
+        value, kind = getattr(options, field.name), str(field.type)
         if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"{each.name} must be a number, got {value!r}")
+            raise UsageError(f"{field.name} must be a number, got {value!r}")
         if kind.startswith("int"):
             if not math.isfinite(value) or value != int(value):
-                raise UsageError(f"{each.name} must be a whole number, got {value!r}")
-            object.__setattr__(options, each.name, int(value))
+                raise UsageError(f"{field.name} must be a whole number, got {value!r}")
+            object.__setattr__(options, field.name, int(value))
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:

@@ -118,7 +118,7 @@ def _import_oracle(name: str, text: str) -> Oracle:
         raise UsageError(f"oracle {spec!r}: {error}; {nearest(name, ['auto', *ORACLES])}") from error
     except AttributeError as error:
         module = sys.modules.get(name)
-        known = [each for each in vars(module) if not each.startswith("_")] if module else []
+        known = [key for key in vars(module) if not key.startswith("_")] if module else []
         raise UsageError(f"oracle {spec!r}: {error}: {nearest(text, known)}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         raise UsageError(f"oracle {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error

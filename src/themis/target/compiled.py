@@ -133,7 +133,7 @@ def is_exported(module: nn.Module) -> bool:
 
 def _frozen_graph(module: Any) -> tuple[Any, list[Any]]:
     """Return a copy of a module's graph, in one block as far as possible, and the defaults of further arguments."""
-    modes = [(each, each.training) for each in module.modules() if hasattr(each, "training")]
+    modes = [(submodule, submodule.training) for submodule in module.modules() if hasattr(submodule, "training")]
     module.eval()
     try:
         frozen = torch._C._freeze_module(module._c, [], True, False)

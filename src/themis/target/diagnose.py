@@ -65,7 +65,7 @@ def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion
             except Exception:  # a change that the model does not accept is not the mistake
                 continue
             suspicions.append(Suspicion(what, remedy, _accuracy(answers, labels)))
-    likely = [each for each in suspicions if each.accuracy >= max(0.5, accuracy + BETTER)]
+    likely = [suspicion for suspicion in suspicions if suspicion.accuracy >= max(0.5, accuracy + BETTER)]
     return sorted(likely, key=lambda suspicion: -suspicion.accuracy)
 
 

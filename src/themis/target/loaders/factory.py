@@ -54,7 +54,7 @@ def call_factory(spec: str, flag: str) -> Any:
         ) from error
     except AttributeError as error:
         module = sys.modules.get(name)
-        known = [each for each in vars(module) if not each.startswith("_")] if module else []
+        known = [key for key in vars(module) if not key.startswith("_")] if module else []
         raise UsageError(f"--{flag} {spec!r}: {error}: {nearest(attribute, known)}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         raise failure(f"--{flag} {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error

@@ -30,7 +30,7 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
 
         def hook(name: str) -> Any:
             def keep(_cell: Any, _inputs: Any, output: Any) -> None:
-                calls = 1 + sum(each == name or each.startswith(f"{name}#") for each in activations)
+                calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in activations)
                 activations[name if calls == 1 else f"{name}#{calls}"] = output.asnumpy()
 
             return keep

@@ -84,7 +84,7 @@ class OnnxModel:
             ) from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in FLOATS:
-            got = ", ".join(f"{each.name} {each.type}" for each in inputs) or "none"
+            got = ", ".join(f"{argument.name} {argument.type}" for argument in inputs) or "none"
             raise ModelError(f"{self.path} must accept one input of floating-point numbers, it accepts {got}")
         self.input, self.dtype, self.shape = inputs[0].name, FLOATS[inputs[0].type], inputs[0].shape
         self.batch = self.shape[0] if self.shape and isinstance(self.shape[0], int) else None
@@ -141,7 +141,7 @@ def _refuse_training_mode(onnx: Any, graph: Any) -> None:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             constants[node.output[0]] = attribute.t
     for node in graph.node:
-        is_training = any(each.name == "training_mode" and each.i for each in node.attribute)
+        is_training = any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in constants:
             is_training |= bool(onnx.numpy_helper.to_array(constants[node.input[2]]).any())
         if is_training:
