@@ -3,8 +3,9 @@
 import re
 import tomllib
 
+import pytest
 import yaml
-from documents import ROOT
+from documents import DOCUMENTS, ROOT
 
 import themis
 
@@ -44,3 +45,9 @@ def test_the_workflow_runs_every_supported_python_with_the_oldest_torch():
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
     oldest = next(line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch"))
     assert f"torch=={oldest}." in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_files_that_a_document_names_exist(path):
+    named = re.findall(r"\b(?:tests|benchmarks|examples|src/themis)/[\w/]+\.\w+", path.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
