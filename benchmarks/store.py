@@ -1,10 +1,10 @@
-"""What durability costs: appending faults beside plain file writes, and campaigns with and without a run folder.
+"""The cost of durability: appending faults compared with plain writes, and campaigns with and without a run folder.
 
     python benchmarks/store.py [--repeats N] [--json FILE]
 
-Appending: the same bytes go through the store and, for comparison, to one plain file that is synced as often; the disk
-sets both. Campaigns with and without a folder take turns, and the ratio is that of their medians; machines swing by
-more than the difference, so the time inside the store's own calls is measured too.
+Appending: the same bytes are written through the store and, for comparison, to one plain file that is synced as often;
+the disk determines both. Campaigns with and without a folder alternate, and the ratio is that of their medians; timings
+vary by more than the difference, so the time spent inside the store is measured too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 
 import themis
 from themis import Target
-from themis.campaign import api as begin
+from themis.campaign import api
 from themis.cli.demo import make_data, make_model
 from themis.runs.environment import describe_environment
 from themis.runs.store.tensors import Tensors
@@ -46,7 +46,7 @@ FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "s
 
 
 def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Generator):
-    """Faults as a campaign hands them over: each of a seed of its own, so that all are worth keeping."""
+    """Faults as a campaign passes them to the store: each with its own seed, so that all are worth keeping."""
     ids = np.arange(first, first + n)
     columns = {
         "id": ids,
@@ -64,7 +64,7 @@ def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Gener
 
 
 def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tuple[float, float, int]:
-    """Seconds to append through the store, and to write the same bytes to one file; the bytes."""
+    """Seconds to append through the store, seconds to write the same bytes to one file, and the number of bytes."""
     rng = np.random.default_rng(0)
     batches = [make_faults(k * n, n, shape, rng) for k in range(n_flushes)]
     store = Writer(folder / "run")
@@ -86,7 +86,7 @@ def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tupl
 
 
 def campaigns() -> dict[str, tuple[Target, object, dict[str, object]]]:
-    """Targets, data and options: a small net that breaks often, and the bare nets of floor.py."""
+    """Targets, data and options: a small net that breaks often, and the nets of floor.py."""
     endless = {"tolerance": 1e-12, "plateau": None}
     digits = {"magnitude": 0.25, "max_tests": 50_000, **endless}
     cpu = torch.device("cpu")
@@ -98,14 +98,14 @@ def campaigns() -> dict[str, tuple[Target, object, dict[str, object]]]:
 
 
 def compare(target: Target, data: object, options: dict[str, object], repeats: int) -> dict[str, object]:
-    """A campaign with and without a run folder, in turns; and the share of its time that the store took."""
+    """A campaign with and without a run folder, alternating; and the share of its time spent in the store."""
     themis.run(target, data, "gaussian", **{**options, "max_tests": 640})  # warm up
     seconds: dict[bool, list[float]] = {False: [], True: []}
     parts = {"store": [(Writer, name) for name in ("create", "note", "add_faults", "flush", "end", "close")]}
-    parts["store"].append((begin, "describe_tested"))
+    parts["store"].append((api, "describe_tested"))
     with timed(parts, torch.device("cpu")) as spent:
         for k in range(2 * repeats):
-            has_folder = k % 4 in (1, 2)  # neither goes always first
+            has_folder = k % 4 in (1, 2)  # neither always goes first
             with tempfile.TemporaryDirectory(dir=".") as folder:
                 began = perf_counter()
                 out = Path(folder) / "run" if has_folder else None
@@ -128,7 +128,12 @@ def main() -> None:
     arguments = parser.parse_args()
     console, results = Console(), {"append": {}, "campaign": {}}
     table = Table(
-        "appending", "faults/s", "MB/s", "plain MB/s", "ratio", title="Store beside plain writes, synced alike"
+        "appending",
+        "faults/s",
+        "MB/s",
+        "plain MB/s",
+        "ratio",
+        title="Store compared with plain writes, synced as often",
     )
     for name, shape in SHAPES.items():
         n_flushes, n = (20, 100) if name != "ImageNet" else (10, 30)
@@ -141,11 +146,11 @@ def main() -> None:
         table.add_row(f"{n_flushes} x {n} {name}", *(f"{each:,.1f}" for each in rates))
     console.print(table)
     columns = ("campaign", "faults", "without (s)", "with folder (s)", "ratio", "in the store")
-    table = Table(*columns, title=f"Durability; aim {AIM}")
-    for name, what in campaigns().items():
-        found = results["campaign"][name] = compare(*what, arguments.repeats)
-        medians = [f"{statistics.median(found[each]):.2f}" for each in ("without", "with_folder")]
-        table.add_row(name, f"{found['faults']:,}", *medians, f"{found['ratio']:.3f}", f"{found['share']:.1%}")
+    table = Table(*columns, title=f"Durability; goal {AIM}")
+    for name, setup in campaigns().items():
+        result = results["campaign"][name] = compare(*setup, arguments.repeats)
+        medians = [f"{statistics.median(result[kind]):.2f}" for kind in ("without", "with_folder")]
+        table.add_row(name, f"{result['faults']:,}", *medians, f"{result['ratio']:.3f}", f"{result['share']:.1%}")
     console.print(table)
     if arguments.json:
         content = {"environment": describe_environment(torch.device("cpu")), "results": results}

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
     return themis.run(net(), data(), "gaussian + rotate", out=out, **options), out
 
 
-def test_what_is_opened_is_what_was_returned(made):
+def test_an_opened_run_equals_the_returned_run(made):
     run, out = made
     opened = themis.open_run(out)
     assert isinstance(opened, themis.Run)
@@ -52,7 +52,7 @@ def test_what_is_opened_is_what_was_returned(made):
             assert (opened.faults.columns[name] == column).all()
 
 
-def test_it_shows_draws_and_tabulates_itself_without_its_model(made):
+def test_an_opened_run_shows_draws_and_tabulates_without_its_model(made):
     run, out = made
     opened = themis.open_run(str(out))
     assert run.stop in opened._repr_html_()
@@ -64,7 +64,7 @@ def test_it_shows_draws_and_tabulates_itself_without_its_model(made):
         opened.faults[0].replay()
 
 
-def test_it_replays_and_shrinks_with_the_model_that_is_given(made):
+def test_an_opened_run_replays_and_shrinks_with_a_given_model(made):
     run, out = made
     opened = themis.open_run(out, net(), data())
     first, again = run.faults[0].replay(), opened.faults[0].replay()
@@ -74,7 +74,7 @@ def test_it_replays_and_shrinks_with_the_model_that_is_given(made):
     assert isinstance(opened.plot_robustness(), Figure)
 
 
-def test_what_the_command_line_made_replays_by_itself(tmp_path, monkeypatch, capsys):
+def test_a_run_of_the_command_line_replays_without_a_given_model(tmp_path, monkeypatch, capsys):
     from themis.cli import main
 
     (tmp_path / "opened_here.py").write_text(SMALL)
@@ -88,7 +88,7 @@ def test_what_the_command_line_made_replays_by_itself(tmp_path, monkeypatch, cap
     assert (replay.input_gap, replay.output_gap) == (0.0, 0.0)
 
 
-def test_a_running_campaign_is_opened_as_it_is_now(tmp_path, monkeypatch):
+def test_a_running_campaign_is_opened_in_its_current_state(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # every round is on disk when it is told of
     monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
     seen = []
@@ -110,7 +110,7 @@ def test_a_running_campaign_is_opened_as_it_is_now(tmp_path, monkeypatch):
     assert "still running" in seen[-1][1]._repr_html_()
 
 
-def test_a_killed_run_one_without_a_round_and_none_at_all(made, tmp_path):
+def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tmp_path):
     _, out = made
     copy = shutil.copytree(out, tmp_path / "copy")
     (copy / "summary.json").unlink()

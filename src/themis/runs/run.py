@@ -1,4 +1,4 @@
-"""What a campaign gives back."""
+"""The result of a campaign: its start, its rounds and the run as a whole."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ class Start:
     n_usable: int
     clean_accuracy: float | None
     clean_error: float | None
-    """Mean absolute error of the clean answers, in tasks whose answer is a number."""
+    """Mean absolute error on clean inputs, in tasks whose answer is a number."""
     clean_iou: float | None
-    """Mean IoU of the clean answers, in tasks whose answer is a map."""
+    """Mean IoU on clean inputs, in tasks whose answer is a map."""
     chunk: int
     n_kept: int
-    """Seeds whose clean activations are kept; the others are run again with each test."""
+    """Seeds whose clean activations are kept in memory; the others are run again with each test."""
     device: str
     gives_probabilities: bool
     oracle: str
-    """The oracle with all that the clean outputs decided."""
+    """The oracle as settled by the clean outputs."""
     oracle_asked: str
     fault: str
-    """What a fault is, in words."""
+    """The definition of a fault, in words."""
     tests_before: int = 0
     """Tests that had been run when the campaign was resumed."""
     criterion: dict[str, Any] | None = None
-    """The campaign's criterion: its name, whether it leads, what it learnt from."""
+    """The campaign's criterion: its name, whether it guides the search, what it learnt from."""
     classes: tuple[str, ...] | None = None
-    """The classes' names by their numbers, where the data knows them."""
+    """The names of the classes by number, if the data has them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data; the settings are kept elsewhere."""
+        """The start as plain data, without settings and theta, which are stored elsewhere."""
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "theta")}
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what was measured up to and with it, and how it was judged. Counts are totals since the start."""
+    """The state of a campaign after a round. Counts are totals since the start."""
 
     number: int
     tests: int
     dropped: int
-    """Of these tests, those that were not run: no longer the same picture."""
+    """Of these tests, those that were not run because they are too dissimilar from the seed."""
     passes: int
     faults: int
     distinct_faults: int
@@ -74,12 +74,12 @@ class Round:
     coverage: Coverage
     seconds: float
     criterion_score: float | None = None
-    """Of the campaign's criterion, if it has one."""
+    """Score of the campaign's criterion, if it has one."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time went."""
+    """Time spent by phase."""
 
     measure: float
     judge: float
@@ -105,16 +105,16 @@ class Run:
     design_effect: float | None
     normality: Normality | None
     near_ties: list[int] = field(repr=False)
-    """Tests whose answer hung on a margin under 1e-4: another device or batch shape may answer them otherwise."""
+    """Tests with a margin below 1e-4: another device or batch shape may answer them differently."""
     seconds: Seconds
     kinds: dict[str, dict[str, int]]
-    """Tests and faults by kind of proposal."""
+    """Number of tests and faults by kind of proposal."""
     raised: int
     """Tests that raised the campaign's criterion."""
     policy: dict[str, Any]
-    """What the policy itself counted."""
+    """Figures reported by the policy itself."""
     of_criterion: dict[str, Any]
-    """What the criterion itself says."""
+    """Figures reported by the criterion itself."""
     environment: dict[str, Any] = field(repr=False)
 
     @property
@@ -126,16 +126,16 @@ class Run:
 
     @property
     def coverage(self) -> float:
-        """Share of the sampled neurons that has converged."""
+        """Share of the sampled neurons that have converged."""
         return self.judged.sampled
 
     @property
     def judged(self) -> Coverage:
-        """The last round's coverage in full."""
+        """The complete coverage of the last round."""
         return self.rounds[-1].coverage
 
     def criterion(self) -> dict[str, Any] | None:
-        """How the campaign's criterion did: its score, the tests that raised it and the faults among them."""
+        """Result of the campaign's criterion: its score, the tests that raised it and the faults among them."""
         if self.start.criterion is None:
             return None
         selected = self.faults.selected()
@@ -157,15 +157,15 @@ class Run:
         return _draw("faults_figure", self)
 
     def plot_layers(self) -> Figure:
-        """By layer: neurons covered, and the faults' share of sensitivity."""
+        """Coverage by layer, and the faults' share of sensitivity."""
         return _draw("layers_figure", self)
 
     def plot_matrix(self, classes: Sequence[str] | None = None) -> Figure:
-        """Which answers turn into which; `classes` are their names, by default as the data has them."""
+        """Which answers turn into which; `classes` are their names, by default those of the data."""
         return _draw("matrix_figure", self, classes or self.start.classes)
 
     def plot_theta(self) -> Figure:
-        """Where in theta's range faults were found."""
+        """Where in the range of theta faults were found."""
         return _draw("theta_figure", self)
 
     def plot_time(self) -> Figure:
@@ -173,15 +173,15 @@ class Run:
         return _draw("time_figure", self)
 
     def plot_robustness(self) -> Figure:
-        """How many seeds are still answered rightly by strength; shrinks a fault of each seed, which takes a while."""
+        """How many seeds are still answered correctly by strength; shrinks a fault per seed, which takes a while."""
         from themis.runs.analysis.robustness import robustness
 
         return _draw("robustness_figure", robustness(self))
 
     def __repr__(self) -> str:
         last = self.rounds[-1]
-        found = f"{last.distinct_faults:,} distinct faults in {last.tests:,} tests"
-        return f"<Run: {found}, coverage {percent(self.coverage)}. {self.stop}>"
+        faults = f"{last.distinct_faults:,} distinct faults in {last.tests:,} tests"
+        return f"<Run: {faults}, coverage {percent(self.coverage)}. {self.stop}>"
 
     def _repr_html_(self) -> str:
         from themis.runs.display.notebook import show_run
@@ -189,7 +189,7 @@ class Run:
         return show_run(self)
 
     def summary(self) -> dict[str, Any]:
-        """Plain data, as written to `summary.json`."""
+        """The run as plain data, as written to `summary.json`."""
         last, start = self.rounds[-1], self.start
         return {
             "stop": self.stop,
@@ -222,7 +222,7 @@ class Run:
             "normality": _plain(self.normality),
             "kinds": self.kinds,
             "criterion": self.criterion(),
-            "policy": {"name": name_of(start.settings.policy), **self.policy},
+            "policy": {"name": policy_name(start.settings.policy), **self.policy},
             "near_ties": len(self.near_ties),
             "seconds": asdict(self.seconds),
             "perturbation": start.perturbation,
@@ -232,7 +232,7 @@ class Run:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A percentage that reads 100 or 0 only when it is exactly that."""
+    """A percentage that is printed as 100 or 0 only if it is exactly that."""
     text = f"{100 * share:.{digits}f}%"
     least = 10.0**-digits
     if share < 1 and text == f"{100:.{digits}f}%":
@@ -242,18 +242,18 @@ def percent(share: float, digits: int = 1) -> str:
     return text
 
 
-def name_of(policy: Any) -> str:
-    """A policy's name, or its class's."""
+def policy_name(policy: Any) -> str:
+    """The name of a policy, or that of its class."""
     return policy if isinstance(policy, str) else type(policy).__name__
 
 
-def _draw(kind: str, *what: Any) -> Figure:
+def _draw(kind: str, *values: Any) -> Figure:
     """A figure of `themis.runs.display.plots`, which needs matplotlib."""
     try:
         from themis.runs.display import plots
     except ImportError as error:
         raise MissingExtraError("figures need matplotlib: pip install matplotlib") from error
-    figure: Figure = getattr(plots, kind)(*what)
+    figure: Figure = getattr(plots, kind)(*values)
     return figure
 
 

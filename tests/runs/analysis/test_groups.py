@@ -53,7 +53,7 @@ def found(tmp_path_factory):
     return out, campaign("mlp", TWO_WAYS, "random", 3, out=out)
 
 
-def test_a_group_says_what_its_faults_share(found):
+def test_a_group_describes_what_its_faults_share(found):
     groups = group(found[1].faults)
     by_answer = {each.outcomes[0].answer: each for each in groups if each.theta and "answered as" in each.text}
     first, second = by_answer[3], by_answer[7]
@@ -65,7 +65,7 @@ def test_a_group_says_what_its_faults_share(found):
     assert f"{len(second):,} faults on {second.n_seeds} seeds" in second.text
 
 
-def test_groups_part_the_faults_and_are_the_same_again_and_from_the_folder(found):
+def test_groups_partition_the_faults_and_are_reproducible_also_from_the_folder(found):
     out, run = found
     groups = group(run.faults)
     ids = [id for each in groups for id in each.ids]
@@ -76,7 +76,7 @@ def test_groups_part_the_faults_and_are_the_same_again_and_from_the_folder(found
     assert [each.text for each in again] == [each.text for each in groups]
 
 
-def test_representatives_are_few_telling_and_of_other_seeds_and_outcomes(found):
+def test_representatives_are_few_and_telling_with_different_seeds_and_outcomes(found):
     for each in group(found[1].faults, most=20):
         shown = each.representatives
         assert {fault.id for fault in shown} <= set(each.ids)
@@ -86,7 +86,7 @@ def test_representatives_are_few_telling_and_of_other_seeds_and_outcomes(found):
     assert sum(len(each.representatives) for each in group(found[1].faults, most=20)) <= 20
 
 
-def test_most_is_kept(found):
+def test_there_are_at_most_as_many_groups_as_requested(found):
     assert len(group(found[1].faults, most=2)) == 2
     (only,) = group(found[1].faults, most=1)
     assert len(only) == len(found[1].faults)
@@ -94,7 +94,7 @@ def test_most_is_kept(found):
         group(found[1].faults, most=0)
 
 
-def test_less_apart_gives_more_groups(found):
+def test_a_smaller_apart_gives_more_groups(found):
     counts = [len(group(found[1].faults, apart=each)) for each in (0.1, 0.5, 0.75, 1.0)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[2]
@@ -134,7 +134,7 @@ def test_ten_thousand_faults_are_grouped_by_a_sample():
     assert "change concentrated in last (80% of it, elsewhere " in fourth.text
 
 
-def test_one_view_alone_makes_no_story():
+def test_a_difference_in_one_view_does_not_separate_groups():
     rng = np.random.default_rng(1)
     answer = rng.integers(0, 10, 1500)
     groups = group(made(1500, answer, rng.random(1500), 0.5 + 0.05 * rng.standard_normal(1500)))
@@ -143,7 +143,7 @@ def test_one_view_alone_makes_no_story():
     assert "several outcomes" in groups[0].text
 
 
-def test_none_one_and_equal_faults():
+def test_no_fault_one_fault_and_equal_faults():
     assert group(Faults("p", ("a",), ("first",), None)) == []
     for n in (1, 2, 5):
         (only,) = group(made(n, np.full(n, 3), np.ones(n), np.full(n, 0.5), np.full(n, 7)))
@@ -163,13 +163,13 @@ def test_bins_find_where_the_density_changes():
     assert bins(np.ones(9), 1.0, 1.0).tolist() == [0] * 9
 
 
-def test_the_interval_that_tells_two_samples_apart():
+def test_the_interval_that_separates_two_samples():
     gap, low, high = interval(np.array([4.0, 5.0, 5.5]), np.array([1.0, 2.0, 4.5, 9.0]))
     assert (gap, low, high) == (0.75, 4.0, 5.5)
     assert interval(np.array([1.0]), np.array([1.0]))[0] == 0
 
 
-def test_independent_columns_have_one_class_and_two_crossed_ones_two():
+def test_independent_columns_have_one_class_and_dependent_ones_two():
     rng = np.random.default_rng(0)
     independent = [rng.integers(0, 5, 1000) for _ in range(4)]
     assert find_classes(CategoryTable.of(independent)).max() == 0
@@ -204,7 +204,7 @@ def test_the_command_lists_groups_and_their_faults(found, groups_command):
         assert " ".join(str(fault.id) for fault in each.representatives) in said.out
 
 
-def test_the_command_says_where_no_structure_was_found(found, groups_command, tmp_path):
+def test_the_command_says_if_no_structure_was_found(found, groups_command, tmp_path):
     run = campaign("mlp", (), "random", 5, tests=600, out=tmp_path / "noise")
     _, said = groups_command(tmp_path / "noise")
     assert f"{len(run.faults)} faults in 1 group, " in said.out
@@ -213,7 +213,7 @@ def test_the_command_says_where_no_structure_was_found(found, groups_command, tm
     assert "no structure" not in groups_command(found[0], "--most", 1)[1].out
 
 
-def test_the_command_gives_json_and_refuses_what_has_no_use(found, groups_command):
+def test_the_command_prints_json_and_refuses_options_without_effect(found, groups_command):
     code, said = groups_command(found[0], "--json", "--most", 3)
     listed = json.loads(said.out)
     assert code == 0
@@ -228,7 +228,7 @@ def test_the_command_gives_json_and_refuses_what_has_no_use(found, groups_comman
     assert "most must be 1 or more groups, got 0" in said.err
 
 
-def test_a_run_made_in_python_must_be_told_its_model_to_locate(found, groups_command):
+def test_locating_a_run_started_from_python_needs_its_model(found, groups_command):
     code, said = groups_command(found[0], "--locate")
     assert code == 2
     assert "does not record how to create its" in said.err

@@ -54,7 +54,7 @@ def test_the_broken_layer_is_named_first():
     assert np.mean(of_faults) >= 0.75
 
 
-def test_neurons_that_were_broken_lead_their_layer_and_the_other_layers_descend():
+def test_broken_neurons_come_first_and_the_other_layers_are_sorted_by_score():
     causes = (Cause(0, 0.7, 0.85, 1, None, 8.0, 3),)
     run = campaign("strided", causes)
     found = locate(broken(run, causes), learn_baseline(run))
@@ -68,7 +68,7 @@ def test_neurons_that_were_broken_lead_their_layer_and_the_other_layers_descend(
     assert json.loads(json.dumps(found.as_dict()))["layers"][0]["layer"] == "relu.1"
 
 
-def test_a_group_of_the_run_is_located_and_so_it_is_from_the_folder(tmp_path):
+def test_a_group_is_located_from_the_run_and_from_its_folder(tmp_path):
     causes = (Cause(0, 0.7, 0.85, 2, 3),)
     run = campaign("mlp", causes, out=tmp_path / "run")
     each = next(each for each in group(run.faults) if "answered as 3" in each.text)
@@ -86,7 +86,7 @@ def test_a_group_of_the_run_is_located_and_so_it_is_from_the_folder(tmp_path):
     assert there.layers[0].times == pytest.approx(here.layers[0].times, rel=0.2)
 
 
-def test_what_cannot_be_located_is_refused(tmp_path):
+def test_faults_that_cannot_be_located_are_refused(tmp_path):
     run = campaign("mlp", (Cause(0, 0.7, 0.85, 2, 3),))
     baseline = learn_baseline(run)
     with pytest.raises(UsageError, match="there must be a fault to locate, got none"):
@@ -117,7 +117,7 @@ class Net(nn.Module):
 """
 
 
-def test_the_command_makes_the_model_again_to_locate(tmp_path, monkeypatch, capsys):
+def test_the_command_creates_the_model_to_locate(tmp_path, monkeypatch, capsys):
     (tmp_path / "located_net.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -37,7 +37,7 @@ def slow(failed, censored):
     return np.array(rows).T
 
 
-def test_the_curve_by_hand():
+def test_the_curve_equals_one_computed_by_hand():
     curve = Robustness.of([0.1, 0.2, 0.2, 0.5], [0.3, 1, 1])
     assert curve.strengths.tolist() == [0.1, 0.2, 0.3, 0.5, 1]
     assert curve.share == pytest.approx([6 / 7, 4 / 7, 4 / 7, 8 / 21, 8 / 21])
@@ -50,7 +50,7 @@ def test_the_curve_by_hand():
     assert curve.median_interval == (0.1, None)
 
 
-def test_the_curve_is_that_of_a_slow_loop():
+def test_the_curve_equals_that_of_a_slow_loop():
     rng = np.random.default_rng(0)
     for n in (2, 5, 40, 200):
         failed = rng.integers(1, 12, n) / 10
@@ -66,7 +66,7 @@ def test_the_curve_is_that_of_a_slow_loop():
         assert (curve.share <= curve.high).all()
 
 
-def test_intervals_hold_the_truth():
+def test_intervals_contain_the_true_curve():
     rng, inside, n_curves = np.random.default_rng(1), 0, 400
     for _ in range(n_curves):
         draw = rng.exponential(0.8, 60)
@@ -76,7 +76,7 @@ def test_intervals_hold_the_truth():
     assert 0.92 <= inside / n_curves <= 0.99
 
 
-def test_nobody_failed_and_everybody_did():
+def test_curves_without_failures_and_with_failures_only():
     none = Robustness.of([], np.ones(50))
     assert none.at(1).value == 1
     assert none.at(1).low == pytest.approx(0.025 ** (1 / 50))
@@ -145,7 +145,7 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
     assert again.passes == curve.passes + 200 + 5
 
 
-def test_it_says_what_it_is_and_what_it_is_not():
+def test_the_sentences_summarise_the_curve_and_its_caveat():
     curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), full_strength="sigma 0.1")
     said = curve.sentences()
     assert said[0] == (
@@ -169,7 +169,7 @@ def test_a_perturbation_of_several_dimensions_has_one_scale():
         assert 0 < each.strength <= each.strength_before <= 1
 
 
-def test_faults_that_were_shrunk_already_count():
+def test_faults_that_were_shrunk_before_are_used():
     run = themis.run(Target(Mean()), seeds(40), SHIFT, max_tests=200, coverage=None, tolerance=1e-9)
     curve = robustness(run)
     weaker, stronger = curve.shrunk[:2]

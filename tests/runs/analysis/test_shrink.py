@@ -97,7 +97,7 @@ def test_one_dimension_ends_at_the_boundary_in_closed_form():
         assert each.sentence == f"shift {after:.3g} instead of {before:.3g} is enough"
 
 
-def test_the_shrunk_test_runs_again_as_a_fault_and_a_little_less_does_not():
+def test_the_shrunk_test_is_a_fault_and_a_slightly_weaker_one_is_not():
     run = campaign(NOISY)
     shrunk = shrink(run)
     assert len(shrunk) == 20
@@ -131,7 +131,7 @@ def test_a_dimension_that_was_at_its_identity_has_not_gone_back_there():
     assert each.sentence.endswith("; down and idle do not matter")
 
 
-def test_whole_dimensions_can_be_left_out_first():
+def test_entire_dimensions_can_be_dropped_first():
     def either(inputs, theta, rng, context):
         """Two shifts that add up."""
         return inputs + column(theta, 0, inputs) + column(theta, 1, inputs)
@@ -148,7 +148,7 @@ def test_whole_dimensions_can_be_left_out_first():
         assert weakest.weakest <= weakest.strength < simplest.strength
 
 
-def test_dimensions_that_are_needed_together_end_at_a_boundary_each():
+def test_dimensions_that_are_needed_together_each_end_at_a_boundary():
     class Both(nn.Module):
         """Says 1 where both halves of an input are over a half on average."""
 
@@ -175,7 +175,7 @@ def test_dimensions_that_are_needed_together_end_at_a_boundary_each():
         assert each.sentence.endswith(" are enough")
 
 
-def test_the_wrong_answer_may_become_another_one_and_is_named():
+def test_the_wrong_answer_may_change_and_is_reported():
     class Steps(nn.Module):
         """Says 0, 2 or 1 as the mean grows."""
 
@@ -192,7 +192,7 @@ def test_the_wrong_answer_may_become_another_one_and_is_named():
     assert all(each.is_same is (each.answer_before == 2) for each in shrunk)
 
 
-def test_a_black_box_is_shrunk_as_any_target():
+def test_a_black_box_is_shrunk_like_any_target():
     net = Mean()
     box = themis.BlackBox(lambda inputs: net(torch.as_tensor(inputs)).detach().numpy())
     run = themis.run(box, seeds(), SHIFT, max_tests=300, **OPTIONS)
@@ -201,7 +201,7 @@ def test_a_black_box_is_shrunk_as_any_target():
     assert all(each.after["shift"] == pytest.approx(needed(each), rel=0.01) for each in shrunk)
 
 
-def test_where_the_failing_region_is_a_band_what_is_kept_is_a_real_fault():
+def test_shrinking_in_a_failing_band_ends_at_a_real_fault():
     net = Mean(band=(0.62, 0.02))
     shrunk = shrink(campaign(SHIFT, net, tests=3000), most=100)
     assert len(shrunk) > 20
@@ -280,7 +280,7 @@ def test_passes_are_batched_over_faults():
     assert most_steps < MOST_SWEEPS * 3 * (2 + STEPS)
 
 
-def test_it_gives_the_same_again_and_from_the_folder(tmp_path):
+def test_shrinking_is_reproducible_also_from_the_folder(tmp_path):
     run = campaign(THREE, out=tmp_path / "run")
     first = shrink(run)
     assert shrink(run) == first
@@ -301,7 +301,7 @@ def test_a_fault_that_no_longer_breaks_the_model_is_left_out(tmp_path):
     reader.close()
 
 
-def test_pictures_that_are_no_longer_alike_do_not_count_as_faults():
+def test_images_too_dissimilar_from_their_seed_are_not_faults():
     def through_noise(inputs, theta, rng, context):
         """A shift that grows with theta, through noise that is strongest half-way."""
         share = column(theta, 0, inputs)

@@ -14,7 +14,7 @@ def test_mcnemar_is_the_exact_binomial_test(one, other):
     assert mcnemar(other, one) == mcnemar(one, other)
 
 
-def test_with_one_test_a_seed_the_interval_holds_newcombes_own():
+def test_with_one_test_per_seed_the_interval_contains_newcombes():
     # 50 pairs: 36 both, 12 only before, 2 only after; by the score method -0.3404 to -0.0569 (Newcombe 1998, example).
     before = np.array([1] * 48 + [0] * 2)
     after = np.array([1] * 36 + [0] * 12 + [1] * 2)
@@ -45,7 +45,7 @@ def draw(rng, n_seeds, n_tests, shift):
 
 
 @pytest.mark.parametrize("n_tests", [1, 5])
-def test_intervals_hold_and_luck_is_not_called_a_difference(n_tests):
+def test_intervals_cover_and_chance_is_not_called_a_difference(n_tests):
     rng = np.random.default_rng(n_tests)
     held, called, found = 0, 0, 0
     for _ in range(150):

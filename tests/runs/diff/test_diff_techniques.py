@@ -16,7 +16,7 @@ def campaign(policy, out=None, data=None, **options):
     return themis.run(Mean(), data or seeds(200), "brightness", policy=policy, out=out, **options)
 
 
-def test_what_each_found_and_what_both_did(tmp_path):
+def test_the_overlap_of_two_techniques(tmp_path):
     random, corners = campaign("random"), campaign("corners")
     found = diff(random, corners)
     assert (found.kind, found.verdict) == ("techniques", "more")
@@ -40,7 +40,7 @@ def test_what_each_found_and_what_both_did(tmp_path):
     assert (plain["paired"], plain["overlap"]["seeds_both"]) == (None, overlap.seeds_both)
 
 
-def test_folders_need_no_model_and_unequal_budgets_are_said(tmp_path):
+def test_folders_need_no_model_and_unequal_budgets_are_noted(tmp_path):
     campaign("random", tmp_path / "a")
     campaign("random", tmp_path / "b", max_tests=600)
     found = diff(tmp_path / "a", tmp_path / "b")

@@ -50,7 +50,7 @@ def test_a_model_that_breaks_earlier_is_worse_and_its_new_faults_are_named(base)
     assert {fault.id for fault in found.new_faults} == set(found.new)
 
 
-def test_the_other_way_round_it_is_better_and_they_are_fixed(base):
+def test_in_the_opposite_order_the_model_is_better_and_the_faults_are_fixed(base):
     earlier = campaign(0.42, random_seed=1)
     found = diff(earlier, base, tests=1000)
     assert found.verdict == "better"
@@ -59,7 +59,7 @@ def test_the_other_way_round_it_is_better_and_they_are_fixed(base):
     assert "The model after is better" in found.markdown()
 
 
-def test_the_luck_of_another_search_is_no_difference(base):
+def test_the_luck_of_another_search_is_not_a_difference(base):
     again = campaign(0.5, random_seed=7)
     found = diff(base, again, kind="versions")
     assert found.verdict == "even"
@@ -68,7 +68,7 @@ def test_the_luck_of_another_search_is_no_difference(base):
     assert "same weights and behave alike" in found.notes[-1]
 
 
-def test_noise_that_breaks_near_by_is_moved_not_new():
+def test_faults_that_occur_with_other_noise_are_moved_not_new():
     one = campaign(0.42, "gaussian", magnitude=0.6, max_tests=800)
     other = campaign(0.4201, "gaussian", magnitude=0.6, max_tests=800, random_seed=3)
     found = diff(one, other, tests=200)
@@ -77,7 +77,7 @@ def test_noise_that_breaks_near_by_is_moved_not_new():
     assert len(found.faults_after.still) + len(found.faults_after.moved) > 5
 
 
-def test_real_digits_a_damaged_net_is_worse_one_trained_on_a_little_is_not():
+def test_a_damaged_net_is_worse_on_real_digits_and_a_slightly_trained_one_is_not():
     from themis.data.readers import read_digits
 
     every = read_digits()
@@ -133,7 +133,7 @@ def test_only_common_seeds_and_theta_are_compared(base):
     assert all(abs(spared[id].theta["shift"]) <= 0.125 and spared[id].seed_id >= 20 for id in found.still)
 
 
-def test_what_cannot_be_compared_is_refused_with_a_remedy(base):
+def test_runs_that_cannot_be_compared_are_refused_with_a_remedy(base):
     with pytest.raises(UsageError, match=r"the same perturbation.*'brightness'.*'contrast': run one of them again"):
         diff(base, campaign(0.45, "contrast"))
     with pytest.raises(DataError, match="share none of 100 and 100: run one of them again on the other's data"):
@@ -160,7 +160,7 @@ def test_folders_of_models_in_memory_take_a_replayer(base, tmp_path):
         diff(base, tmp_path / "later")
 
 
-def test_the_campaigns_own_tools_are_left_as_they_were(base):
+def test_comparing_does_not_change_the_campaigns_calculator(base):
     calculator = base.faults.handle.calculator
     before = (calculator.oracle, calculator.min_ssim)
     fault = base.faults[0]
@@ -169,7 +169,7 @@ def test_the_campaigns_own_tools_are_left_as_they_were(base):
     assert fault.replay().is_same
 
 
-def test_tests_that_are_another_picture_are_dropped_from_both(base):
+def test_tests_too_dissimilar_from_their_seed_are_dropped_for_both_models(base):
     found = diff(campaign(0.45, min_ssim=0.9), base, tests=300)
     assert found.paired.dropped > 0
     assert found.paired.tests + found.paired.dropped == 300

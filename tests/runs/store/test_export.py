@@ -65,7 +65,7 @@ def same(a, b):
     pd.testing.assert_frame_equal(a, b, check_dtype=False, check_exact=True)
 
 
-def test_the_database_holds_what_the_campaign_found(found, table):
+def test_the_database_contains_what_the_campaign_found(found, table):
     columns = found[1].faults.columns
     assert len(table) == len(found[1].faults) > 100
     assert table["label"].isna().all()
@@ -128,7 +128,7 @@ def test_numpy_reads_columns_and_tensors(found, exported, table):
         np.testing.assert_array_equal(arrays["inputs"][row], faults[id].replay().inputs)
 
 
-def test_a_picture_is_drawn_from_the_kept_tensors_alone(found, exported, capsys):
+def test_a_picture_is_drawn_from_the_stored_tensors_alone(found, exported, capsys):
     path = exported("faults.png")
     assert path.read_bytes().startswith(PNG)
     assert f"Drew 12 of {len(found[1].faults)} faults in {path}" in capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_a_picture_is_drawn_from_the_kept_tensors_alone(found, exported, capsys)
     assert imread(path).shape[0] > 2 * imread(path.with_name("two.PNG")).shape[0]
 
 
-def test_filters_sort_and_limit_hold_for_files_too(found, exported, capsys):
+def test_filters_sort_and_limit_apply_to_files_too(found, exported, capsys):
     ids = pd.read_csv(exported("a.csv", "--answer", 1, "--sort", "ssim", "--limit", 5))["id"].tolist()
     expected = sorted((fault for fault in found[1].faults if fault.answer == 1), key=lambda fault: fault.ssim)
     assert ids == [fault.id for fault in expected[:5]]
@@ -159,13 +159,13 @@ def test_a_file_without_faults_has_its_columns(exported, table, ending):
     assert all(len(read[name]) == 0 for name in read)
 
 
-def test_a_picture_needs_a_kept_fault(found, tmp_path, capsys):
+def test_a_picture_needs_a_stored_fault(found, tmp_path, capsys):
     assert main(["faults", str(found[0]), "--where", "tensors IS NULL", "--export", str(tmp_path / "a.png")]) == 2
     assert "cannot draw faults: " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_never_replaced_unasked(found, exported, tmp_path, capsys):
+def test_a_file_is_replaced_only_on_request(found, exported, tmp_path, capsys):
     path = exported("a.csv")
     path.write_text("mine")
     for name in ("a.csv", "."):
@@ -180,7 +180,7 @@ def test_a_file_is_never_replaced_unasked(found, exported, tmp_path, capsys):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "json", "npz"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), ZeroDivisionError])
-def test_what_is_interrupted_leaves_no_file(found, tmp_path, ending, error):
+def test_an_interrupted_export_leaves_no_file(found, tmp_path, ending, error):
     def batches():
         yield Reader(found[0]).select(limit=3)
         raise error
@@ -192,7 +192,7 @@ def test_what_is_interrupted_leaves_no_file(found, tmp_path, ending, error):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
-def test_a_place_that_cannot_be_written_is_named(found, tmp_path, monkeypatch, capsys):
+def test_a_location_that_cannot_be_written_is_named(found, tmp_path, monkeypatch, capsys):
     def refuse(*arguments, **rest):
         raise PermissionError(13, "Permission denied")
 
@@ -217,7 +217,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_can_be_written_while_the_campaign_runs(tmp_path):
+def test_files_can_be_exported_while_the_campaign_is_running(tmp_path):
     class Look(themis.Callback):
         sizes = ()
 
@@ -247,7 +247,7 @@ def test_no_model_is_needed(found, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
-def test_tensors_that_move_to_another_file_meanwhile_are_found(found, tmp_path, monkeypatch):
+def test_tensors_that_move_to_another_file_in_the_meantime_are_found(found, tmp_path, monkeypatch):
     from themis.runs.store import tensors
 
     out, read = shutil.copytree(found[0], tmp_path / "run"), tensors.read_tensors

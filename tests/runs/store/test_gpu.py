@@ -36,7 +36,7 @@ def data():
 
 
 @pytest.mark.parametrize(("perturbation", "policy"), [("gaussian", "scheduled"), ("fgsm", "paper")])
-def test_a_resumed_campaign_ends_as_one_that_was_not_stopped(target, data, tmp_path, monkeypatch, perturbation, policy):
+def test_a_resumed_campaign_ends_like_an_uninterrupted_one(target, data, tmp_path, monkeypatch, perturbation, policy):
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # rounds are announced at once
     options = {"policy": policy, "max_tests": 6000, "round_size": 1000, "tolerance": 1e-9, "magnitude": 0.2}
     whole = themis.run(target, data, perturbation, **options)
@@ -56,7 +56,7 @@ def test_a_resumed_campaign_ends_as_one_that_was_not_stopped(target, data, tmp_p
             assert again.input_gap == again.output_gap == 0
 
 
-def test_memory_that_runs_out_halves_the_chunk(target, data):
+def test_the_chunk_is_halved_if_memory_runs_out(target, data):
     free, _ = torch.cuda.mem_get_info()
     too_many = int(free / 500_000)  # a test takes more than a megabyte
     with warnings.catch_warnings(record=True) as said:

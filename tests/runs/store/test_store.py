@@ -32,7 +32,7 @@ faults_found = st.lists(
 
 @pytest.mark.quick
 @given(faults_found, st.integers(0, 12), st.data())
-def test_what_is_kept_does_not_depend_on_when_it_was_chosen(found, n, data):
+def test_which_faults_are_kept_does_not_depend_on_when_they_were_chosen(found, n, data):
     seed, answer, score = (np.array([each[k] for each in found], dtype=np.int64) for k in range(3))
     id = np.arange(len(found))
     at_once = set(id[choose_kept(seed, answer, score.astype(float), id, n)].tolist())
@@ -91,7 +91,7 @@ def test_all_rows_and_the_most_telling_tensors_are_kept(stored):
     assert on_disk <= 2 * 40
 
 
-def test_nothing_is_kept_of_the_inputs_when_nothing_may_be(trained, tmp_path):
+def test_no_tensors_are_stored_if_max_stored_is_zero(trained, tmp_path):
     campaign(trained, out=tmp_path / "run", max_stored=0, max_tests=1280)
     with closing(Reader(tmp_path / "run")) as run:
         assert run.count() > 0
@@ -99,7 +99,7 @@ def test_nothing_is_kept_of_the_inputs_when_nothing_may_be(trained, tmp_path):
     assert list((tmp_path / "run/tensors").iterdir()) == []
 
 
-def test_many_small_files_are_put_together(trained, tmp_path, monkeypatch):
+def test_many_small_files_are_merged(trained, tmp_path, monkeypatch):
     from themis.runs.store import writer
 
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # a file for every chunk with faults
@@ -129,7 +129,7 @@ def test_pandas_reads_the_folder_without_themis(stored):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("version", "whose"), [(SCHEMA + 1, "a newer"), (SCHEMA - 1, "an older")])
-def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, whose):
+def test_another_schema_is_refused_and_left_unchanged(stored, tmp_path, version, whose):
     import shutil
 
     shutil.copytree(stored[0], tmp_path / "run")
@@ -145,7 +145,7 @@ def test_another_schema_is_refused_and_left_alone(stored, tmp_path, version, who
 
 
 @pytest.mark.quick
-def test_damage_is_named(stored, trained, tmp_path):
+def test_damaged_files_are_reported(stored, trained, tmp_path):
     import shutil
 
     model, digits = trained
@@ -175,7 +175,7 @@ def test_another_database_is_refused(tmp_path):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
 
 
-def test_two_readers_and_a_writer(trained, tmp_path, monkeypatch):
+def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monkeypatch):
     from themis.runs.store import writer
 
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # every chunk is written at once

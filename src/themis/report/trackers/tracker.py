@@ -115,7 +115,7 @@ def no_warnings() -> Iterator[None]:
 
 def parameters_of(start: Start) -> dict[str, Plain]:
     """The settings and the subject of the campaign as a flat dict."""
-    from themis.runs.run import name_of
+    from themis.runs.run import policy_name
     from themis.version import __version__
 
     plain: dict[str, Plain] = {
@@ -129,7 +129,7 @@ def parameters_of(start: Start) -> dict[str, Plain]:
     }
     for name, value in vars(start.settings).items():
         if name == "policy":
-            value = name_of(value)
+            value = policy_name(value)
         plain[name] = value if isinstance(value, Plain) else "none" if value is None else str(value)
     for dimension in start.theta:
         plain[f"theta_{dimension.name}"] = f"{dimension.low:g} to {dimension.high:g} {dimension.unit}".strip()

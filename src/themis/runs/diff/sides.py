@@ -17,7 +17,7 @@ from themis.measure.tests import Floats
 from themis.runs.analysis.shrink import read_faults
 from themis.runs.faults import Fault
 from themis.runs.replay import Replayer, RunSource, live_handle
-from themis.runs.run import Run, name_of
+from themis.runs.run import Run, policy_name
 from themis.runs.store.reader import Reader
 from themis.target.fingerprint import hash_seeds
 
@@ -34,7 +34,7 @@ class Side:
         """What the campaign achieved."""
         if isinstance(self.source, Run):
             rounds, settings = self.source.rounds, self.source.start.settings
-            policy = name_of(settings.policy)
+            policy = policy_name(settings.policy)
         else:
             rounds, policy = self.source.run.rounds(), self.source.run.record["settings"]["policy"]
         if not rounds:

@@ -107,7 +107,7 @@ def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
         "lie outside of what was compared": len(replayed.apart),
         "were not replayed: there are too many": replayed.left_out,
     }
-    return [f"{n:,} faults of {name} {what}" for what, n in counts.items() if n]
+    return [f"{n:,} faults of {name} {reason}" for reason, n in counts.items() if n]
 
 
 def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
@@ -209,8 +209,8 @@ def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_
     was_run = ~(_is_dropped(outcomes[0], benches[0]) | _is_dropped(outcomes[1], benches[1]))
     if not was_run.any():
         raise DataError("some test must be similar to its seed, none is: lower min_ssim or the magnitude")
-    before, after = (each.is_fault & was_run for each in outcomes)
-    tested, failed_before, failed_after = (_by_seed(position, each, len(rows)) for each in (was_run, before, after))
+    before, after = (model.is_fault & was_run for model in outcomes)
+    tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0
     worse, better = int((failed_after > failed_before).sum()), int((failed_after < failed_before).sum())
     return PairedTests(
@@ -231,7 +231,7 @@ def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_
 def _run_tests(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> TestOutcomes:
     """Run tests in chunks of a shape that both benches support."""
     with torch.no_grad():
-        return bench.run(rows, theta, noise_seed, min(each.calculator.chunk for each in benches))
+        return bench.run(rows, theta, noise_seed, min(bench.calculator.chunk for bench in benches))
 
 
 def _replay_on_other(

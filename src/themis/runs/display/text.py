@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Run, Start, name_of, percent
+from themis.runs.run import Round, Run, Start, percent, policy_name
 
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
@@ -61,7 +61,7 @@ def opening(start: Start) -> str:
         f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "
         f"test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
-        f"{start.perturbation} ({theta}), policy {name_of(start.settings.policy)}, on {start.device}, "
+        f"{start.perturbation} ({theta}), policy {policy_name(start.settings.policy)}, on {start.device}, "
         f"clean activations kept for {kept} seeds"
         + _guide(start)
         + (f"\nresumed after {start.tests_before:,} tests" if start.tests_before else "")

@@ -260,6 +260,7 @@ def _round(row: tuple[Any, ...]) -> Round:
     from themis.judge.coverage import Coverage
     from themis.runs.run import Round
 
-    *counts, seconds, sampled, of_all, by_layer, n_neurons, n_dead, n_unseen, tests, forecast, score = row
-    coverage = Coverage(sampled, of_all, json.loads(by_layer), n_neurons, n_dead, n_unseen, tests, forecast)
-    return Round(*counts, coverage, seconds, score)
+    number, tests, dropped, passes, faults, distinct, failing, seconds = row[:8]
+    sampled, of_all, by_layer, *neurons_and_tests, score = row[8:]
+    coverage = Coverage(sampled, of_all, json.loads(by_layer), *neurons_and_tests)
+    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)
