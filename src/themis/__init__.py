@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from themis.campaign.callback import Callback
     from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
-    from themis.experiments.comparison import compare
-    from themis.experiments.retraining.retrain import retrain
+    from themis.experiments.comparison.api import compare
+    from themis.experiments.retraining.api import retrain
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
     from themis.oracle import Compare
@@ -45,11 +45,11 @@ _HOMES = {
     "ThemisError": "errors",
     "Theta": "perturb",
     "UsageError": "errors",
-    "compare": "experiments.comparison",
+    "compare": "experiments.comparison.api",
     "diff": "runs.diff.api",
     "open_run": "runs.open",
     "resume": "campaign.api",
-    "retrain": "experiments.retraining.retrain",
+    "retrain": "experiments.retraining.api",
     "run": "campaign.api",
 }
 __all__ = [

@@ -54,9 +54,9 @@ def home(tmp_path_factory):
 def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
     printed = capsys.readouterr().out
-    for words in ("gaussian:0.3", "disturbed score", "to judge by, which no model has seen", "Results in better"):
+    for words in ("gaussian:0.3", "disturbed score", "judge seeds, which no model", "Results in better"):
         assert words in printed
-    assert printed.count("a fresh campaign finds") == 2  # once a perturbation
+    assert printed.count("a new campaign finds") == 2  # once per perturbation
     kept = json.loads((home / "better/retrain.json").read_text())
     assert kept["command"].startswith("themis ")
     weights = ["--weights", "better/weights.safetensors", "--max-tests", "50", "--quiet", "--out", "none"]
@@ -64,7 +64,7 @@ def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     assert main(again) == 0
     capsys.readouterr()
     assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
-    assert "2 of 2 steps were done before" in capsys.readouterr().out
+    assert "2 steps, 2 already finished" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "better", *QUICK]) == 2
     said = capsys.readouterr().err
     assert "better holds another retraining (" in said
@@ -85,7 +85,7 @@ def test_only_the_layers_named_are_trained(home, capsys):
 
 def test_gates(home, capsys):
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9"]) == 1
-    assert "is under --fail-under, 90.0 points" in capsys.readouterr().out
+    assert "is below --fail-under, 90.0 points" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "-1", "--tolerance", "0.5"]) == 0
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9", "--json"]) in (0, 1)
     printed = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_other_data_judges_a_run_that_was_not_split(home, capsys):
     assert main(["retrain", "whole", "--out", "w", *QUICK, "--judge", "npz:others.npz", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seeds"]["judge"] == 100
     assert main(["retrain", "run", "--out", "t", *QUICK, "--train", "npz:data.npz"]) == 3
-    assert "train must share no seed with those to judge by" in capsys.readouterr().err
+    assert "train must share no seed with the judge seeds" in capsys.readouterr().err
 
 
 def test_techniques_are_compared(home, capsys):
@@ -124,18 +124,18 @@ def test_techniques_are_compared(home, capsys):
     assert "--rounds must be left out with --from" in capsys.readouterr().err
 
 
-def test_an_interrupt_says_how_to_go_on(home, capsys, monkeypatch):
-    from themis.experiments.retraining.progress import ShowSteps
+def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
+    from themis.experiments.progress import ShowCells
 
-    def stop(self, text, n_done, n_steps):
+    def stop(self, end):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShowSteps, "on_step", stop)
+        patch.setattr(ShowCells, "on_cell_end", stop)
         assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 130
-    assert "Go on: the same command with --out 'cut short'" in capsys.readouterr().out
+    assert "To resume, use the same command with --out 'cut short'" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 0
-    assert "1 of 1 steps were done before" in capsys.readouterr().out
+    assert "1 step, 1 already finished" in capsys.readouterr().out
 
 
 def test_bad_options_are_one_line(home, capsys):

@@ -1,4 +1,4 @@
-"""`themis retrain`: make a model better with what a run has found, and measure it on seeds that it has not seen."""
+"""`themis retrain`: improve a model with the faults of a run, and measure the gain on seeds that it has not seen."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from themis.experiments.retraining.compare import Contested
-    from themis.experiments.retraining.retrained import Retrained
+    from themis.experiments.retraining.result import Retrained
 
 HELP = (
-    "Retrain a model on the faults of a run, with the labels of their seeds, and say on judge seeds, which were "
-    "neither searched nor trained on, what it gained: clean and disturbed score, old faults now right, what a fresh "
-    "campaign finds. The run must have been split (themis run --split 0.5,0.2,0.3), or --judge names other data. "
-    "Writes weights.safetensors, retrain.json, table.md and figure.png. Ctrl-C keeps every finished step, and the same "
-    "command with the same --out goes on. Exit code 1 if --fail-under is given and not reached."
+    "Retrain a model on the faults of a run, with the labels of their seeds, and measure the gain on judge seeds, "
+    "which were neither searched nor trained on: clean and disturbed score, old faults that are now answered "
+    "correctly, and the faults that a new campaign finds. The run must have been split (themis run --split "
+    "0.5,0.2,0.3), or --judge must name other data. Writes weights.safetensors, retrain.json, table.md and figure.png. "
+    "Ctrl-C keeps every finished step, and the same command with the same --out resumes. Exit code 1 if --fail-under "
+    "is given and not reached."
 )
 EXAMPLES = """
 themis retrain runs/first --out runs/better
@@ -36,30 +36,28 @@ themis retrain runs/first --epochs 30 --fresh 1 --also rain,gaussian:0.3 --fail-
 themis retrain runs/first --rounds 5 --out runs/loop
 themis retrain runs/first --from themis,nc,kmnc,idc,lsa,random,corners
 """
-WIDTH = 100
-"""Columns of the tables, at most."""
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.experiments.retraining.plan import Plan
+    from themis.experiments.retraining.plan import RetrainingPlan
     from themis.experiments.retraining.recipe import Recipe
 
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    trained = parser.add_argument_group("how it is trained")
-    add_fields(trained, Recipe)
-    text = "clean data to train on in the place of the train part, as --data of themis run: the model's own"
-    add_option(trained, "train", str | None, None, text)
-    measured = parser.add_argument_group("what is measured")
-    add_fields(measured, Plan)
-    text = "data to judge by, as --data of themis run, where the run was not split"
-    add_option(measured, "judge", str | None, None, text)
+    training = parser.add_argument_group("how the model is trained")
+    add_fields(training, Recipe)
+    text = "clean data to train on instead of the train part, as --data of themis run; such as the model's own"
+    add_option(training, "train", str | None, None, text)
+    measuring = parser.add_argument_group("what is measured")
+    add_fields(measuring, RetrainingPlan)
+    text = "data to judge by if the run was not split, as --data of themis run"
+    add_option(measuring, "judge", str | None, None, text)
     text = "exit code 1 unless the disturbed score gains this much and the clean one stays within --tolerance"
-    add_option(measured, "fail_under", float | None, None, text)
-    contest = parser.add_argument_group("comparing techniques, instead")
-    text = "who chooses what is learnt from, as themis,nc,kmnc,idc,lsa,random,corners: --limit inputs each"
+    add_option(measuring, "fail_under", float | None, None, text)
+    contest = parser.add_argument_group("comparing techniques instead")
+    text = "techniques that choose inputs to learn from, such as themis,nc,kmnc,idc,lsa,random,corners: --limit each"
     add_option(contest, "from", str | None, None, text)
-    add_option(contest, "workers", int, 1, "processes; never changes the result")
-    places = parser.add_argument_group("model and data, if not as the run remembers them")
+    add_option(contest, "workers", int, 1, "number of processes; never changes the result")
+    places = parser.add_argument_group("model and data, if not as recorded in the run")
     add_fields(places, Origin, only=LOCATION_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same retraining; auto is runs/retrain-DATE-TIME"
@@ -68,42 +66,43 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.experiments.retraining.plan import Plan
+    from themis.experiments.retraining.plan import RetrainingPlan
     from themis.experiments.retraining.recipe import Recipe
 
-    recipe, plan, techniques = (
-        explicit_fields(arguments, Recipe, explicit_options),
-        explicit_fields(arguments, Plan, explicit_options),
-        getattr(arguments, "from"),
-    )
-    Recipe.of(**recipe)  # refuses what breaks a rule before a model is loaded
-    Plan.of(**plan)
+    recipe = explicit_fields(arguments, Recipe, explicit_options)
+    plan = explicit_fields(arguments, RetrainingPlan, explicit_options)
+    techniques = getattr(arguments, "from")
+    Recipe.of(**recipe)  # raises for invalid options before a model is loaded
+    RetrainingPlan.of(**plan)
     _check_kind(techniques, explicit_options)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
     places = _places(arguments, explicit_options)
-    is_silent = arguments.quiet or arguments.json
-    console = None if is_silent else _console()
+    from themis.experiments.progress import ShowCells
+    from themis.experiments.table import table_console
+
+    console = None if arguments.quiet or arguments.json else table_console()
     with ExitStack() as stack:
-        how: dict[str, Any] = {**places, "out": out, "listener": stack.enter_context(_progress(console))}
+        progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
+        shared: dict[str, Any] = {**places, "out": out, "listener": progress}
         try:
             if techniques is not None:
-                return _contest(arguments, techniques, {**recipe, **plan}, how, console)
-            from themis.experiments.retraining.retrain import retrain
+                return _contest(arguments, techniques, {**recipe, **plan}, shared, console)
+            from themis.experiments.retraining.api import retrain
 
-            result = retrain(arguments.run, **how, **recipe, **plan, command=join(arguments.words))
+            result = retrain(arguments.run, **shared, **recipe, **plan, command=join(arguments.words))
         except KeyboardInterrupt:
             stack.close()
-            if not is_silent:
+            if console is not None:
                 print(_interruption(out))
             return INTERRUPTED
     return _report(result, out, arguments, console)
 
 
 def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
-    """Refuse options of the other kind of retraining."""
+    """Raise for options of the other kind of retraining."""
     if techniques is None:
         if "workers" in explicit_options:
-            raise UsageError("--workers must come with --from, whose trainings can run side by side: leave it out")
+            raise UsageError("--workers must come with --from, whose trainings can run in parallel: leave it out")
         return
     for name in ("rounds", "also", "fail_under", "tolerance", "patience"):
         if name in explicit_options:
@@ -112,42 +111,36 @@ def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
 
 
 def _places(arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
-    """Where model and data come from, if not as the run remembers them."""
+    """Where the model and the data come from, if not as recorded in the run."""
     from themis.runs.replay import recorded_origin
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
         origin = override_origin(run, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
         home = origin or recorded_origin(run) or Origin()
-    named = {name: getattr(arguments, name) for name in ("train", "judge")}
-    read = {name: text and Origin(data=text, folder=home.folder).read() for name, text in named.items()}
-    return {"origin": origin, **read}
+    names = {name: getattr(arguments, name) for name in ("train", "judge")}
+    data = {name: text and Origin(data=text, folder=home.folder).read() for name, text in names.items()}
+    return {"origin": origin, **data}
 
 
 def _contest(
-    arguments: Namespace, techniques: str, options: dict[str, Any], how: dict[str, Any], console: Console | None
+    arguments: Namespace, techniques: str, options: dict[str, Any], shared: dict[str, Any], console: Console | None
 ) -> int:
-    """Compare techniques by what is learnt from the inputs they choose."""
-    from themis.experiments.retraining.rivals import contest
+    """Compare techniques by what a model learns from the inputs they choose."""
+    from themis.experiments.contest.api import contest_run
+    from themis.experiments.contest.standings import show
 
-    names = {"limit": "inputs", "passes": "judge_passes"}
-    terms = {names.get(name, name): value for name, value in options.items() if value is not None or name != "passes"}
     if arguments.workers < 1:
         raise UsageError(f"workers must be at least 1, got {arguments.workers}")
-    result = contest(arguments.run, techniques, **how, workers=arguments.workers, **terms)
-    failed = [each for each in result.standings if each.errors]
+    names = {"limit": "inputs", "passes": "judge_passes"}
+    plan = {names.get(name, name): value for name, value in options.items() if value is not None or name != "passes"}
+    result = contest_run(arguments.run, techniques, **shared, workers=arguments.workers, **plan)
     if arguments.json:
-        print(json.dumps({**result.as_dict(), "out": str(how["out"])}, indent=2))
+        print(json.dumps({**result.as_dict(), "out": str(shared["out"])}, indent=2))
     elif console is not None:
-        _show(result, how["out"], console)
-    return RUN_FAILED if failed else DONE
-
-
-def _show(result: Contested, out: Path, console: Console) -> None:
-    from themis.experiments.retraining.standing import show
-
-    show(result, console)
-    print(f"Results in {out}: contest.json, contest.md, contest.png")
+        show(result, console)
+        print(f"Results in {shared['out']}: contest.json, contest.md, contest.png")
+    return RUN_FAILED if any(standing.errors for standing in result.standings) else DONE
 
 
 def _report(result: Retrained, out: Path, arguments: Namespace, console: Console | None) -> int:
@@ -161,14 +154,14 @@ def _report(result: Retrained, out: Path, arguments: Namespace, console: Console
         if has_failed:
             console.print(_failure(result, arguments.fail_under), style="bold red", highlight=False, markup=False)
         print(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
-        again = f"--config {quote(str(Path(arguments.run) / 'config.yaml'))}"
+        config = f"--config {quote(str(Path(arguments.run) / 'config.yaml'))}"
         new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
-        print(f"Test the new model on data that it has not seen: themis run {again} {new}")
+        print(f"Test the new model on data that it has not seen: themis run {config} {new}")
     return GATE_FAILED if has_failed else DONE
 
 
 def _has_failed(result: Retrained, least: float | None) -> bool:
-    """Whether a gate was asked for, and the gain or the clean score is under it."""
+    """Whether a gate was requested, and the gain or the clean score does not pass it."""
     return least is not None and (result.has_failed or result.gain < least)
 
 
@@ -177,33 +170,14 @@ def _failure(result: Retrained, least: float) -> str:
 
     if result.has_failed:
         return "Failed: the clean score fell by more than --tolerance"
-    return f"Failed: a gain of {points(result.gain)} is under --fail-under, {points(least)}"
+    return f"Failed: a gain of {points(result.gain)} is below --fail-under, {points(least)}"
 
 
 def _interruption(out: Path) -> str:
-    """What is kept, and how to go on."""
+    """What is kept, and how to resume."""
     if not out.exists():
         return "Interrupted before the first step"
-    return f"Interrupted; every finished step and epoch is kept. Go on: the same command with --out {quote(str(out))}"
-
-
-def _console() -> Console:
-    """Lines of at most 100 columns; that of a file is 100 wide."""
-    from rich.console import Console
-
-    console = Console()
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    return console
-
-
-def _progress(console: Console | None) -> Any:
-    """Who is told how it goes, as a block."""
-    from contextlib import nullcontext
-
-    from themis.experiments.retraining.listener import Listener
-
-    if console is None:
-        return nullcontext(Listener())
-    from themis.experiments.retraining.progress import ShowSteps
-
-    return closing(ShowSteps(console))
+    return (
+        "Interrupted; every finished step and epoch is kept. To resume, use the same command with --out "
+        f"{quote(str(out))}"
+    )

@@ -1,1 +1,1 @@
-"""Many campaigns: comparisons of techniques, and retraining."""
+"""Experiments of many campaigns: comparisons of techniques, and retraining. Both are run by `runner`."""

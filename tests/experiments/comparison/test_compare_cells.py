@@ -1,4 +1,4 @@
-"""Error rates and counts, against slow references on small nets."""
+"""Error rates and counts, checked against slow references on small nets."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from nets import Conv
 import themis
 from themis import Target
 from themis.data.seeds import from_arrays
-from themis.experiments.comparison.cells import Bench, count_by_seed, last_rise
-from themis.experiments.comparison.plan import Cell, Plan
-from themis.experiments.comparison.rates import Rates
-from themis.experiments.comparison.workers import attempt
+from themis.experiments.comparison.cells import CellRunner, count_by_seed, last_rise
+from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
+from themis.experiments.comparison.rates import ErrorRates
+from themis.experiments.executors import Failure, attempt
 from themis.perturb import choose_perturbation
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
@@ -25,16 +25,16 @@ def case():
     inputs = torch.rand(60, 1, 8, 8)
     with torch.no_grad():
         labels = net(inputs).argmax(1)
-    labels[::4] = (labels[::4] + 1) % 3  # answered wrongly: no part of the error rate
+    labels[::4] = (labels[::4] + 1) % 3  # answered incorrectly, so not part of the error rate
     return Target(net), from_arrays(inputs, labels), net
 
 
 @pytest.mark.parametrize("name", ["gaussian", "rotate", "brightness"])
-def test_errors_are_the_share_of_draws_that_break_a_right_answer(case, name):
+def test_errors_are_the_share_of_draws_that_change_a_correct_answer(case, name):
     target, seeds, net = case
     perturbation, magnitude = choose_perturbation(name), {"gaussian": 0.5, "rotate": 2.0, "brightness": 1.5}[name]
     with target.opened():
-        rates = Rates(target, seeds, perturbation, 7)
+        rates = ErrorRates(target, seeds, perturbation, 7)
         fast = rates.errors(magnitude)
     assert rates.draws == (5 if name == "gaussian" else 1)
     right = [k for k in range(60) if k % 4]
@@ -59,7 +59,7 @@ def test_errors_are_the_share_of_draws_that_break_a_right_answer(case, name):
 def test_stronger_noise_breaks_more(case):
     target, seeds, _ = case
     with target.opened():
-        rates = Rates(target, seeds, choose_perturbation("gaussian"), 0)
+        rates = ErrorRates(target, seeds, choose_perturbation("gaussian"), 0)
         found = [rates.rate(magnitude) for magnitude in (1e-6, 0.3, 3.0)]
     assert found == sorted(found)
     assert found[0] < found[-1]
@@ -89,11 +89,11 @@ def test_the_last_rise():
 
 
 @pytest.mark.parametrize("technique", ["random", "scheduled", "nc"])
-def test_a_cell_is_the_campaign_that_run_makes(case, technique):
+def test_a_cell_is_the_campaign_that_run_would_run(case, technique):
     target, seeds, _ = case
-    plan = Plan(techniques="nc,scheduled", max_passes=900, random_seed=5)
-    bench = Bench(target, seeds, choose_perturbation("gaussian"), plan, None, ())
-    record = bench.run(Cell(technique, 0.4, 2))
+    plan = ComparisonPlan(techniques="nc,scheduled", max_passes=900, random_seed=5)
+    runner = CellRunner(target, seeds, choose_perturbation("gaussian"), plan, None, ())
+    record = runner.run(CampaignCell(technique, 0.4, 2))
     how = {"criterion": "nc(threshold=0.5)"} if technique == "nc" else {"policy": technique}
     options = {"max_passes": 900, "max_tests": None, "plateau": None, "magnitude": 0.4, "random_seed": 7}
     run = themis.run(target, seeds, "gaussian", round_size=160, coverage=None, **options, **how)
@@ -123,19 +123,21 @@ def test_a_fit_that_fails_is_tried_once(case):
         asked.append(1)
         raise OSError("no such disk")
 
-    bench = Bench(target, seeds, choose_perturbation("gaussian"), Plan(techniques="kmnc", max_passes=900), train, ())
+    runner = CellRunner(
+        target, seeds, choose_perturbation("gaussian"), ComparisonPlan(techniques="kmnc", max_passes=900), train, ()
+    )
     for campaign in range(3):
-        assert "OSError: no such disk" in attempt(bench, Cell("kmnc", 0.4, campaign))["error"]
+        assert "OSError: no such disk" in attempt(runner.run, CampaignCell("kmnc", 0.4, campaign)).reason
     assert len(asked) == 1
-    assert "error" not in attempt(bench, Cell("random", 0.4, 0))
+    assert not isinstance(attempt(runner.run, CampaignCell("random", 0.4, 0)), Failure)
 
 
 def test_every_technique_gets_the_same_uniform_tests(case):
     target, seeds, _ = case
-    plan = Plan(techniques="nc,paper,scheduled", max_passes=900)
-    bench = Bench(target, seeds, choose_perturbation("gaussian"), plan, None, ())
+    plan = ComparisonPlan(techniques="nc,paper,scheduled", max_passes=900)
+    runner = CellRunner(target, seeds, choose_perturbation("gaussian"), plan, None, ())
     found = {}
     for technique in ("random", "corners", "scheduled", "nc"):
-        record = bench.run(Cell(technique, 0.4, 0))
+        record = runner.run(CampaignCell(technique, 0.4, 0))
         found[technique] = record["tests"], record["passes"]
     assert len(set(found.values())) == 1

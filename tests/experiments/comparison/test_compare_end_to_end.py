@@ -1,4 +1,4 @@
-"""`themis compare` as a user types it: on a tiny net, in processes, interrupted, killed, and gone on with."""
+"""`themis compare` as a user types it: on a tiny net, in processes, interrupted, killed, and resumed."""
 
 import json
 import os
@@ -16,8 +16,9 @@ from user_module import go_to
 from themis import UsageError
 from themis.cli import main
 from themis.errors import ModelError
-from themis.experiments.comparison import Listener, compare
-from themis.experiments.comparison.cells import Bench
+from themis.experiments.comparison.api import compare
+from themis.experiments.comparison.cells import CellRunner
+from themis.experiments.runner import Listener
 from themis.runs.source import Origin
 
 MODULE = """
@@ -59,7 +60,7 @@ def here(tmp_path, monkeypatch):
 
 
 def timeless(value):
-    """Plain data without what no two runs share."""
+    """Plain data without times."""
     if isinstance(value, dict):
         return {name: timeless(each) for name, each in value.items() if "seconds" not in name}
     return [timeless(each) for each in value] if isinstance(value, list) else value
@@ -91,7 +92,7 @@ def test_it_prints_tables_and_writes_everything(here, capsys):
     assert list(grid["counts"]) == order
     assert list(found["seeds"]) == ["search", "judge"]
     assert found["seeds"]["search"] == found["cells"][0]["seeds"]
-    assert f"{found['seeds']['search']} of the search, {found['seeds']['judge']} of the judge." in said
+    assert f"{found['seeds']['search']} search, {found['seeds']['judge']} judge." in said
     assert grid["rates"] == sorted(grid["rates"])
     for row in grid["rows"]:
         assert row["n_cells"] == 6
@@ -107,7 +108,7 @@ def test_it_prints_tables_and_writes_everything(here, capsys):
     assert "| corners |" in (here / "out" / "table.md").read_text()
 
 
-def test_the_same_command_goes_on_and_another_is_refused(here, capsys):
+def test_the_same_command_resumes_and_another_is_refused(here, capsys):
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert timeless({**first, "out": None}) == {**result(here / "out"), "out": None}
@@ -121,7 +122,7 @@ def test_the_same_command_goes_on_and_another_is_refused(here, capsys):
     assert "another comparison" in capsys.readouterr().err
 
 
-def test_a_folder_grows_and_is_summed_up_anew(here, capsys):
+def test_a_folder_grows_and_is_summarised_again(here, capsys):
     first = ["--techniques", "nc", "--magnitudes", "0.1,0.8", "--max-passes", "400", "--campaigns", "1"]
     more = ["--techniques", "scheduled,NC", "--magnitudes", "0.8,0.1,0.3,grid", "--resamples", "50", "--campaigns", "2"]
     assert main([*COMMAND, *first, "--workers", "1", "--out", "out", "--quiet"]) == 0
@@ -137,7 +138,7 @@ def test_a_folder_grows_and_is_summed_up_anew(here, capsys):
     fewer = ["--techniques", "nc", "--magnitudes", "grid", "--max-passes", "400", "--campaigns", "1"]
     assert main([*COMMAND, *fewer, "--workers", "1", "--out", "out"]) == 0
     said = capsys.readouterr().out
-    assert "fixing the grid" not in said
+    assert "choosing the grid" not in said
     assert "measuring error rates" not in said
     assert not (here / "out" / "faults-given.png").exists()
     assert json.loads((here / "out" / "rates.json").read_text())["errors"] == grown["errors"]
@@ -148,30 +149,30 @@ def test_what_fails_before_the_first_campaign_leaves_no_folder(here, capsys):
     assert not (here / "out").exists()
 
 
-def test_a_criterion_that_cannot_be_fitted_is_told_once(here, capsys):
+def test_a_criterion_that_cannot_be_fitted_is_reported_once(here, capsys):
     assert main([*COMMAND, *SMALL, "--techniques", "lsa(layers=nope)", "--workers", "1", "--out", "out"]) == 3
     said = capsys.readouterr().out
     assert said.count("layers must be among those given") == 3  # as it happens, and below both tables
     assert "lsa(layers=['nope'])" in said or "lsa(layers=nope)" in said
 
 
-def test_ctrl_c_keeps_what_is_finished_and_the_end_is_the_same(here, capsys, monkeypatch):
+def test_ctrl_c_keeps_finished_campaigns_and_the_result_is_the_same(here, capsys, monkeypatch):
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "whole", "--quiet"]) == 0
-    run, left = Bench.run, iter(range(7))
+    run, left = CellRunner.run, iter(range(7))
 
-    def interrupted(bench, cell):
+    def interrupted(runner, cell):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return run(bench, cell)
+        return run(runner, cell)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Bench, "run", interrupted)
+        patched.setattr(CellRunner, "run", interrupted)
         assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out"]) == 130
     said = capsys.readouterr().out
-    assert "Interrupted; 7 of 24 campaigns are kept. Go on: the same command with --out out" in said
+    assert "Interrupted; 7 of 24 campaigns are kept. To resume, use the same command with --out out" in said
     assert len(cells(here / "out")) == 7
     assert main([*COMMAND, *SMALL, "--workers", "1", "--out", "out"]) == 0
-    assert "24 campaigns, 7 of them finished before" in capsys.readouterr().out
+    assert "24 campaigns, 7 already finished" in capsys.readouterr().out
     assert result(here / "out") == result(here / "whole")
 
 
@@ -190,7 +191,7 @@ def test_two_workers_find_what_one_finds_even_after_a_kill(here, capsys):
     assert [*cells(here / "two").values()] == [*cells(here / "one").values()]
 
 
-def test_a_worker_that_dies_costs_its_cell_and_the_rest_goes_on(here, capsys):
+def test_a_worker_that_dies_costs_its_cell_and_the_others_continue(here, capsys):
     (here / "die").touch()
     assert main([*COMMAND, *SMALL, "--workers", "2", "--out", "out"]) == 3
     said = capsys.readouterr().out
@@ -205,14 +206,14 @@ def test_a_worker_that_dies_costs_its_cell_and_the_rest_goes_on(here, capsys):
     assert result(here / "out")["failed_cells"] == 0
 
 
-def test_a_worker_that_cannot_make_the_target_ends_it_in_words(here):
+def test_a_worker_that_cannot_make_the_target_is_explained(here):
     origin = Origin(model="tiny_net:childless", data="tiny_net:data")
     with pytest.raises(ModelError, match=r"ZeroDivisionError: no children.*__main__"):
         compare(origin=origin, workers=2, techniques="scheduled", magnitudes="0.2,0.3", campaigns=1, max_passes=300)
 
 
 class Fragile(nn.Module):
-    """Breaks down once it has been told to."""
+    """Fails while `is_broken` is set."""
 
     is_broken = False
 
@@ -229,13 +230,13 @@ class Fragile(nn.Module):
         return self.net(x)
 
 
-def test_a_failing_cell_is_told_and_shown_and_the_others_go_on(here):
+def test_a_failing_cell_is_reported_and_the_others_continue(here):
     net, told = Fragile(), []
 
     class Breaking(Listener):
-        def on_cell(self, cell, record, n_done, n_cells):
-            told.append("error" in record)
-            net.is_broken = n_done in (3, 4)  # those that come fourth and fifth: corners, at two magnitudes
+        def on_cell_end(self, end):
+            told.append("error" in end.result)
+            net.is_broken = end.n_done in (3, 4)  # the fourth and fifth to run: corners, at two magnitudes
 
     inputs = torch.rand(150, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     options = {"magnitudes": [0.1, 0.3, 0.8], "campaigns": 1, "max_passes": 300, "techniques": ["scheduled"]}
@@ -265,7 +266,7 @@ def test_in_memory_with_the_grid_and_nothing_on_disk(here):
     )
     (grid,) = found.grids
     assert grid.name == "grid"
-    assert "fixing the grid" in notes[0]
+    assert "choosing the grid" in notes[0]
     assert len(grid.magnitudes) >= 3
     assert list(here.iterdir()) == [here / "tiny_net.py"]
     assert found.seeds["judge"] + found.seeds["grid"] < 200
@@ -287,7 +288,7 @@ def test_what_cannot_be_made_again_stays_in_one_process(here):
         compare(origin=origin, workers=2, train=inputs, perturbation="gaussian", **options)
 
 
-def test_wrong_uses_are_one_line(here, capsys):
+def test_wrong_options_are_one_line(here, capsys):
     assert main([*COMMAND[:-2]]) == 2
     assert "--perturb must be given" in capsys.readouterr().err
     assert main([*COMMAND, "--techniques", "kmmc"]) == 2

@@ -1,4 +1,4 @@
-"""The plan, its grids and its seeds: decided before any technique runs."""
+"""The plan, its grids and its seeds, which are decided before any technique runs."""
 
 import json
 import math
@@ -10,16 +10,17 @@ import torch
 from themis.criteria.names import PAPER, choose_criterion
 from themis.data.seeds import from_arrays
 from themis.errors import DataError, StoreError, UsageError
-from themis.experiments.comparison.folder import Folder
 from themis.experiments.comparison.grid import fix_grid, largest_magnitude, usual_magnitude
-from themis.experiments.comparison.plan import BASELINES, Cell, Plan, choose_technique, split_list
+from themis.experiments.comparison.plan import FREE, CampaignCell, ComparisonPlan
 from themis.experiments.comparison.rates import SHARES, split_seeds
-from themis.experiments.comparison.summary import baselines
+from themis.experiments.comparison.summary import baseline_indices
+from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults
+from themis.experiments.techniques import BASELINES, choose_technique, split_list
 from themis.perturb import choose_perturbation
 
 
-def test_random_and_corners_are_always_there_and_nothing_is_there_twice():
-    names = [each.name for each in Plan(techniques="nc,scheduled,nc,random").chosen()]
+def test_random_and_corners_are_always_included_and_nothing_is_included_twice():
+    names = [each.name for each in ComparisonPlan(techniques="nc,scheduled,nc,random").chosen()]
     assert names == ["random", "corners", "nc", "scheduled"]
 
 
@@ -28,7 +29,7 @@ def test_criteria_may_have_options():
         "nc(threshold=0.2, neurons=element)",
         "scheduled",
     ]
-    chosen = Plan(techniques="nc(threshold=0.2),nc").chosen()[2:]
+    chosen = ComparisonPlan(techniques="nc(threshold=0.2),nc").chosen()[2:]
     assert [(each.name, each.criterion) for each in chosen] == [
         ("nc(threshold=0.2)", "nc(threshold=0.2)"),
         ("nc", "nc(threshold=0.5)"),  # as the paper sets it
@@ -37,17 +38,19 @@ def test_criteria_may_have_options():
 
 def test_a_technique_under_several_names_is_one():
     given = "kmnc,KMNC,kmnc( k = 1000 ),lsc,LSA,Scheduled,scheduled,NC(threshold=0.5),kmnc(k=100),random"
-    names = [each.name for each in Plan(techniques=given).chosen()]
+    names = [each.name for each in ComparisonPlan(techniques=given).chosen()]
     assert names == ["random", "corners", "kmnc", "lsa", "scheduled", "nc", "kmnc(k=100)"]
-    layered = Plan(techniques="nc(layers=[Conv1, fc])").chosen()[-1]
+    layered = ComparisonPlan(techniques="nc(layers=[Conv1, fc])").chosen()[-1]
     assert choose_technique(layered.name) == layered
     assert "Conv1" in layered.name
 
 
-def test_the_baselines_are_called_as_the_paper_sets_them():
+def test_the_baselines_have_the_settings_of_the_paper():
     assert {str(choose_criterion(each)) for each in PAPER.values()} == set(BASELINES)
-    assert baselines(list(Plan(techniques="kmnc(k=100),nc(threshold=0.2),lsa,idc,nc,kmnc").chosen())) == [6, 7, 5, 4]
-    assert baselines(list(Plan(techniques="kmnc(k=100),lsa,idc,nc").chosen())) == []
+    assert baseline_indices(
+        list(ComparisonPlan(techniques="kmnc(k=100),nc(threshold=0.2),lsa,idc,nc,kmnc").chosen())
+    ) == [6, 7, 5, 4]
+    assert baseline_indices(list(ComparisonPlan(techniques="kmnc(k=100),lsa,idc,nc").chosen())) == []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_the_baselines_are_called_as_the_paper_sets_them():
 )
 def test_wrong_options_are_refused_in_words(options, text):
     def use():
-        plan = Plan.of(**options)
+        plan = ComparisonPlan.of(**options)
         plan.chosen()
         plan.grids(choose_perturbation("gaussian"))
 
@@ -78,7 +81,7 @@ def test_wrong_options_are_refused_in_words(options, text):
 
 
 def test_several_grids_at_once_share_their_cells():
-    plan = Plan.of(magnitudes=["paper", 0.3, 0.05], techniques=[], campaigns=2)
+    plan = ComparisonPlan.of(magnitudes=["paper", 0.3, 0.05], techniques=[], campaigns=2)
     grids = plan.grids(choose_perturbation("gaussian"))
     assert [(each.name, each.magnitudes) for each in grids] == [
         ("paper", (0.01, 0.02, 0.03, 0.04, 0.05)),
@@ -90,15 +93,16 @@ def test_several_grids_at_once_share_their_cells():
 
 
 def test_the_paper_has_magnitudes_of_its_own_perturbations_only():
-    grids = {name: Plan(magnitudes="paper").grids(choose_perturbation(name))[0] for name in ("fgsm", "pgd", "cw")}
+    plan = ComparisonPlan(magnitudes="paper")
+    grids = {name: plan.grids(choose_perturbation(name))[0] for name in ("fgsm", "pgd", "cw")}
     assert grids["fgsm"].magnitudes == grids["pgd"].magnitudes == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert grids["cw"].magnitudes == (10, 20, 30, 40, 50)
-    with pytest.raises(UsageError, match="none of 'rotate'"):
-        Plan(magnitudes="paper").grids(choose_perturbation("rotate"))
+    with pytest.raises(UsageError, match="none for 'rotate'"):
+        plan.grids(choose_perturbation("rotate"))
 
 
-def test_files_of_cells_differ_where_their_names_do_not():
-    files = [Cell(name, 0.1, 0).file for name in ("nc", "nc(a=1)", "nc[a=1]", "nc_a_1_")]
+def test_files_of_cells_differ_even_if_their_plain_names_are_equal():
+    files = [CampaignCell(name, 0.1, 0).file for name in ("nc", "nc(a=1)", "nc[a=1]", "nc_a_1_")]
     assert len(set(files)) == 4
     assert all(set(each) <= set("abcdefghijklmnopqrstuvwxyz0123456789_.-/") for each in files)
 
@@ -136,7 +140,7 @@ def test_a_grid_that_begins_above_10_percent_says_so():
     assert grid.note == "10 magnitudes of 10, error rates 30% to 90%: none near 10%"
 
 
-def test_of_magnitudes_that_err_alike_that_at_the_turn_is_taken():
+def test_of_magnitudes_with_equal_error_rates_the_one_at_the_turn_is_chosen():
     def rate(magnitude):
         return float(np.interp(magnitude, [0.2, 1.0], [0.3, 0.7]))
 
@@ -146,7 +150,7 @@ def test_of_magnitudes_that_err_alike_that_at_the_turn_is_taken():
     assert [rate(each) for each in grid.magnitudes] == pytest.approx(np.linspace(0.3, 0.7, 10), abs=0.01)
 
 
-def test_a_step_that_no_error_rate_is_near_is_left_out():
+def test_a_step_without_a_near_error_rate_is_omitted():
     def rate(magnitude):
         return 0.01 if magnitude < 0.1 else min(1.0, 0.3 + 0.5 * (magnitude - 0.1))
 
@@ -166,18 +170,18 @@ def test_a_grid_of_few_steps_has_few_magnitudes():
     assert one.note == "1 magnitude of 10, error rates 40%: none near 10% or 90%"
 
 
-def test_a_grid_needs_an_error_rate_that_moves():
+def test_a_grid_needs_an_error_rate_that_changes():
     with pytest.raises(DataError, match=r"must change with the magnitude, .* it stays at 50.0%"):
         fix_grid(lambda magnitude: 0.5, start=1.0)
     with pytest.raises(DataError, match=r"it reaches only 3.0%, the grid needs 10%"):
         fix_grid(lambda magnitude: min(0.03, magnitude), start=1.0)
-    with pytest.raises(DataError, match=r"it is 95.0% at least, the grid needs 90% at most"):
+    with pytest.raises(DataError, match=r"it is at least 95.0%, the grid needs at most 90%"):
         fix_grid(lambda magnitude: 0.95, start=1.0)
-    with pytest.raises(DataError, match="jumps from under 10% to over 90%"):
+    with pytest.raises(DataError, match="jumps from below 10% to above 90%"):
         fix_grid(lambda magnitude: float(magnitude > 0.3), start=1.0)
 
 
-def test_the_largest_magnitude_is_the_last_that_means_anything():
+def test_the_largest_magnitude_is_the_largest_valid_one():
     for name in ("gaussian", "fgsm", "brightness", "rotate", "jpeg", "gaussian_blur"):
         perturbation = choose_perturbation(name)
         most = largest_magnitude(perturbation)
@@ -188,7 +192,7 @@ def test_the_largest_magnitude_is_the_last_that_means_anything():
                 perturbation.at(most * 1.01)
 
 
-def test_parts_share_no_seed_and_hang_on_the_seed_alone():
+def test_parts_share_no_seed_and_depend_on_the_seed_only():
     seeds = from_arrays(torch.rand(1000, 4))
     parts = split_seeds(seeds, 10_000, 10_000, 10_000)
     ids = [set(each.seed_id.tolist()) for each in (parts.search, parts.judge, parts.grid)]
@@ -206,60 +210,62 @@ def test_too_little_data_is_refused():
         split_seeds(from_arrays(torch.rand(2, 4)), 10, 10, 10)
 
 
-def record(**plan):
-    return {"plan": Plan(**plan).as_dict(), "perturbation": "gaussian", "model_sha256": "0" * 64}
+def planned(other=None, **options):
+    record = {"plan": ComparisonPlan(**options).as_dict(), "perturbation": "gaussian", "model_sha256": "0" * 64}
+    return ExperimentPlan({**record, **(other or {})}, FREE)
 
 
-def test_a_folder_takes_the_same_plan_again_and_refuses_another(tmp_path):
+def test_a_folder_accepts_the_same_plan_and_refuses_another(tmp_path):
     for _ in range(2):
-        folder = Folder(tmp_path / "out")
-        folder.begin(record(), {"torch": "1"})
+        folder = ExperimentFolder(tmp_path / "out", "comparison")
+        folder.begin(planned(), {"torch": "1"})
         folder.close()
-        folder = Folder(tmp_path / "unlimited")
-        folder.begin({**record(), "theta": [{"name": "count", "limits": [0, math.inf]}]}, {"torch": "1"})
+        folder = ExperimentFolder(tmp_path / "unlimited", "comparison")
+        folder.begin(planned({"theta": [{"name": "count", "limits": [0, math.inf]}]}), {"torch": "1"})
         folder.close()
-    folder = Folder(tmp_path / "out")
+    folder = ExperimentFolder(tmp_path / "out", "comparison")
     with pytest.raises(UsageError, match=r"max_passes 5000 then, 300 now.*another folder"):
-        folder.begin(record(max_passes=300), {"torch": "1"})
-    more = record(techniques="nc", campaigns=9, magnitudes="0.1", resamples=7)
+        folder.begin(planned(max_passes=300), {"torch": "1"})
+    more = planned(techniques="nc", campaigns=9, magnitudes="0.1", resamples=7)
     folder.begin(more, {"torch": "1"})
     assert folder.read("plan.json")["plan"]["campaigns"] == 9
     with pytest.raises(UsageError, match="model_sha256"):
-        folder.begin({**record(), "model_sha256": "1" * 64}, {"torch": "1"})
+        folder.begin(planned({"model_sha256": "1" * 64}), {"torch": "1"})
     with pytest.warns(RuntimeWarning, match="torch 1 then, 2 now"):
-        folder.begin(record(), {"torch": "2"})
+        folder.begin(planned(), {"torch": "2"})
     folder.close()
 
 
-def test_a_folder_has_one_writer_and_nothing_strange_in_it(tmp_path):
-    folder = Folder(tmp_path / "out")
+def test_a_folder_has_one_writer_and_no_other_files(tmp_path):
+    folder = ExperimentFolder(tmp_path / "out", "comparison")
     with pytest.raises(StoreError, match="one writer"):
-        Folder(tmp_path / "out")
+        ExperimentFolder(tmp_path / "out", "comparison")
     folder.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
-    with pytest.raises(UsageError, match="holds other things"):
-        Folder(tmp_path / "mine")
+    with pytest.raises(UsageError, match="contains other files"):
+        ExperimentFolder(tmp_path / "mine", "comparison")
     with pytest.raises(UsageError, match="is a file"):
-        Folder(tmp_path / "mine" / "thesis.txt")
+        ExperimentFolder(tmp_path / "mine" / "thesis.txt", "comparison")
 
 
-def test_a_folder_in_which_nothing_was_begun_goes(tmp_path):
-    Folder(tmp_path / "out").close()
+def test_a_new_folder_in_which_nothing_was_stored_is_removed(tmp_path):
+    ExperimentFolder(tmp_path / "out", "comparison").close()
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
-    Folder(tmp_path / "mine").close()
+    ExperimentFolder(tmp_path / "mine", "comparison").close()
     assert (tmp_path / "mine").exists()
 
 
-def test_failed_cells_are_tried_again_and_damaged_ones_named(tmp_path):
-    folder, cells = Folder(tmp_path / "out"), [Cell("nc", 0.1, k) for k in range(3)]
-    folder.keep(cells[0], {"tests": 5})
-    folder.keep(cells[1], {"error": "it broke"})
-    assert folder.done(cells) == {cells[0]: {"tests": 5}}
+def test_failed_cells_run_again_and_damaged_files_are_named(tmp_path):
+    folder, cells = ExperimentFolder(tmp_path / "out", "comparison"), [CampaignCell("nc", 0.1, k) for k in range(3)]
+    results = JsonResults(folder)
+    results.save(cells[0], {"tests": 5})
+    results.save(cells[1], {"error": "it broke"})
+    assert [results.load(cell) for cell in cells] == [{"tests": 5}, None, None]
     path = tmp_path / "out" / "cells" / cells[2].file
     path.write_text('{"tests": ')
     with pytest.raises(StoreError, match="remove it"):
-        folder.done(cells)
+        results.load(cells[2])
     assert json.loads((tmp_path / "out" / "cells" / cells[0].file).read_text()) == {"tests": 5}
     folder.close()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from themis.experiments.comparison.statistics import (
-    Figure,
     Measured,
+    ResampledEstimate,
     Weights,
     correlate,
     measure_correlation,
@@ -85,9 +85,9 @@ def test_equal_techniques_differ_by_nothing_in_every_resample():
     errors = (generator.random((5, 40)) < np.linspace(0.1, 0.9, 5)[:, None]).astype(float)
     weights = Weights.draw(200, 40, 40, 3, 0)
     r = measure_correlation(errors, counts, weights)
-    assert r.difference(0, [1]) == Figure(0.0, 0.0, 0.0)
-    assert measure_total(counts, weights).ratio(0, 1) == Figure(1.0, 1.0, 1.0)
-    assert r.figure(0).low < r.figure(0).value < r.figure(0).high
+    assert r.difference(0, [1]) == ResampledEstimate(0.0, 0.0, 0.0)
+    assert measure_total(counts, weights).ratio(0, 1) == ResampledEstimate(1.0, 1.0, 1.0)
+    assert r.estimate(0).low < r.estimate(0).value < r.estimate(0).high
 
 
 def test_a_paired_interval_is_narrower_than_the_parts_say():
@@ -97,7 +97,7 @@ def test_a_paired_interval_is_narrower_than_the_parts_say():
     counts = np.stack([generator.poisson(scale * means, (6, 3, 100)) for scale in (1.0, 1.3)]).astype(float)
     total = measure_total(counts, Weights.draw(500, 100, 10, 3, 0))
     ratio = total.ratio(1, 0)
-    widths = [np.diff(total.figure(k).as_list()[1:])[0] / total.values[k] for k in range(2)]
+    widths = [np.diff(total.estimate(k).as_list()[1:])[0] / total.values[k] for k in range(2)]
     assert ratio.low < 1.3 < ratio.high
     assert (ratio.high - ratio.low) / ratio.value < 0.7 * min(widths)
 
@@ -117,7 +117,7 @@ def test_an_r_of_few_faults_is_none(n_faults, is_there):
     counts[0, -1, :, :n_faults] = 1
     r = measure_correlation(errors, counts, Weights.draw(300, 200, 200, 3, 0))
     assert np.isfinite(r.values[0]) == is_there
-    assert (r.figure(0).as_list() == [None] * 3) != is_there
+    assert (r.estimate(0).as_list() == [None] * 3) != is_there
     raw = measure_correlation(errors, 100 * counts, Weights.draw(300, 200, 200, 3, 0), distinct=counts)
     assert np.isfinite(raw.values[0]) == is_there
 
@@ -128,13 +128,13 @@ def test_an_r_that_many_resamples_lack_is_none():
     counts[0, -1, 0, :2] = 10  # 20 faults of two seeds: one resample in seven draws neither
     weights = Weights.draw(300, 200, 200, 1, 0)
     assert np.isnan(correlate(weights.rates(errors)[:, None], weights.counts(counts))).mean() > 0.05
-    assert measure_correlation(errors, counts, weights).figure(0).as_list() == [None] * 3
+    assert measure_correlation(errors, counts, weights).estimate(0).as_list() == [None] * 3
 
 
 def test_undefined_figures_are_none_in_plain_data():
-    assert Figure.of(np.nan, np.zeros(9)).as_list() == [None, None, None]
+    assert ResampledEstimate.of(np.nan, np.zeros(9)).as_list() == [None, None, None]
     mostly = np.array([0.5, 0.6] + [np.nan] * 8)
-    assert Figure.of(0.5, mostly).as_list() == [0.5, None, None]
+    assert ResampledEstimate.of(0.5, mostly).as_list() == [0.5, None, None]
     ratio = Measured(np.array([1.0, 0.0]), np.zeros((9, 2))).ratio(0, 1)
     assert ratio.as_list() == [None, None, None]
 
@@ -162,6 +162,6 @@ def test_the_interval_holds_the_true_correlation():
     for k in range(100):
         errors = (generator.random((5, 8, 400)) < chance(generator.normal(size=400))).mean(0)
         counts = generator.poisson(2 * chance(generator.normal(size=400))[:, None] ** 3, (8, 3, 400))[None]
-        r = measure_correlation(errors, counts.astype(float), Weights.draw(200, 400, 400, 3, k)).figure(0)
+        r = measure_correlation(errors, counts.astype(float), Weights.draw(200, 400, 400, 3, k)).estimate(0)
         hits += r.low <= truth <= r.high
     assert hits >= 87

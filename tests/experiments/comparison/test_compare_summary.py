@@ -1,4 +1,4 @@
-"""Summing up made cells: every figure worked out again by hand, and the tables that show them."""
+"""Summaries of artificial cells: every number computed by hand, and the tables that show them."""
 
 from dataclasses import replace
 from io import StringIO
@@ -7,29 +7,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from themis.experiments.comparison.comparing import Comparison
 from themis.experiments.comparison.figures import draw_correlations
 from themis.experiments.comparison.grid import Grid
-from themis.experiments.comparison.plan import Cell, Plan
-from themis.experiments.comparison.summary import summarise
-from themis.experiments.comparison.table import (
-    count,
-    figure,
-    found_table,
-    magnitude_table,
-    markdown,
-    opening,
-    r_table,
-    short,
-    show,
-)
+from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
+from themis.experiments.comparison.summary import Comparison, summarise
+from themis.experiments.comparison.table import fault_table, magnitude_table, markdown, opening, r_table, show
+from themis.experiments.table import format_count, format_estimate, format_value
 
 GRID = Grid("given", (0.1, 0.2, 0.3, 0.4))
 NAMES = ("random", "corners", "nc", "kmnc", "idc", "lsa", "scheduled")
 
 
 def made_cell(cell, counts, **other):
-    """A cell whose seed s has `counts[s]` distinct faults, each seen twice; the criterion selects of seeds 0 to 4."""
+    """A cell whose seed s has `counts[s]` distinct faults, each found twice; seeds 0 to 4 are selected."""
     seeds = [k for k, n in enumerate(counts) if n]
     distinct = [counts[k] for k in seeds]
     chosen = [n if k < 5 else 0 for k, n in zip(seeds, distinct, strict=True)]
@@ -46,7 +36,7 @@ def made_cell(cell, counts, **other):
 
 @pytest.fixture
 def plan():
-    return Plan(techniques=",".join(NAMES[2:]), magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
+    return ComparisonPlan(techniques=",".join(NAMES[2:]), magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
 
 
 @pytest.fixture
@@ -64,7 +54,7 @@ def errors():
     return {each: (generator.random(30) < 2 * each).astype(float) for each in GRID.magnitudes}
 
 
-def test_every_figure_by_hand(plan, counts, errors):
+def test_every_number_computed_by_hand(plan, counts, errors):
     summary = summarise(GRID, errors, plan, {cell: made_cell(cell, each) for cell, each in counts.items()})
     rates = [errors[each].mean() for each in GRID.magnitudes]
     assert summary.rates == pytest.approx(rates)
@@ -72,19 +62,21 @@ def test_every_figure_by_hand(plan, counts, errors):
     r = {}
     for row in summary.rows:
         by_campaign = [
-            sum(sum(counts[Cell(row.technique, each, campaign)]) for each in GRID.magnitudes) for campaign in (0, 1)
+            sum(sum(counts[CampaignCell(row.technique, each, campaign)]) for each in GRID.magnitudes)
+            for campaign in (0, 1)
         ]
         assert row.total["distinct_faults"] == [sum(by_campaign) / 2, min(by_campaign), max(by_campaign)]
         assert row.total["faults"][0] == sum(by_campaign)
         means = [
-            sum(sum(counts[Cell(row.technique, each, campaign)]) for campaign in (0, 1)) / 2 for each in GRID.magnitudes
+            sum(sum(counts[CampaignCell(row.technique, each, campaign)]) for campaign in (0, 1)) / 2
+            for each in GRID.magnitudes
         ]
         assert summary.counts[row.technique] == pytest.approx(means)
         r[row.technique] = np.corrcoef(rates, means)[0, 1]
         assert row.r["distinct"][0] == row.r["faults"][0] == pytest.approx(r[row.technique])
         if row.technique in ("nc", "kmnc", "idc", "lsa"):
             chosen = [
-                sum(sum(counts[Cell(row.technique, each, campaign)][:5]) for campaign in (0, 1)) / 2
+                sum(sum(counts[CampaignCell(row.technique, each, campaign)][:5]) for campaign in (0, 1)) / 2
                 for each in GRID.magnitudes
             ]
             assert row.r["selected_distinct"][0] == pytest.approx(np.corrcoef(rates, chosen)[0, 1])
@@ -104,8 +96,8 @@ def test_every_figure_by_hand(plan, counts, errors):
             assert row.r["over_baselines"][0] == pytest.approx(r[row.technique] - mean)
 
 
-def test_without_the_four_there_is_no_mean_of_them(counts, errors):
-    plan = Plan(techniques="nc,kmnc,scheduled", magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
+def test_without_all_four_baselines_there_is_no_mean_of_them(counts, errors):
+    plan = ComparisonPlan(techniques="nc,kmnc,scheduled", magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
     records = {cell: made_cell(cell, counts[cell]) for cell in plan.cells((GRID,))}
     summary = summarise(GRID, errors, plan, records)
     assert all(row.r["over_baselines"] is None for row in summary.rows)
@@ -122,7 +114,7 @@ def test_a_degenerate_grid_is_marked_and_not_scored(plan, counts):
     assert comparison.as_dict()["degenerate_grids"] == 1
 
 
-def test_counts_that_never_change_have_no_r(plan, counts, errors):
+def test_constant_counts_have_no_r(plan, counts, errors):
     records = {
         cell: made_cell(cell, [1] + [0] * 7 if cell.technique == "nc" else each) for cell, each in counts.items()
     }
@@ -134,20 +126,20 @@ def test_counts_that_never_change_have_no_r(plan, counts, errors):
     assert not {"nc", "idc"} & set(rows["random"].r["rivals"])
 
 
-def test_nobody_finds_anything(plan, counts, errors):
+def test_no_technique_finds_a_fault(plan, counts, errors):
     records = {cell: made_cell(cell, [0] * 8) for cell in counts}
     summary = summarise(GRID, errors, plan, records)
     assert all(row.total["over_rival"] is None and row.total["rivals"] == [] for row in summary.rows)
     assert all(row.r["rivals"] == [] for row in summary.rows)
-    assert "best rival is" not in " ".join(found_table(summary).notes + r_table(summary).notes)
-    assert len(found_table(summary).rows) == len(r_table(summary).rows) == 7
+    assert "best rival is" not in " ".join(fault_table(summary).notes + r_table(summary).notes)
+    assert len(fault_table(summary).rows) == len(r_table(summary).rows) == 7
 
 
-def test_tables_say_what_must_be_said(plan, counts, errors):
+def test_tables_explain_failures_stops_and_plateaus(plan, counts, errors):
     records = {cell: made_cell(cell, each) for cell, each in counts.items()}
-    some = Cell("kmnc", 0.1, 0)
+    some = CampaignCell("kmnc", 0.1, 0)
     records[some] = {"technique": "kmnc", "magnitude": 0.1, "campaign": 0, "error": "OSError: no room"}
-    early = Cell("random", 0.1, 1)
+    early = CampaignCell("random", 0.1, 1)
     records[early] = made_cell(early, counts[early], stop_reason="coverage", fit_inputs=0)
     for cell, record in records.items():
         if cell.technique == "lsa":
@@ -161,11 +153,11 @@ def test_tables_say_what_must_be_said(plan, counts, errors):
     assert "Stopped before all passes were spent: random in 1 campaign." in text
     assert "lsa 60,000" in text
     assert "50.0%*" in text
-    assert "* Coverage stood still for the last quarter of most campaigns: nc in 8 of 8." in text
-    assert "The intervals err on the wide side" in text
+    assert "* Coverage did not rise in the last quarter of most campaigns: nc in 8 of 8." in text
+    assert "The intervals tend to be too wide" in text
     assert "The best rival is scheduled" in text
     assert len(comparison.failed) == comparison.as_dict()["failed_cells"] == 1
-    order = [row[0] for row in found_table(summary).rows]
+    order = [row[0] for row in fault_table(summary).rows]
     assert order[-1] == "kmnc"
     assert [row[0] for row in r_table(summary).rows] == order
     assert magnitude_table(summary).columns == ("magnitude", "error rate", *order[:-1])
@@ -174,10 +166,14 @@ def test_tables_say_what_must_be_said(plan, counts, errors):
 
 
 def test_a_variant_of_a_baseline_does_not_stand_in_for_it(counts, errors):
-    plan = Plan(techniques="kmnc(k=100),nc,kmnc,idc,lsa", magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
+    plan = ComparisonPlan(
+        techniques="kmnc(k=100),nc,kmnc,idc,lsa", magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50
+    )
     names = {"kmnc(k=100)": "scheduled"}
     records = {
-        cell: made_cell(cell, counts[Cell(names.get(cell.technique, cell.technique), cell.magnitude, cell.campaign)])
+        cell: made_cell(
+            cell, counts[CampaignCell(names.get(cell.technique, cell.technique), cell.magnitude, cell.campaign)]
+        )
         for cell in plan.cells((GRID,))
     }
     rows = {row.technique: row for row in summarise(GRID, errors, plan, records).rows}
@@ -196,10 +192,10 @@ def test_equal_rivals_are_all_named(plan, counts, errors):
     rows = {row.technique: row for row in summary.rows}
     assert rows["random"].total["rivals"] == ["nc", "kmnc"]
     assert rows["nc"].total["rivals"] == ["kmnc"]
-    assert "The best rivals are nc and kmnc, equal." in found_table(summary).notes[0]
+    assert "The best rivals are nc and kmnc, which are equal." in fault_table(summary).notes[0]
 
 
-def test_one_finds_all_and_has_no_rival(plan, counts, errors):
+def test_the_only_technique_with_faults_has_no_rival(plan, counts, errors):
     records = {cell: made_cell(cell, counts[cell] if cell.technique == "nc" else [0] * 8) for cell in counts}
     rows = {row.technique: row for row in summarise(GRID, errors, plan, records).rows}
     assert rows["nc"].total["rivals"] == []
@@ -207,7 +203,7 @@ def test_one_finds_all_and_has_no_rival(plan, counts, errors):
     assert rows["random"].total["rivals"] == ["nc"]
 
 
-def test_selected_faults_that_are_few_have_no_r(plan, counts, errors):
+def test_too_few_selected_faults_have_no_r(plan, counts, errors):
     records = {cell: made_cell(cell, each) for cell, each in counts.items()}
     for cell, record in records.items():
         few = [int(cell.magnitude == 0.4)] * len(record["by_seed"]["seed_id"])
@@ -218,19 +214,19 @@ def test_selected_faults_that_are_few_have_no_r(plan, counts, errors):
     assert nc.r["selected_distinct"] == nc.r["selected"] == [None, None, None]
 
 
-def test_the_star_is_for_most_campaigns_and_one_campaign_is_said(counts, errors):
-    plan = Plan(techniques="nc", magnitudes="0.1,0.2,0.3,0.4", campaigns=1, resamples=50)
+def test_the_star_stands_for_most_campaigns_and_a_single_campaign_is_noted(counts, errors):
+    plan = ComparisonPlan(techniques="nc", magnitudes="0.1,0.2,0.3,0.4", campaigns=1, resamples=50)
     records = {cell: made_cell(cell, counts[cell], is_plateau=cell.magnitude < 0.25) for cell in plan.cells((GRID,))}
-    table = found_table(summarise(GRID, errors, plan, records))
+    table = fault_table(summarise(GRID, errors, plan, records))
     assert not any("*" in cell for row in table.rows for cell in row)
-    assert not any("stood still" in note for note in table.notes)
-    assert "With one campaign the intervals hold seeds only" in " ".join(table.notes)
+    assert not any("did not rise" in note for note in table.notes)
+    assert "With one campaign, the intervals account for the choice of seeds only" in " ".join(table.notes)
 
 
-def test_the_opening_says_how_many_seeds_and_cautions(plan):
+def test_the_opening_counts_the_seeds_and_warns_if_they_are_few(plan):
     said = opening(Comparison(plan, "gaussian", {"search": 1380, "judge": 49}, (), [], {}))
-    assert said[1] == "Seeds that the model answers rightly: 1,380 of the search, 49 of the judge."
-    assert said[2].startswith("Caution: under 50 seeds of the judge")
+    assert said[1] == "Seeds that the model answers correctly: 1,380 search, 49 judge."
+    assert said[2].startswith("Warning: fewer than 50 judge seeds")
     assert len(opening(Comparison(plan, "gaussian", {"search": 50, "judge": 50}, (), [], {}))) == 2
 
 
@@ -243,13 +239,13 @@ def test_tables_fit_the_terminal(plan, counts, errors, width):
     said = console.file.getvalue()
     lines = [line for line in said.splitlines() if line.startswith(" ")]
     assert max(map(len, lines)) <= width
-    assert sum(line.strip().startswith(NAMES) for line in lines) == 14  # none goes on in a second line
+    assert sum(line.strip().startswith(NAMES) for line in lines) == 14  # none is wrapped
     assert len([line for line in lines if line.strip()]) == 14 + 2 * 2
     assert (" seeds " in lines[1]) == (width == 100)
     assert ("table.md: seeds, raw" in said) == (width == 80)
 
 
-def test_a_picture_of_correlations_is_not_squeezed_by_one_interval(plan, counts, errors, tmp_path):
+def test_a_figure_of_correlations_is_not_squeezed_by_one_wide_interval(plan, counts, errors, tmp_path):
     records = {cell: made_cell(cell, each) for cell, each in counts.items()}
     summary = summarise(GRID, errors, plan, records)
     rows = []
@@ -259,11 +255,11 @@ def test_a_picture_of_correlations_is_not_squeezed_by_one_interval(plan, counts,
     assert (tmp_path / "r.png").stat().st_size > 1000
 
 
-def test_numbers_as_they_are_shown():
-    assert [count(each) for each in (0.0, 3.0, 3.5, 99.5, 1234.6)] == ["0", "3", "3.5", "99.5", "1,235"]
-    assert figure([0.5, 0.25, 0.75]) == "0.500 (0.250..0.750)"
-    assert figure([0.5, 0.25, 0.75], 2, signed=True) == "+0.50 (+0.25..+0.75)"
-    assert figure([0.5, None, None]) == "0.500"
-    assert figure([-0.0001, -0.5, 0.0001], signed=True) == "0.000 (-0.500..0.000)"
-    assert short([-0.0004, None, None]) == "0.000"
-    assert figure([None, None, None]) == figure(None) == "-"
+def test_numbers_as_they_appear_in_tables():
+    assert [format_count(each) for each in (0.0, 3.0, 3.5, 99.5, 1234.6)] == ["0", "3", "3.5", "99.5", "1,235"]
+    assert format_estimate([0.5, 0.25, 0.75]) == "0.500 (0.250..0.750)"
+    assert format_estimate([0.5, 0.25, 0.75], 2, signed=True) == "+0.50 (+0.25..+0.75)"
+    assert format_estimate([0.5, None, None]) == "0.500"
+    assert format_estimate([-0.0001, -0.5, 0.0001], signed=True) == "0.000 (-0.500..0.000)"
+    assert format_value([-0.0004, None, None]) == "0.000"
+    assert format_estimate([None, None, None]) == format_estimate(None) == "-"

@@ -11,7 +11,7 @@ from torch import nn
 import themis
 from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
-from themis.experiments.retraining.changes import Shift, changes, judge_hole, normal_interval, t_interval
+from themis.experiments.retraining.changes import Shift, changes, fault_verdict, normal_interval, t_interval
 from themis.experiments.retraining.examine import exam_tests, examine
 from themis.experiments.retraining.grading import errors, grade, with_settled_oracle
 from themis.judge.estimate import Estimate
@@ -214,11 +214,11 @@ def _count(before, after):
     return Shift(before, after, after, after, Estimate(0, 0, 0), None)
 
 
-def test_a_hole_that_moves_is_reported():
-    assert judge_hole((0.8, 0.8, 0.8), 100, _count(100, 30))[0] == "mended"
-    verdict, words = judge_hole((0.8, 0.8, 0.8), 100, _count(100, 97))
+def test_faults_that_move_elsewhere_are_not_called_mended():
+    assert fault_verdict((0.8, 0.8, 0.8), 100, _count(100, 30))[0] == "mended"
+    verdict, words = fault_verdict((0.8, 0.8, 0.8), 100, _count(100, 97))
     assert verdict == "moved"
-    assert "the hole has moved" in words
-    assert judge_hole((0.1, 0.1, 0.1), 100, _count(100, 97))[0] == "kept"
-    assert judge_hole((0.8, 0.8, 0.8), 3, _count(3, 3)) == ("", "")
-    assert judge_hole(None, 100, _count(100, 97)) == ("", "")
+    assert "the faults have moved elsewhere" in words
+    assert fault_verdict((0.1, 0.1, 0.1), 100, _count(100, 97))[0] == "kept"
+    assert fault_verdict((0.8, 0.8, 0.8), 3, _count(3, 3)) == ("", "")
+    assert fault_verdict(None, 100, _count(100, 97)) == ("", "")

@@ -1,4 +1,4 @@
-"""`themis.retrain`: every way in and out of it."""
+"""`themis.retrain`: its inputs, results and refusals."""
 
 import json
 from dataclasses import replace
@@ -12,10 +12,9 @@ import themis
 from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta, UsageError
 from themis.data.hashes import seed_hashes
 from themis.experiments.retraining import readings
-from themis.experiments.retraining.folder import Folder
-from themis.experiments.retraining.listener import Listener
-from themis.experiments.retraining.retrain import retrain
+from themis.experiments.retraining.api import retrain
 from themis.experiments.retraining.table import markdown, verdict
+from themis.experiments.runner import ExperimentFolder, Listener
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
@@ -68,7 +67,7 @@ def done(small, tmp_path_factory):
     return retrain(run, data=data, out=out, also=["gaussian:0.3"], **QUICK), out
 
 
-def test_the_folder_has_all_of_it(small, done):
+def test_the_folder_has_all_results(small, done):
     _, data, run = small
     result, out = done
     assert {each.name for each in out.iterdir()} >= {"weights.safetensors", "retrain.json", "table.md", "figure.png"}
@@ -90,32 +89,32 @@ def test_the_folder_has_all_of_it(small, done):
     assert (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_table_says_every_figure(done):
+def test_the_table_has_every_measurement(done):
     result, out = done
     text = markdown(result)
     assert text + "\n" == (out / "table.md").read_text()
-    for words in ("clean score", "disturbed score", "old faults now right", "distinct faults found", "failing seeds"):
+    for words in ("clean score", "disturbed score", "old faults now correct", "distinct faults found", "failing seeds"):
         assert text.count(f"| {words}") == 2 or words in text
     assert "### gaussian:0.3" in text
-    assert "to judge by, which no model has seen" in text
+    assert "judge seeds, which no model was trained on" in text
     assert f"random seed {result.stage.model.random_seed}, epoch" in text
 
 
-def test_the_model_given_back_is_the_best_on_the_seeds_held_out(done):
+def test_the_returned_model_is_the_best_on_the_seeds_held_out(done):
     result, _ = done
     scores = [each.held_out for each in result.stage.models]
     assert result.stage.model.held_out == max(scores)
     assert result.target is result.stage.model.target
 
 
-def test_the_same_call_goes_on_to_the_same_end(small, done, tmp_path):
+def test_the_same_call_resumes_to_the_same_result(small, done, tmp_path):
     _, data, run = small
     result, _ = done
 
     class Stop(Listener):
         left = 3
 
-        def on_step(self, text, n_done, n_steps):
+        def on_cell_end(self, end):
             self.left -= 1
             if not self.left:
                 raise KeyboardInterrupt
@@ -127,11 +126,11 @@ def test_the_same_call_goes_on_to_the_same_end(small, done, tmp_path):
     steps = []
 
     class Note(Listener):
-        def on_steps(self, n_done, n_steps):
-            steps.append((n_done, n_steps))
+        def on_cells(self, n_done, n_cells, noun):
+            steps.append((n_done, n_cells))
 
     again = retrain(run, listener=Note(), **how)
-    assert steps[0] == (2, 2)  # the model as it came was examined before
+    assert steps[0] == (2, 2)  # the original model was examined before
     for one, other in zip(again.outcomes, result.outcomes, strict=True):
         for a, b in zip(one.after, other.after, strict=True):
             assert np.array_equal(a.disturbed, b.disturbed)
@@ -146,13 +145,13 @@ def test_another_retraining_in_the_same_folder_is_refused(small, done, tmp_path)
         retrain(run, data=data, out=out, also=["gaussian:0.3"], **{**QUICK, "epochs": 4})
     assert (out / "retrain.json").read_bytes() == before
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other things"):
+    with pytest.raises(UsageError, match="contains other files"):
         retrain(run, data=data, out=tmp_path, **QUICK)
 
 
-def test_readings_come_back_as_they_were(done, tmp_path):
+def test_readings_are_loaded_as_they_were_stored(done, tmp_path):
     result, _ = done
-    folder = Folder(tmp_path / "kept")
+    folder = ExperimentFolder(tmp_path / "kept", "retraining")
     reading = result.outcomes[0].after[0]
     readings.keep(folder, "one.safetensors", reading)
     back = readings.read(folder, "one.safetensors")
@@ -163,7 +162,7 @@ def test_readings_come_back_as_they_were(done, tmp_path):
     folder.close()
 
 
-def test_a_clean_score_that_falls_is_said_first(done):
+def test_a_clean_score_that_falls_comes_first(done):
     result, _ = done
     outcome = result.outcomes[0]
     worse = replace(outcome, after=tuple(replace(each, clean=0 * each.clean) for each in outcome.after))
@@ -172,7 +171,7 @@ def test_a_clean_score_that_falls_is_said_first(done):
     assert said[0].startswith("THE CLEAN SCORE FELL by ")
     said, has_failed = verdict((replace(outcome, after=(outcome.before,)),), 0.0)
     assert not has_failed
-    assert "the disturbed score is" in said[0]
+    assert "the disturbed score is unchanged" in said[0]
 
 
 def test_other_data_may_judge_a_run_that_was_not_split(small):
@@ -190,14 +189,14 @@ def test_other_data_may_judge_a_run_that_was_not_split(small):
     assert not np.isin(seed_hashes(themis.data.seeds.read_seeds(others)), result.ledger.hashes).any()
 
 
-def test_what_may_not_be_trained_on_is_refused(small):
+def test_data_and_models_that_cannot_be_trained_on_are_refused(small):
     net, data, run = small
     with pytest.raises(UsageError, match="data must be given, all of it"):
         retrain(run, **QUICK)
     with pytest.raises(UsageError, match="judge must be left out"):
         retrain(run, data=data, judge=data, **QUICK)
     judge = read_parts(run, data).judge
-    with pytest.raises(DataError, match="train must share no seed with those to judge by"):
+    with pytest.raises(DataError, match="train must share no seed with the judge seeds"):
         retrain(run, data=data, train=(judge.inputs[:5], judge.labels[:5]), **QUICK)
     box = BlackBox(lambda inputs: net(torch.as_tensor(inputs)).detach().numpy(), oracle="wrong")
     boxed = themis.run(box, data, "gaussian", magnitude=0.5, max_tests=200, split=(0.4, 0.3, 0.3))
@@ -205,7 +204,7 @@ def test_what_may_not_be_trained_on_is_refused(small):
         retrain(boxed, data=data, **QUICK)
 
 
-def test_a_retrained_model_may_not_be_judged_by_what_it_has_seen(small, done):
+def test_a_retrained_model_may_not_be_judged_by_seeds_it_was_trained_on(small, done):
     _, data, _ = small
     result, _ = done
     with pytest.warns(RuntimeWarning, match=r"the weights were retrained on [\d,]+ of [\d,]+ seeds"):
@@ -229,7 +228,7 @@ def test_options_are_checked_before_anything_runs(small):
         retrain(3)
 
 
-def test_perturbations_of_ones_own_are_examined_too(small):
+def test_custom_perturbations_are_examined_too(small):
     _, data, run = small
 
     def darken(inputs, theta, rng, context):

@@ -1,4 +1,4 @@
-"""Rounds of campaign and retraining: each is a run of its own, and they end when the fault rate stops falling."""
+"""Rounds of retraining and campaign: each campaign is a run, and they end when the fault rate stops falling."""
 
 import json
 from contextlib import closing
@@ -10,8 +10,8 @@ from torch import nn
 
 import themis
 from themis import Target, UsageError
+from themis.experiments.retraining.api import retrain
 from themis.experiments.retraining.changes import normal_interval
-from themis.experiments.retraining.retrain import retrain
 from themis.experiments.retraining.table import markdown
 from themis.judge.estimate import Estimate
 from themis.runs.parts import read_parts
@@ -53,7 +53,7 @@ def looped(searched, tmp_path_factory):
     return retrain(run, data=data, out=out, rounds=3, **QUICK), out
 
 
-def test_the_fault_rate_falls_and_the_loop_says_why_it_ended(looped):
+def test_the_fault_rate_falls_and_the_result_says_why_the_rounds_ended(looped):
     result, out = looped
     first = 1 - result.stages[0].outcomes[0].before.disturbed_score
     assert result.stages[0].fault_rate < first - 0.005
@@ -80,7 +80,7 @@ def test_each_round_is_a_run_on_its_own_model(searched, looped):
             assert replayer.replay(fault).is_same
 
 
-def test_rounds_learn_from_all_faults_so_far_and_the_ledger_never_has_a_judge(searched, looped):
+def test_rounds_learn_from_all_faults_so_far_and_the_ledger_has_no_judge_seed(searched, looped):
     data, run = searched
     result, _ = looped
     numbers = [stage.n_faults for stage in result.stages]
@@ -94,7 +94,7 @@ def test_rounds_learn_from_all_faults_so_far_and_the_ledger_never_has_a_judge(se
         assert not seen.knows(parts.judge).any()
 
 
-def test_more_rounds_go_on_from_those_that_are_done(searched, tmp_path):
+def test_more_rounds_continue_after_finished_ones(searched, tmp_path):
     data, run = searched
     out = tmp_path / "out"
     one = retrain(run, data=data, out=out, rounds=1, **QUICK)
@@ -109,7 +109,7 @@ def test_more_rounds_go_on_from_those_that_are_done(searched, tmp_path):
     assert again.summary()["rounds"] == two.summary()["rounds"]
 
 
-def test_a_round_can_be_retrained_from(searched, looped):
+def test_the_campaign_of_a_round_can_be_retrained_from(searched, looped):
     data, _ = searched
     result, out = looped
     stage = result.stages[0]

@@ -1,7 +1,9 @@
-"""A cell: one campaign of one technique at one magnitude, and what is kept of it."""
+"""The campaigns of a comparison: how one is run, and what is stored of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -13,32 +15,41 @@ from themis.criteria.criterion import Criterion
 from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
 from themis.data.seeds import Seeds, read_seeds
-from themis.experiments.comparison.plan import DIFFERENTIAL, Cell, Plan, Technique
-from themis.perturb import Perturbation
+from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
+from themis.experiments.comparison.rates import split_seeds
+from themis.experiments.techniques import DIFFERENTIAL, Technique
+from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.run import Round, Run
+from themis.runs.source import Origin
 from themis.target.target import AnyTarget
 
 IDLE_SHARE = 0.25
-"""A plateau: coverage under 100% that did not rise in this last share of the passes."""
+"""A plateau: coverage below 100% that did not rise in this last share of the passes."""
 COUNTS = ("faults", "distinct", "selected", "selected_distinct")
-"""What is counted a seed: faults executed, raw and distinct; and those among tests that raised the criterion."""
+"""Counts per seed: faults executed, raw and distinct, and those among tests that raised the criterion."""
 
 
-class Bench:
-    """What cells are run on: the target, its search seeds, and criteria, each fitted when it is first needed."""
+class CellRunner:
+    """Runs campaigns on a target and its search seeds; each criterion is fitted when it is first needed."""
 
     def __init__(
-        self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, plan: Plan, train: Any, rivals: Any
+        self,
+        target: AnyTarget,
+        seeds: Seeds,
+        perturbation: Perturbation,
+        plan: ComparisonPlan,
+        train: Any,
+        rivals: Any,
     ) -> None:
-        """`train` is training data, `rivals` other models of the task, or functions that read them."""
+        """`train` is training data and `rivals` are other models of the task, or functions that read them."""
         self.target, self.seeds, self.perturbation, self.plan = target, seeds, perturbation, plan
-        self._techniques = {each.name: each for each in plan.chosen()}
+        self._techniques = {technique.name: technique for technique in plan.chosen()}
         self._train, self._rivals = train, rivals
         self._fitted: dict[str, tuple[Criterion, dict[str, Any]] | Exception] = {}
 
-    def run(self, cell: Cell) -> dict[str, Any]:
-        """Run a cell; plain data."""
-        how, fitting = self._how(self._techniques[cell.technique])
+    def run(self, cell: CampaignCell) -> dict[str, Any]:
+        """Run a campaign; the result is plain data."""
+        options, fitting = self._options(self._techniques[cell.technique])
         plan = self.plan
         result = run(
             self.target,
@@ -52,24 +63,24 @@ class Bench:
             round_size=plan.round_size,
             uniform_share=plan.uniform_share,
             random_seed=plan.random_seed + cell.campaign,
-            **how,
+            **options,
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        return describe_cell(cell, result) | fitting
+        return describe_campaign(cell, result) | fitting
 
-    def _how(self, technique: Technique) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The options that make a technique, and what its criterion cost before the first test."""
+    def _options(self, technique: Technique) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options of `run` for a technique, and what fitting its criterion has cost."""
         if technique.criterion is None:
-            how: dict[str, Any] = {"policy": technique.name}
+            options: dict[str, Any] = {"policy": technique.name}
             if technique.name == DIFFERENTIAL:
                 self._rivals = self._rivals() if callable(self._rivals) else self._rivals
-                how["rivals"] = self._rivals
-            return how, {"fit_inputs": 0, "fit_seconds": 0.0}
+                options["rivals"] = self._rivals
+            return options, {"fit_inputs": 0, "fit_seconds": 0.0}
         if technique.name not in self._fitted:
             try:
                 self._fitted[technique.name] = self._fit(technique.criterion)
-            except Exception as error:  # it would fail again, after as long
+            except Exception as error:  # it would fail again, after the same time
                 self._fitted[technique.name] = error
         fitted = self._fitted[technique.name]
         if isinstance(fitted, Exception):
@@ -78,15 +89,15 @@ class Bench:
         return {"criterion": criterion}, fitting
 
     def _fit(self, spec: str) -> tuple[Criterion, dict[str, Any]]:
-        began, train = perf_counter(), self._training_data()
+        start, train = perf_counter(), self._training_data()
         criterion = fit_to(choose_criterion(spec), self.target, train)
         return criterion, {
             "fit_inputs": len(train) if criterion.learns else 0,
-            "fit_seconds": perf_counter() - began,
+            "fit_seconds": perf_counter() - start,
         }
 
     def _training_data(self) -> Seeds:
-        """Read once; the clean search seeds where there is none."""
+        """The training data, read once; the clean search seeds if there is none."""
         if callable(self._train):
             self._train = self._train()
         train = self.seeds if self._train is None else read_seeds(self._train, self.plan.train_inputs)
@@ -94,15 +105,37 @@ class Bench:
         return train
 
 
-def describe_cell(cell: Cell, result: Run) -> dict[str, Any]:
-    """What is kept of a campaign, as plain data."""
+@dataclass(frozen=True)
+class RebuildRunner:
+    """Makes a `CellRunner` again in another process, from names only."""
+
+    origin: Origin
+    perturbation: str
+    plan: ComparisonPlan
+
+    def __call__(self) -> Callable[[CampaignCell], dict[str, Any]]:
+        plan, origin = self.plan, self.origin
+        with origin.in_folder():
+            perturbation = choose_perturbation(self.perturbation)
+        parts = split_seeds(read_seeds(origin.read()), plan.seeds, plan.judge_seeds, plan.grid_seeds)
+        target, train, rivals = origin.target(), origin.read_train, origin.read_rivals
+        return CellRunner(target, parts.search, perturbation, plan, train, rivals).run
+
+
+def failed_campaign(cell: CampaignCell, reason: str) -> dict[str, Any]:
+    """What is stored of a campaign that failed."""
+    return {"technique": cell.technique, "magnitude": cell.magnitude, "campaign": cell.campaign, "error": reason}
+
+
+def describe_campaign(cell: CampaignCell, result: Run) -> dict[str, Any]:
+    """What is stored of a campaign, as plain data."""
     criterion = result.start.criterion
-    last, usable = result.rounds[-1], result.start.n_usable
-    passes = [each.passes for each in result.rounds]
-    sensitivity = [each.coverage.all for each in result.rounds]
-    own = sensitivity if criterion is None else [_score(each) for each in result.rounds]
+    last = result.rounds[-1]
+    passes = [round.passes for round in result.rounds]
+    sensitivity = [round.coverage.all for round in result.rounds]
+    scores = sensitivity if criterion is None else [_criterion_score(round) for round in result.rounds]
     is_share = criterion is None or bool(criterion["is_share"])
-    rose_at = last_rise(passes, own)
+    rose_at = last_rise(passes, scores)
     return {
         "technique": cell.technique,
         "magnitude": cell.magnitude,
@@ -110,14 +143,14 @@ def describe_cell(cell: Cell, result: Run) -> dict[str, Any]:
         "random_seed": result.start.settings.random_seed,
         "passes": last.passes,
         "tests": last.tests,
-        "seeds": usable,
+        "seeds": result.start.n_usable,
         "faults": last.faults,
         "distinct_faults": last.distinct_faults,
         "failing_seeds": last.failing_seeds,
-        "coverage": own[-1],
+        "coverage": scores[-1],
         "is_share": is_share,
         "coverage_rose_at": rose_at,
-        "is_plateau": not (is_share and own[-1] >= 1) and rose_at <= (1 - IDLE_SHARE) * last.passes,
+        "is_plateau": not (is_share and scores[-1] >= 1) and rose_at <= (1 - IDLE_SHARE) * last.passes,
         "scc": sensitivity[-1],
         "stop_reason": result.stop_reason,
         "seconds": result.seconds.total,
@@ -127,7 +160,7 @@ def describe_cell(cell: Cell, result: Run) -> dict[str, Any]:
 
 
 def last_rise(passes: list[int], scores: list[float]) -> int:
-    """The passes at which a score was last seen above all before."""
+    """The passes after which a score last exceeded all earlier ones."""
     rose_at, best = 0, 0.0
     for spent, score in zip(passes, scores, strict=True):
         if score > best:
@@ -136,17 +169,20 @@ def last_rise(passes: list[int], scores: list[float]) -> int:
 
 
 def count_by_seed(columns: dict[str, NDArray[Any]]) -> dict[str, list[int]]:
-    """The counts of each failing seed, a list each; `columns` are those of the faults."""
+    """The counts of every failing seed, one list per count; `columns` are those of the faults."""
     if not columns:
         return {"seed_id": [], **{name: [] for name in COUNTS}}
-    seed_id, of = np.unique(columns["seed_id"], return_inverse=True)
+    seed_id, row = np.unique(columns["seed_id"], return_inverse=True)
     counts: dict[str, list[int]] = {"seed_id": seed_id.tolist()}
-    for name, is_counted in (("", np.ones(len(of), dtype=bool)), ("selected", columns["raised"])):
-        pairs = np.unique(np.stack([of[is_counted], columns["answer"][is_counted]], 1), axis=0)
-        raw, distinct = (np.bincount(each, minlength=len(seed_id)).tolist() for each in (of[is_counted], pairs[:, 0]))
-        counts[name or "faults"], counts[f"{name}_distinct" if name else "distinct"] = raw, distinct
+    for raw, distinct, is_counted in (
+        ("faults", "distinct", np.ones(len(row), dtype=bool)),
+        ("selected", "selected_distinct", columns["raised"]),
+    ):
+        pairs = np.unique(np.stack([row[is_counted], columns["answer"][is_counted]], 1), axis=0)
+        counts[raw] = np.bincount(row[is_counted], minlength=len(seed_id)).tolist()
+        counts[distinct] = np.bincount(pairs[:, 0], minlength=len(seed_id)).tolist()
     return counts
 
 
-def _score(round: Round) -> float:
+def _criterion_score(round: Round) -> float:
     return round.criterion_score or 0.0

@@ -1,20 +1,18 @@
-"""A comparison as pictures: faults against error rate, faults by technique, correlations with their intervals."""
+"""A comparison as figures: faults against error rate, faults by technique, and correlations with their intervals."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from themis.experiments.comparison.summary import GridSummary, Row
-from themis.experiments.comparison.table import TITLES, number
+from themis.experiments.comparison.summary import Comparison, GridSummary, Row
+from themis.experiments.comparison.table import TITLES
+from themis.experiments.table import format_number
 from themis.runs.display.figure import INK, QUIET, blank_figure
 
-if TYPE_CHECKING:
-    from themis.experiments.comparison.comparing import Comparison
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
-"""Okabe and Ito's, which the colour-blind tell apart; grey for yellow, which is lost on white."""
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart; grey replaces yellow, too pale on white."""
 MARKERS = "osD^vPX*<>hp"
 DPI = 130
 MARGIN = 0.8
@@ -23,41 +21,41 @@ TICKS = (-0.99, -0.9, -0.5, 0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """All pictures that can be drawn; their paths."""
+    """Draw all figures that have data; their paths."""
     drawn = []
     kinds = {"faults": draw_faults, "totals": draw_totals, "correlation": draw_correlations}
     for path in (folder / f"{name}-{grid}.png" for name in kinds for grid in TITLES):
-        path.unlink(missing_ok=True)  # of an earlier call with other magnitudes
+        path.unlink(missing_ok=True)  # an earlier call with other magnitudes may have drawn it
     for grid in comparison.grids:
-        for name, make in kinds.items():
+        for name, draw_kind in kinds.items():
             path = folder / f"{name}-{grid.name}.png"
-            if make(grid, f"{comparison.perturbation}, {TITLES[grid.name]}", path):
+            if draw_kind(grid, f"{comparison.perturbation}, {TITLES[grid.name]}", path):
                 drawn.append(path)
     return drawn
 
 
 def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
-    """Distinct faults against the error rate, a line a technique; r in the legend."""
+    """Distinct faults against the error rate, one line per technique, with r in the legend."""
     if not grid.counts:
         return False
     figure, axes = _axes(7.6, 4.6, title, right=0.68)
     r = {row.technique: (row.r.get("distinct") or [None])[0] for row in grid.rows}
     order = sorted(range(len(grid.rates)), key=lambda k: grid.rates[k])
     for name, counts in grid.counts.items():
-        k = _place(grid, name)
-        said = name if r[name] is None else f"{name}  r = {number(r[name])}"
+        k = _index(grid, name)
+        label = name if r[name] is None else f"{name}  r = {format_number(r[name])}"
         axes.plot(
-            [grid.rates[at] for at in order],
-            [counts[at] for at in order],
+            [grid.rates[position] for position in order],
+            [counts[position] for position in order],
             color=COLOURS[k % len(COLOURS)],
             marker=MARKERS[k % len(MARKERS)],
             linestyle="-" if k < len(COLOURS) else "--",
             markersize=5,
             linewidth=1.4,
-            label=_shortened(said, 34),
+            label=_shorten(label, 34),
         )
-    axes.set_xlabel("error rate on the judge's seeds", color=INK)
-    axes.set_ylabel("distinct faults a campaign", color=INK)
+    axes.set_xlabel("error rate on the judge seeds", color=INK)
+    axes.set_ylabel("distinct faults per campaign", color=INK)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
     figure.savefig(path, dpi=DPI)
@@ -65,17 +63,17 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
 
 
 def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
-    """Distinct faults of each technique over all magnitudes, with the least and the most of the campaigns."""
+    """The distinct faults of each technique over all magnitudes, with least and most over campaigns."""
     rows = [row for row in reversed(grid.rows) if row.total]
     if not rows:
         return False
     figure, axes = _axes(7.6, 1.3 + 0.36 * len(rows), title, **_margins(rows))
-    for at, row in enumerate(rows):
+    for y, row in enumerate(rows):
         mean, least, most = row.total["distinct_faults"]
-        axes.barh(at, mean, height=0.62, color=_colour(grid, row), alpha=0.85)
-        axes.plot([least, most], [at, at], color=INK, linewidth=1.4, marker="|", markersize=7)
-        axes.annotate(f"{mean:,.0f}", (max(mean, most), at), xytext=(6, 0), textcoords="offset points", va="center")
-    _name_rows(axes, rows)
+        axes.barh(y, mean, height=0.62, color=_colour(grid, row), alpha=0.85)
+        axes.plot([least, most], [y, y], color=INK, linewidth=1.4, marker="|", markersize=7)
+        axes.annotate(f"{mean:,.0f}", (max(mean, most), y), xytext=(6, 0), textcoords="offset points", va="center")
+    _label_rows(axes, rows)
     axes.set_xlim(0, max(row.total["distinct_faults"][2] for row in rows) * 1.12 + 1)
     axes.set_xlabel("distinct faults, sum over magnitudes, mean over campaigns (least and most)", color=INK)
     figure.savefig(path, dpi=DPI)
@@ -83,34 +81,34 @@ def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
 
 
 def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
-    """Each technique's r with its interval: filled of distinct faults, open of those its criterion selected."""
+    """The r of each technique with its interval: filled for distinct faults, open for those its criterion selected."""
     rows = [row for row in reversed(grid.rows) if row.r and row.r["distinct"][0] is not None]
     if not rows:
         return False
-    shown = []
+    values = []
     figure, axes = _axes(7.6, 1.6 + 0.4 * len(rows), title, **_margins(rows))
-    for at, row in enumerate(rows):
+    for y, row in enumerate(rows):
         for name, offset, is_filled in (("distinct", 0.0, True), ("selected_distinct", -0.26, False)):
             value, low, high = row.r.get(name) or (None, None, None)
             if value is None:
                 continue
             colour = _colour(grid, row)
-            shown.append(_fisher(value))
+            values.append(_fisher(value))
             if low is not None and high is not None:
                 ends = [_fisher(low), _fisher(high)]
-                axes.plot(ends, [at + offset] * 2, color=colour, linewidth=1.6, zorder=2)
+                axes.plot(ends, [y + offset] * 2, color=colour, linewidth=1.6, zorder=2)
             face = colour if is_filled else "white"
             style = {"color": colour, "markerfacecolor": face, "markersize": 7 if is_filled else 5.5}
-            axes.plot([_fisher(value)], [at + offset], marker="o", linestyle="", zorder=3, **style)
-    _name_rows(axes, rows)
+            axes.plot([_fisher(value)], [y + offset], marker="o", linestyle="", zorder=3, **style)
+    _label_rows(axes, rows)
     axes.set_xlabel(
         "Pearson's r of error rate and distinct faults, with 95% intervals, on Fisher's scale\n"
         "filled: executed; open: selected by the criterion",
         color=INK,
     )
-    left, right = min(shown) - MARGIN, max(shown) + MARGIN  # from the values: a wide interval is cut off
-    ticks = [each for each in TICKS if left <= _fisher(each) <= right]
-    axes.set_xticks([_fisher(each) for each in ticks], [f"{each:g}" for each in ticks])
+    left, right = min(values) - MARGIN, max(values) + MARGIN  # a wide interval is cut off
+    ticks = [tick for tick in TICKS if left <= _fisher(tick) <= right]
+    axes.set_xticks([_fisher(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlim(left, right)
     figure.savefig(path, dpi=DPI)
     return True
@@ -130,21 +128,21 @@ def _axes(width: float, height: float, title: str, left: float = 0.1, right: flo
 
 def _margins(rows: list[Row]) -> dict[str, float]:
     """Room for the longest name."""
-    return {"left": 0.05 + 0.0115 * max(len(_shortened(row.technique, 30)) for row in rows)}
+    return {"left": 0.05 + 0.0115 * max(len(_shorten(row.technique, 30)) for row in rows)}
 
 
-def _name_rows(axes: Any, rows: list[Row]) -> None:
-    axes.set_yticks(range(len(rows)), [_shortened(row.technique, 30) for row in rows], color=INK)
+def _label_rows(axes: Any, rows: list[Row]) -> None:
+    axes.set_yticks(range(len(rows)), [_shorten(row.technique, 30) for row in rows], color=INK)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
 
 
 def _colour(grid: GridSummary, row: Row) -> str:
-    return COLOURS[_place(grid, row.technique) % len(COLOURS)]
+    return COLOURS[_index(grid, row.technique) % len(COLOURS)]
 
 
-def _place(grid: GridSummary, technique: str) -> int:
-    """The same on every grid."""
+def _index(grid: GridSummary, technique: str) -> int:
+    """A number of the technique that is the same on every grid."""
     return sorted(row.technique for row in grid.rows).index(technique)
 
 
@@ -152,5 +150,5 @@ def _fisher(r: float) -> float:
     return math.atanh(min(max(r, -TICKS[-1]), TICKS[-1]))
 
 
-def _shortened(text: str, n: int) -> str:
+def _shorten(text: str, n: int) -> str:
     return text if len(text) <= n else f"{text[: n - 3]}..."

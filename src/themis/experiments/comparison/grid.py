@@ -1,4 +1,4 @@
-"""Grids of magnitudes: the paper's, and one whose error rates run from 10 to 90% on seeds that serve nothing else."""
+"""Grids of magnitudes: the paper's, and one with error rates from 10 to 90% on seeds that are used for nothing else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from themis.experiments.comparison.plan import GRID, PAPER
 from themis.perturb import Perturbation, Theta
 
 POINTS, LOWEST, HIGHEST = 10, 0.1, 0.9
-"""Ten magnitudes, from an error rate of 10% to one of 90%, or of 90% of what guessing errs: the last steps up to that
-take any magnitude."""
+"""Ten magnitudes, from an error rate of 10% to one of 90%, or to 90% of the error rate of guessing: any large magnitude
+reaches the last steps up to that."""
 NEAR = 0.01
 """How near to its aim an error rate must be; also the least rise for which the magnitude is doubled once more."""
 PATIENCE, MOST_HALVINGS, MOST_BISECTIONS = 5, 30, 14
@@ -27,12 +27,12 @@ MAGNITUDES: dict[str, tuple[float, ...]] = {
     "pgd": _TENTHS,
     "cw": (10.0, 20.0, 30.0, 40.0, 50.0),
 }
-"""The paper's, by perturbation."""
+"""The paper's magnitudes, by perturbation."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Magnitudes, ascending, and what must be said about them."""
+    """Magnitudes in ascending order, and a note if some are missing."""
 
     name: str
     magnitudes: tuple[float, ...]
@@ -43,73 +43,74 @@ def paper_grid(perturbation: Perturbation) -> Grid:
     """The paper's magnitudes of a perturbation."""
     if perturbation.name not in MAGNITUDES:
         raise UsageError(
-            f"the paper has magnitudes of {', '.join(MAGNITUDES)}, none of {perturbation.name!r}: take "
+            f"the paper has magnitudes for {', '.join(MAGNITUDES)}, but none for {perturbation.name!r}: use "
             f"magnitudes={GRID}, or numbers"
         )
     return Grid(PAPER, MAGNITUDES[perturbation.name])
 
 
 def fix_grid(rate: Callable[[float], float], start: float, most: float = math.inf, highest: float = HIGHEST) -> Grid:
-    """Magnitudes at which `rate` is nearest to ten even steps from 10% to `highest`, or as far as it reaches.
+    """The magnitudes whose error rates are nearest to ten even steps from 10% to `highest`, or as far as they reach.
 
-    rate: the error rate at a magnitude; it should rise, as far as chance lets it. start: a usual magnitude. most: the
-    largest that means anything.
+    rate: the error rate at a magnitude; it should rise, apart from chance. start: a usual magnitude. most: the largest
+    valid magnitude.
     """
     curve = _bracket(rate, min(start, most), most, highest)
     low, high = max(LOWEST, min(curve.values())), min(highest, max(curve.values()))
     if high - low < NEAR:
         raise DataError(_refusal(curve, highest))
     near = max(NEAR, (high - low) / (POINTS - 1) / 2)
-    found: dict[float, float] = {}
+    rates: dict[float, float] = {}
     for aim in np.linspace(low, high, POINTS).tolist():
         magnitude = _bisect(rate, curve, aim)
         if abs(curve[magnitude] - aim) <= near:
-            found[magnitude] = curve[magnitude]
-    if not found:
+            rates[magnitude] = curve[magnitude]
+    if not rates:
         raise DataError(_refusal(curve, highest))
-    return Grid(GRID, tuple(sorted(found)), _note(list(found.values()), near, highest))
+    return Grid(GRID, tuple(sorted(rates)), _note(list(rates.values()), near, highest))
 
 
 def _refusal(curve: dict[float, float], highest: float) -> str:
-    """Why no grid can be made of these error rates."""
+    """Why these error rates do not yield a grid."""
     least, most = min(curve.values()), max(curve.values())
     if most < LOWEST + NEAR:
-        why = f"it reaches only {most:.1%}, the grid needs {LOWEST:.0%}"
+        reason = f"it reaches only {most:.1%}, the grid needs {LOWEST:.0%}"
     elif least > highest - NEAR:
-        why = f"it is {least:.1%} at least, the grid needs {highest:.0%} at most"
+        reason = f"it is at least {least:.1%}, the grid needs at most {highest:.0%}"
     elif most - least < NEAR:
-        why = f"it stays at {most:.1%}"
+        reason = f"it stays at {most:.1%}"
     else:
-        why = f"it jumps from under {LOWEST:.0%} to over {highest:.0%} ({least:.1%} to {most:.1%})"
+        reason = f"it jumps from below {LOWEST:.0%} to above {highest:.0%} ({least:.1%} to {most:.1%})"
     return (
-        f"the error rate must change with the magnitude, from {min(curve):g} to {max(curve):g} {why}: choose another "
-        "perturbation, or give magnitudes as numbers"
+        f"the error rate must change with the magnitude, from {min(curve):g} to {max(curve):g} {reason}: choose "
+        "another perturbation, or pass magnitudes as numbers"
     )
 
 
 def _note(rates: list[float], near: float, highest: float) -> str:
-    """What the grid lacks; nothing if it is whole."""
-    aims = [aim for aim in (LOWEST, highest) if min(abs(each - aim) for each in rates) > near]
-    if len(rates) == POINTS and not aims:
+    """What the grid lacks; empty if it is complete."""
+    missing = [aim for aim in (LOWEST, highest) if min(abs(rate - aim) for rate in rates) > near]
+    if len(rates) == POINTS and not missing:
         return ""
-    said = f"{len(rates)} magnitude{'s' if len(rates) > 1 else ''} of {POINTS}, error rates {min(rates):.0%}"
-    said += f" to {max(rates):.0%}" if len(rates) > 1 else ""
-    return f"{said}: none near {' or '.join(f'{aim:.0%}' for aim in aims)}" if aims else said
+    note = f"{len(rates)} magnitude{'s' if len(rates) > 1 else ''} of {POINTS}, error rates {min(rates):.0%}"
+    note += f" to {max(rates):.0%}" if len(rates) > 1 else ""
+    return f"{note}: none near {' or '.join(f'{aim:.0%}' for aim in missing)}" if missing else note
 
 
 def usual_magnitude(perturbation: Perturbation) -> float:
-    """That of its default range."""
+    """The magnitude of the default range of theta."""
     return perturbation.theta[0].high if perturbation.theta_is_magnitude else 1.0
 
 
 def largest_magnitude(perturbation: Perturbation) -> float:
-    """The one at which some theta comes to the end of what means anything; a hair less, since products are rounded."""
+    """The magnitude at which the first theta reaches its limit, slightly less because products are rounded."""
     if perturbation.theta_is_magnitude:
         return perturbation.theta[0].limits[1]
-    return (1 - 1e-6) * min(_room(each) for each in perturbation.theta)
+    return (1 - 1e-6) * min(_headroom(theta) for theta in perturbation.theta)
 
 
-def _room(theta: Theta) -> float:
+def _headroom(theta: Theta) -> float:
+    """By how much the range of a theta can be multiplied within its limits."""
     sides = zip(theta.limits, (theta.low, theta.high), strict=True)
     return min(
         ((limit - theta.identity) / (end - theta.identity) for limit, end in sides if end != theta.identity),
@@ -118,7 +119,7 @@ def _room(theta: Theta) -> float:
 
 
 def _bracket(rate: Callable[[float], float], start: float, most: float, highest: float) -> dict[float, float]:
-    """Error rates by magnitude, doubled up to `highest` and halved down to 10%, or to where neither helps."""
+    """Error rates by magnitude, which is doubled up to `highest` and halved down to 10%, as long as that helps."""
     curve = {start: rate(start)}
     magnitude, idle = start, 0
     while curve[magnitude] < highest and magnitude < most and idle < PATIENCE:
@@ -136,10 +137,10 @@ def _bracket(rate: Callable[[float], float], start: float, most: float, highest:
 
 
 def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: float) -> float:
-    """A magnitude whose error rate is near `aim`; what is measured on the way joins the curve.
+    """A magnitude whose error rate is near `aim`; the error rates measured on the way are added to the curve.
 
-    Of several with one error rate the one where the rate begins to change: the last of those too weak to do anything,
-    the first of those that break all they can.
+    Among magnitudes with equal error rates, the one next to where the rate begins to change is chosen: the largest of
+    those too weak to have an effect, the smallest of those that have the full effect.
     """
 
     def gap(magnitude: float) -> float:

@@ -1,4 +1,4 @@
-"""The plan of a comparison: all that decides its result."""
+"""The plan of a comparison: its options, and the campaigns that follow from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError, nearest
+from themis.errors import UsageError
+from themis.experiments.techniques import Technique, choose_technique, split_list
 from themis.options import check_count, check_known, option
 
 if TYPE_CHECKING:
@@ -15,30 +16,16 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation
 
 ALWAYS = ("random", "corners")
-"""Rivals in every comparison."""
-BASELINES = ("nc", "kmnc", "idc", "lsa")
-"""Those of the paper, whose mean it compares itself with."""
-GUIDED = "fuzz"
-"""The policy that a criterion guides; without one it is no technique."""
-DIFFERENTIAL = "deepxplore"
-"""The policy that sets other models against the target."""
+"""Techniques in every comparison."""
 GRID, PAPER, GIVEN = "grid", "paper", "given"
-"""Grids of magnitudes: fixed on other seeds, the paper's, and numbers."""
+"""Grids of magnitudes: chosen on separate seeds, the paper's, and given as numbers."""
 FREE = ("techniques", "magnitudes", "campaigns", "resamples")
-"""What says which campaigns are run and how they are summed up, and changes none of them."""
+"""Options that decide which campaigns are run and how they are summarised, but change no campaign."""
 
 
 @dataclass(frozen=True)
-class Technique:
-    """A way to search: a policy, or the fuzzer guided by a criterion. Its name says in one way only what it is."""
-
-    name: str
-    criterion: str | None = None
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One campaign: a technique at a magnitude."""
+class CampaignCell:
+    """One campaign of a comparison: a technique at a magnitude."""
 
     technique: str
     magnitude: float
@@ -46,7 +33,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Where its result is kept, a name that any disk takes and no other cell has."""
+        """A name that every file system accepts and no other cell has."""
         slug = re.sub(r"[^\w.-]+", "_", self.technique)
         if slug != self.technique:
             from themis.target.fingerprint import hash_text
@@ -54,33 +41,40 @@ class Cell:
             slug = f"{slug}-{hash_text(self.technique)[:6]}"
         return f"{slug}/{self.magnitude!r}-{self.campaign}.json"
 
+    @property
+    def group(self) -> str:
+        """A criterion is fitted once for all campaigns of its technique."""
+        return self.technique
+
     def __str__(self) -> str:
         return f"{self.technique} at {self.magnitude:g}, campaign {self.campaign + 1}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared at which cost; the same for every technique."""
 
     techniques: str = option(
         "nc,kmnc,idc,lsa,paper,scheduled",
-        "policies and criteria, as kmnc,kmnc(k=100),scheduled; random and corners are always with them",
+        "policies and criteria, such as kmnc,kmnc(k=100),scheduled; random and corners are always included",
     )
     magnitudes: str = option(
         "grid",
-        "grid (ten, fixed on other seeds), paper (the paper's five), numbers as 0.1,0.2,0.3, or several of these",
+        "grid (ten, chosen on separate seeds), paper (the paper's five), numbers such as 0.1,0.2,0.3, or several",
     )
-    campaigns: int = option(3, "campaigns a technique and magnitude, each with a random seed of its own")
-    max_passes: int = option(5000, "passes a campaign (a forward is 1, a backward 2), those over clean seeds included")
-    round_size: int = option(160, "tests after which a technique learns from what came of them")
-    seeds: int = option(1000, "seeds that techniques use, at most")
-    judge_seeds: int = option(1000, "other seeds, on which error rates are measured, at most")
-    grid_seeds: int = option(500, "yet other seeds, on which the grid is fixed, at most")
-    train_inputs: int = option(10_000, "training inputs that a criterion learns from, a random sample")
+    campaigns: int = option(3, "campaigns per technique and magnitude, each with its own random seed")
+    max_passes: int = option(
+        5000, "passes per campaign (a forward pass is 1, a backward pass 2), including those over clean seeds"
+    )
+    round_size: int = option(160, "tests per round, after which a technique learns from their outcomes")
+    seeds: int = option(1000, "maximum number of seeds that techniques use")
+    judge_seeds: int = option(1000, "maximum number of separate seeds on which error rates are measured")
+    grid_seeds: int = option(500, "maximum number of further seeds on which the grid is chosen")
+    train_inputs: int = option(10_000, "training inputs that a criterion is fitted to, a random sample")
     uniform_share: float = option(0.2, "share of tests drawn uniformly, the same ones for every technique")
-    resamples: int = option(1000, "resamples of seeds and campaigns, for the intervals")
-    random_seed: int = option(0, "that of the first campaign; the next ones count on from it")
-    threads: int = option(1, "torch threads of each worker; results may change with it, never with --workers")
+    resamples: int = option(1000, "resamples of seeds and campaigns for the intervals")
+    random_seed: int = option(0, "random seed of the first campaign; the following ones count up from it")
+    threads: int = option(1, "torch threads per worker; results may depend on it, but never on --workers")
 
     def __post_init__(self) -> None:
         counts = (
@@ -100,24 +94,24 @@ class Plan:
             raise UsageError(f"uniform_share must lie in [0, 1], got {self.uniform_share!r}")
 
     @staticmethod
-    def of(**options: Any) -> Plan:
+    def of(**options: Any) -> ComparisonPlan:
         """A plan from keyword options; techniques and magnitudes may be lists."""
-        check_known(Plan, options)
+        check_known(ComparisonPlan, options)
         for name in ("techniques", "magnitudes"):
             if name in options and not isinstance(options[name], str):
-                given = options[name] if isinstance(options[name], list | tuple) else [options[name]]
-                options[name] = ",".join(str(each) for each in given)
-        return Plan(**options)
+                values = options[name] if isinstance(options[name], list | tuple) else [options[name]]
+                options[name] = ",".join(str(value) for value in values)
+        return ComparisonPlan(**options)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def chosen(self) -> tuple[Technique, ...]:
-        """The techniques, none of them twice, whatever they are called."""
+        """The techniques, each of them once even if it is given under several names."""
         return tuple(dict.fromkeys(choose_technique(name) for name in (*ALWAYS, *split_list(self.techniques))))
 
     def grids(self, perturbation: Perturbation) -> tuple[Grid, ...]:
-        """The grids of magnitudes; that fixed on other seeds is empty yet."""
+        """The grids of magnitudes; the one that is chosen on separate seeds is still empty."""
         from themis.experiments.comparison.grid import Grid, paper_grid
 
         grids: list[Grid] = []
@@ -132,53 +126,23 @@ class Plan:
         if numbers:
             grids.append(Grid(GIVEN, tuple(sorted(set(numbers)))))
         if not grids:
-            raise UsageError("magnitudes must name at least one, got none: write grid, paper or numbers as 0.1,0.2,0.3")
-        for each in grids:
-            for magnitude in each.magnitudes:
-                perturbation.at(magnitude)  # refuses what means nothing
+            raise UsageError(
+                "magnitudes must name at least one, got none: write grid, paper or numbers such as 0.1,0.2,0.3"
+            )
+        for grid in grids:
+            for magnitude in grid.magnitudes:
+                perturbation.at(magnitude)  # raises if the magnitude is out of range
         return tuple(grids)
 
-    def cells(self, grids: tuple[Grid, ...]) -> list[Cell]:
-        """Every cell once, though grids may share magnitudes."""
-        magnitudes = sorted({each for grid in grids for each in grid.magnitudes})
+    def cells(self, grids: tuple[Grid, ...]) -> list[CampaignCell]:
+        """Every campaign once, though grids may share magnitudes."""
+        magnitudes = sorted({magnitude for grid in grids for magnitude in grid.magnitudes})
         return [
-            Cell(technique.name, magnitude, campaign)
+            CampaignCell(technique.name, magnitude, campaign)
             for technique in self.chosen()
             for magnitude in magnitudes
             for campaign in range(self.campaigns)
         ]
-
-
-def choose_technique(name: str) -> Technique:
-    """A technique by any of its names; the paper's baselines at its settings."""
-    from themis.criteria.names import CRITERIA, choose_criterion
-    from themis.criteria.names import PAPER as SETTINGS
-    from themis.search import POLICIES
-
-    policies = [each for each in POLICIES if each != GUIDED]
-    if name.lower() in policies:
-        return Technique(name.lower())
-    base = name.partition("(")[0].strip().lower()
-    try:
-        criterion = choose_criterion(name)
-    except UsageError as error:
-        if "(" in name or base in CRITERIA:
-            raise UsageError(f"technique {name!r}: {error}") from error
-        raise UsageError(
-            f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, *CRITERIA])}"
-        ) from error
-    if not criterion.can_guide:
-        raise UsageError(
-            f"techniques must be policies or criteria that can guide a campaign, got {name!r}: {criterion.name} needs "
-            "more than a campaign shows it, leave it out"
-        )
-    return Technique(str(criterion), SETTINGS.get(str(criterion), str(criterion)))
-
-
-def split_list(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket."""
-    parts = [each.strip() for each in re.split(r",(?![^(]*\))", text)]
-    return [each for each in parts if each]
 
 
 def _magnitude(word: str) -> float:

@@ -1,4 +1,4 @@
-"""Three sorts of seeds that share none, and the model's error rate on some of them."""
+"""Three disjoint parts of the seeds, and the error rate of a model on one of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from themis.search.policy import Space
 from themis.target.target import AnyTarget
 
 SHARES = {"search": 0.4, "judge": 0.4, "grid": 0.2}
-"""Of the data, by what its seeds are for."""
+"""Shares of the data, by the purpose of its seeds."""
 FOR_PART, FOR_RANK = 101, 102
 DRAWS = 5
-"""Noises and corners a seed, where they are drawn and a test is a pass."""
+"""Draws of noise and corner per seed, if the perturbation is random and does not cost passes."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class SeedParts:
     """Seeds for the techniques, for the error rates, and for the grid."""
 
     search: Seeds
@@ -33,8 +33,8 @@ class Parts:
     grid: Seeds
 
 
-def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> Parts:
-    """A seed's part hangs on its seed_id alone; of a part with too many, those are taken whose hash is smallest."""
+def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> SeedParts:
+    """Split by seed_id alone; if a part has too many seeds, those with the smallest hashes are kept."""
     seed_id = seeds.seed_id.numpy()
     draw, rank = rng.uniform(FOR_PART, seed_id), rng.mix(FOR_RANK, seed_id)
     parts, low = {}, 0.0
@@ -42,16 +42,17 @@ def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> Parts
         rows = np.flatnonzero((low <= draw) & (draw < low + share))
         low += share
         if not len(rows):
-            raise DataError(f"the data must have seeds for the {name}, {len(seeds)} are too few: give more data")
+            raise DataError(f"the data must have seeds for the {name}, {len(seeds)} are too few: provide more data")
         kept = np.sort(rows[np.argsort(rank[rows], kind="stable")[:n]])
         parts[name] = seeds[torch.from_numpy(kept)].in_memory()
-    return Parts(**parts)
+    return SeedParts(**parts)
 
 
-class Rates:
-    """Error rates on some seeds: the share that breaks at full strength, of those answered rightly when clean.
+class ErrorRates:
+    """Error rates on seeds: the share that fails at full strength, among those answered correctly when clean.
 
-    The target must be open. Full strength is as `corners` draws theta; noise is the same at every magnitude.
+    The target must be open. At full strength theta is drawn as `corners` draws it; noise is the same at every
+    magnitude.
     """
 
     def __init__(self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, random_seed: int) -> None:
@@ -65,13 +66,13 @@ class Rates:
 
     @property
     def chance(self) -> float:
-        """The error rate of guessing among the classes; 1 where there are none."""
+        """The error rate of guessing among the classes; 1 if there are no classes."""
         outputs, oracle = self.calculator.clean_outputs, self.calculator.oracle.spec()
         has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and oracle in ("wrong", "changed")
         return 1 - 1 / outputs.shape[1] if has_classes else 1.0
 
     def errors(self, magnitude: float) -> NDArray[np.float64]:
-        """Each usable seed's share of draws that break it, `[seeds]`."""
+        """The share of draws that are faults, per usable seed: `[seeds]`."""
         calculator, n = self.calculator, len(self.usable)
         calculator.perturbation = self.perturbation.at(magnitude)
         margin = np.zeros(n, dtype=np.float32)
@@ -80,14 +81,14 @@ class Rates:
         tests = space.tests(number, number % n, space.corners(number), "corner")
         is_fault = []
         for first in range(0, len(tests), calculator.chunk):
-            some = tests[first : first + calculator.chunk]
-            outputs = calculator.run_chunk(some, calculator.chunk)[1]
-            rows = torch.from_numpy(some.seed).to(outputs.device)
+            chunk = tests[first : first + calculator.chunk]
+            outputs = calculator.run_chunk(chunk, calculator.chunk)[1]
+            rows = torch.from_numpy(chunk.seed).to(outputs.device)
             labels = None if calculator.labels is None else calculator.labels[rows]
             is_fault.append(calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels).is_fault.cpu())
         shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(self.draws, n).mean(0)
         return shares
 
     def rate(self, magnitude: float) -> float:
-        """Their mean."""
+        """The mean of the errors."""
         return float(self.errors(magnitude).mean())

@@ -1,15 +1,15 @@
-"""From cells to figures: for each grid, how many faults a technique found and how they follow the error rate."""
+"""The results of a comparison: how many faults each technique found on a grid, and how they follow the error rate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from themis.experiments.comparison.cells import COUNTS
 from themis.experiments.comparison.grid import Grid
-from themis.experiments.comparison.plan import BASELINES, Cell, Plan, Technique
+from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
 from themis.experiments.comparison.statistics import (
     Array,
     Measured,
@@ -18,21 +18,23 @@ from themis.experiments.comparison.statistics import (
     measure_total,
     why_degenerate,
 )
+from themis.experiments.techniques import BASELINES, Technique
 
+Record = dict[str, Any]
 DISTINCT = {"faults": "distinct", "selected": "selected_distinct"}
-"""What tells of raw counts how many faults are behind them."""
+"""The count of distinct faults that belongs to a raw count."""
 TOTALS = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One technique on one grid; `total` and `r` are empty where a cell failed, `r` on a degenerate grid too."""
+    """One technique on one grid; `total` and `r` are empty if a campaign failed, `r` also on a degenerate grid."""
 
     technique: str
     n_cells: int
-    """Its campaigns, over all magnitudes."""
+    """The number of its campaigns over all magnitudes."""
     errors: tuple[str, ...]
-    """Why cells failed, each reason once."""
+    """Why campaigns failed, every reason once."""
     total: dict[str, Any]
     r: dict[str, Any]
 
@@ -42,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class GridSummary:
-    """A grid, its error rates on the judge's seeds, and every technique on it."""
+    """A grid, its error rates on the judge seeds, and every technique on it."""
 
     name: str
     note: str
@@ -50,138 +52,187 @@ class GridSummary:
     rates: tuple[float, ...]
     degenerate: str | None
     rows: tuple[Row, ...]
-    """The most distinct faults first, failed ones last."""
+    """In descending order of distinct faults; failed techniques come last."""
     counts: dict[str, list[float]]
-    """Distinct faults a magnitude, by technique in the order of the rows: means over campaigns."""
+    """Distinct faults per magnitude, by technique in the order of the rows: means over campaigns."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "rows": [each.as_dict() for each in self.rows]}
+        return {**vars(self), "rows": [row.as_dict() for row in self.rows]}
 
 
-def summarise(grid: Grid, errors: dict[float, Array], plan: Plan, records: dict[Cell, dict[str, Any]]) -> GridSummary:
-    """All figures of one grid; `errors` are the judge seeds' by magnitude."""
-    judged = np.stack([errors[each] for each in grid.magnitudes])
-    by_technique = {each.name: _of(each.name, grid, plan, records) for each in plan.chosen()}
-    whole = [each for each in plan.chosen() if all("error" not in record for record in by_technique[each.name])]
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison."""
+
+    plan: ComparisonPlan
+    perturbation: str
+    seeds: dict[str, int]
+    """The number of seeds that the model answers correctly, by purpose: search, judge, and grid if one was chosen."""
+    grids: tuple[GridSummary, ...]
+    cells: list[Record] = field(repr=False)
+    environment: dict[str, Any] = field(repr=False)
+
+    @property
+    def failed(self) -> list[Record]:
+        """Campaigns without a result."""
+        return [record for record in self.cells if "error" in record]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as written to `compare.json`; counts per seed are only in the files of the campaigns."""
+        techniques = self.plan.chosen()
+        return {
+            "plan": self.plan.as_dict(),
+            "perturbation": self.perturbation,
+            "criteria": {
+                technique.name: technique.criterion for technique in techniques if technique.criterion is not None
+            },
+            "seeds": self.seeds,
+            "grids": [grid.as_dict() for grid in self.grids],
+            "degenerate_grids": sum(grid.degenerate is not None for grid in self.grids),
+            "failed_cells": len(self.failed),
+            "cells": [{name: value for name, value in record.items() if name != "by_seed"} for record in self.cells],
+            "environment": self.environment,
+        }
+
+
+def summarise(
+    grid: Grid, errors: dict[float, Array], plan: ComparisonPlan, records: dict[CampaignCell, Record]
+) -> GridSummary:
+    """The summary of one grid; `errors` are those of the judge seeds, by magnitude."""
+    judged = np.stack([errors[magnitude] for magnitude in grid.magnitudes])
+    by_technique = {technique.name: _campaigns(technique, grid, plan, records) for technique in plan.chosen()}
+    complete = [
+        technique
+        for technique in plan.chosen()
+        if all("error" not in record for record in by_technique[technique.name])
+    ]
     degenerate = why_degenerate(judged.mean(1))
     totals: dict[str, dict[str, Any]] = {}
     r: dict[str, dict[str, Any]] = {}
     counts: dict[str, Array] = {}
-    if whole:
-        cells = [by_technique[each.name] for each in whole]
-        shape = (len(whole), len(grid.magnitudes), plan.campaigns)
-        counts = {name: _counts(cells, name, shape) for name in COUNTS}
-        n_seeds = max(record["seeds"] for some in cells for record in some)
+    if complete:
+        campaigns = [by_technique[technique.name] for technique in complete]
+        shape = (len(complete), len(grid.magnitudes), plan.campaigns)
+        counts = {name: _counts(campaigns, name, shape) for name in COUNTS}
+        n_seeds = max(record["seeds"] for own in campaigns for record in own)
         weights = Weights.draw(plan.resamples, n_seeds, judged.shape[1], plan.campaigns, plan.random_seed)
-        totals = _totals(whole, cells, shape, counts, weights)
+        totals = _totals(complete, campaigns, shape, counts, weights)
         if degenerate is None:
-            r = _correlations(whole, [some[0]["has_criterion"] for some in cells], judged, counts, weights)
+            r = _correlations(complete, [own[0]["has_criterion"] for own in campaigns], judged, counts, weights)
     rows = [
         Row(
             name,
-            len(some),
-            tuple(dict.fromkeys(record["error"] for record in some if "error" in record)),
+            len(own),
+            tuple(dict.fromkeys(record["error"] for record in own if "error" in record)),
             totals.get(name, {}),
             r.get(name, {}),
         )
-        for name, some in by_technique.items()
+        for name, own in by_technique.items()
     ]
     rows.sort(key=lambda row: -row.total["distinct_faults"][0] if row.total else np.inf)
-    means = dict(zip((each.name for each in whole), counts["distinct"].sum(-1).mean(-1), strict=True)) if whole else {}
+    means = (
+        dict(zip((technique.name for technique in complete), counts["distinct"].sum(-1).mean(-1), strict=True))
+        if complete
+        else {}
+    )
     return GridSummary(
         grid.name,
         grid.note,
         grid.magnitudes,
-        tuple(float(each) for each in judged.mean(1)),
+        tuple(float(rate) for rate in judged.mean(1)),
         degenerate,
         tuple(rows),
         {row.technique: means[row.technique].tolist() for row in rows if row.technique in means},
     )
 
 
-def _of(name: str, grid: Grid, plan: Plan, records: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A technique's cells, campaigns innermost."""
-    return [records[Cell(name, each, campaign)] for each in grid.magnitudes for campaign in range(plan.campaigns)]
+def _campaigns(
+    technique: Technique, grid: Grid, plan: ComparisonPlan, records: dict[CampaignCell, Record]
+) -> list[Record]:
+    """The records of a technique, by magnitude and then by campaign."""
+    return [
+        records[CampaignCell(technique.name, magnitude, campaign)]
+        for magnitude in grid.magnitudes
+        for campaign in range(plan.campaigns)
+    ]
 
 
-def _counts(cells: list[list[dict[str, Any]]], name: str, shape: tuple[int, int, int]) -> Array:
-    """`[techniques, magnitudes, campaigns, seeds]`, of the seeds that fail in some cell."""
-    flat = [record["by_seed"] for some in cells for record in some]
-    failing = np.unique(np.concatenate([np.asarray(each["seed_id"], dtype=np.int64) for each in flat]))
-    counts = np.zeros((len(flat), len(failing)))
-    for row, each in zip(counts, flat, strict=True):
-        row[np.searchsorted(failing, np.asarray(each["seed_id"], dtype=np.int64))] = each[name]
+def _counts(campaigns: list[list[Record]], name: str, shape: tuple[int, int, int]) -> Array:
+    """`[techniques, magnitudes, campaigns, seeds]`, for the seeds that fail in any campaign."""
+    by_seed = [record["by_seed"] for own in campaigns for record in own]
+    failing = np.unique(np.concatenate([np.asarray(columns["seed_id"], dtype=np.int64) for columns in by_seed]))
+    counts = np.zeros((len(by_seed), len(failing)))
+    for row, columns in zip(counts, by_seed, strict=True):
+        row[np.searchsorted(failing, np.asarray(columns["seed_id"], dtype=np.int64))] = columns[name]
     return counts.reshape(*shape, len(failing))
 
 
 def _totals(
     techniques: list[Technique],
-    cells: list[list[dict[str, Any]]],
+    campaigns: list[list[Record]],
     shape: tuple[int, int, int],
     counts: dict[str, Array],
     weights: Weights,
 ) -> dict[str, dict[str, Any]]:
-    """Sums over magnitudes: mean, least and most of the campaigns; distinct faults over those of the best rival."""
+    """Sums over magnitudes: mean, least and most over campaigns; and the ratio of distinct faults to the best rival."""
     distinct = measure_total(counts["distinct"], weights)
-    found = {}
-    for k, (technique, some) in enumerate(zip(techniques, cells, strict=True)):
+    totals = {}
+    for k, (technique, own) in enumerate(zip(techniques, campaigns, strict=True)):
         total: dict[str, Any] = {}
         for name in TOTALS:
-            sums = np.array([record[name] for record in some], dtype=np.float64).reshape(shape[1:]).sum(0)
+            sums = np.array([record[name] for record in own], dtype=np.float64).reshape(shape[1:]).sum(0)
             total[name] = [float(sums.mean()), float(sums.min()), float(sums.max())]
-        rivals = [each for each in distinct.best_rivals(k) if distinct.values[each] > 0]
+        rivals = [rival for rival in distinct.best_rivals(k) if distinct.values[rival] > 0]
+        reasons = sorted({str(record["stop_reason"]) for record in own})
         total |= {
-            "rivals": [techniques[each].name for each in rivals],
+            "rivals": [techniques[rival].name for rival in rivals],
             "over_rival": distinct.ratio(k, rivals[0]).as_list() if rivals else None,
-            "selected_distinct": _selected(some, counts["selected_distinct"][k]),
-            "coverage": float(np.mean([record["coverage"] for record in some])),
-            "is_share": all(record["is_share"] for record in some),
-            "scc": float(np.mean([record["scc"] for record in some])),
-            "plateaus": sum(record["is_plateau"] for record in some),
-            "stops": {why: sum(record["stop_reason"] == why for record in some) for why in _stops(some)},
-            "fit_inputs": max(record["fit_inputs"] for record in some),
-            "fit_seconds": max(record["fit_seconds"] for record in some),
+            "selected_distinct": _selected(own, counts["selected_distinct"][k]),
+            "coverage": float(np.mean([record["coverage"] for record in own])),
+            "is_share": all(record["is_share"] for record in own),
+            "scc": float(np.mean([record["scc"] for record in own])),
+            "plateaus": sum(record["is_plateau"] for record in own),
+            "stops": {reason: sum(record["stop_reason"] == reason for record in own) for reason in reasons},
+            "fit_inputs": max(record["fit_inputs"] for record in own),
+            "fit_seconds": max(record["fit_seconds"] for record in own),
         }
-        found[technique.name] = total
-    return found
+        totals[technique.name] = total
+    return totals
 
 
-def _selected(cells: list[dict[str, Any]], counts: Array) -> float | None:
-    return float(counts.sum((0, 2)).mean()) if cells[0]["has_criterion"] else None
-
-
-def _stops(cells: list[dict[str, Any]]) -> list[str]:
-    return sorted({str(record["stop_reason"]) for record in cells})
+def _selected(campaigns: list[Record], counts: Array) -> float | None:
+    return float(counts.sum((0, 2)).mean()) if campaigns[0]["has_criterion"] else None
 
 
 def _correlations(
     techniques: list[Technique], is_guided: list[bool], judged: Array, counts: dict[str, Array], weights: Weights
 ) -> dict[str, dict[str, Any]]:
-    """Each technique's r of every count, and how far its r of distinct faults is from its rivals'."""
+    """The r of every count, and how far the r of distinct faults is from that of the rivals, by technique."""
     measured = {
         name: measure_correlation(judged, counts[name], weights, counts[DISTINCT.get(name, name)]) for name in COUNTS
     }
-    four = baselines(techniques)
-    found = {}
+    baselines = baseline_indices(techniques)
+    correlations = {}
     for k, technique in enumerate(techniques):
         names = COUNTS if is_guided[k] else COUNTS[:2]
-        found[technique.name] = {
-            **{name: measured[name].figure(k).as_list() for name in names},
-            **_against(measured["distinct"], techniques, k, four),
+        correlations[technique.name] = {
+            **{name: measured[name].estimate(k).as_list() for name in names},
+            **_over_rivals(measured["distinct"], techniques, k, baselines),
         }
-    return found
+    return correlations
 
 
-def _against(measured: Measured, techniques: list[Technique], k: int, four: list[int]) -> dict[str, Any]:
+def _over_rivals(measured: Measured, techniques: list[Technique], k: int, baselines: list[int]) -> dict[str, Any]:
     rivals = measured.best_rivals(k)
+    has_baselines = baselines and k not in baselines
     return {
-        "rivals": [techniques[each].name for each in rivals],
+        "rivals": [techniques[rival].name for rival in rivals],
         "over_rival": measured.difference(k, rivals[:1]).as_list() if rivals else None,
-        "over_baselines": measured.difference(k, four).as_list() if four and k not in four else None,
+        "over_baselines": measured.difference(k, baselines).as_list() if has_baselines else None,
     }
 
 
-def baselines(techniques: list[Technique]) -> list[int]:
-    """Where the paper's four baselines stand, at its settings; empty unless all are there."""
-    names = [each.name for each in techniques]
+def baseline_indices(techniques: list[Technique]) -> list[int]:
+    """The indices of the paper's four baselines, at its settings; empty unless all four are present."""
+    names = [technique.name for technique in techniques]
     return [names.index(name) for name in BASELINES] if set(BASELINES) <= set(names) else []

@@ -1,1 +1,1 @@
-"""Retraining: a model learns from its faults, and is judged by seeds that it never saw."""
+"""Retraining a model on the faults of a run, and contests of techniques by what a model learns from their tests."""

@@ -1,4 +1,4 @@
-"""What changed between two models that were examined alike: each figure before and after, with intervals."""
+"""What changed between two models that were examined in the same way: before and after, with intervals."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from themis.judge.estimate import Estimate
 from themis.runs.run import percent
 
 NORMAL = 1.96
-"""Quantile of the normal distribution, for 95%."""
+"""The quantile of the normal distribution for 95%."""
 MENDED = 0.5
-"""Share of the old faults that must be right now for them to count as mended."""
+"""The share of old faults that must now be answered correctly for them to count as mended."""
 AS_MANY = 0.9
-"""A fresh campaign that finds this share of the faults found before, or more, finds about as many."""
+"""A new campaign that finds at least this share of the earlier number of faults finds about as many."""
 FEW = 10
-"""Faults under which nothing is said of where they went."""
+"""With fewer old faults than this there is no verdict on where they went."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A figure before and after; after is the mean over random seeds. Intervals are 95%, of the paired difference."""
+    """A measurement before and after, a mean over random seeds, with 95% intervals of the paired difference."""
 
     before: float
     after: float
     least: float
     most: float
-    """Of the random seeds."""
+    """After, over random seeds."""
     over_seeds: Estimate
-    """Over judge seeds: each one's difference, a mean over random seeds; normal."""
+    """Over judge seeds: normal interval of the difference of each seed, a mean over random seeds."""
     over_runs: Estimate | None
-    """Over random seeds: Student's t; None where there is one."""
+    """Over random seeds: Student's t interval; None if there is only one."""
 
     @property
     def difference(self) -> float:
@@ -45,7 +45,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Changes:
-    """One perturbation: what a retraining changed on the judge seeds."""
+    """What a retraining changed on the judge seeds, under one perturbation."""
 
     perturbation: str
     n_seeds: int
@@ -53,18 +53,18 @@ class Changes:
     clean: Shift
     disturbed: Shift
     clean_error: Shift | None
-    """Mean absolute error, in tasks whose answer is a number."""
+    """The mean absolute error, for regression."""
     disturbed_error: Shift | None
     distinct_faults: Shift | None
-    """Of a campaign on the judge seeds; None where none was run."""
+    """Found by a campaign on the judge seeds; None if there was none."""
     failing_seeds: Shift | None
     held: Shift | None
-    """Share of the judge seeds that are answered rightly and withstood the campaign."""
+    """The share of judge seeds that are answered correctly and withstood the campaign."""
     n_old: int
     mended: tuple[float, float, float] | None
-    """Share of the old faults that are right now: mean, least and most."""
+    """The share of old faults that are now answered correctly: mean, least and most."""
     verdict: str
-    """mended, moved (the hole is elsewhere now), kept, or nothing where it cannot be said."""
+    """`mended`, `moved` (there are as many faults elsewhere), `kept`, or empty if it is unknown."""
     words: str
     """The verdict as a sentence."""
 
@@ -76,41 +76,47 @@ class Changes:
 def changes(before: Reading, after: Reading | Sequence[Reading]) -> Changes:
     """What changed from one examination to another, or to several that differ in the random seed of the training."""
     many = [after] if isinstance(after, Reading) else list(after)
-    for each in many:
-        if (each.perturbation, each.random_seed, each.draws) != (before.perturbation, before.random_seed, before.draws):
+    for reading in many:
+        if (reading.perturbation, reading.random_seed, reading.draws) != (
+            before.perturbation,
+            before.random_seed,
+            before.draws,
+        ):
             raise UsageError(
                 "readings must be of the same perturbation, random seed and draws to be paired, got "
-                f"{before.perturbation}, {before.random_seed}, {before.draws} and {each.perturbation}, "
-                f"{each.random_seed}, {each.draws}: examine both alike"
+                f"{before.perturbation}, {before.random_seed}, {before.draws} and {reading.perturbation}, "
+                f"{reading.random_seed}, {reading.draws}: examine both in the same way"
             )
-        if not np.array_equal(each.seed_id, before.seed_id):
-            raise UsageError("readings must be of the same judge seeds to be paired, they are not: examine both alike")
+        if not np.array_equal(reading.seed_id, before.seed_id):
+            raise UsageError(
+                "readings must be of the same judge seeds to be paired, but they differ: use one judge part"
+            )
     if not many:
-        raise UsageError("changes need a reading after the training, got none: give one or more")
+        raise UsageError("changes need a reading after the training, got none: pass at least one")
 
     def shift(column: Callable[[Reading], Column | None], *, is_sum: bool = False) -> Shift | None:
-        first, others = column(before), [column(each) for each in many]
-        known = [each for each in others if each is not None]
+        first, others = column(before), [column(reading) for reading in many]
+        known = [values for values in others if values is not None]
         if first is None or len(known) < len(many):
             return None
         return paired(first, np.stack(known), len(first) if is_sum else 1)
 
-    distinct = shift(lambda each: None if each.found is None else each.found.distinct, is_sum=True)
-    mended = [float(each.mended.mean()) for each in many if each.mended is not None and len(each.mended)]
+    distinct = shift(lambda reading: None if reading.found is None else reading.found.distinct, is_sum=True)
+    mended = [float(reading.mended.mean()) for reading in many if reading.mended is not None and len(reading.mended)]
     share = (float(np.mean(mended)), min(mended), max(mended)) if mended else None
     n_old = 0 if many[0].mended is None else len(many[0].mended)
-    verdict, words = judge_hole(share, n_old, distinct)
+    verdict, words = fault_verdict(share, n_old, distinct)
     return Changes(
         before.perturbation,
         len(before.seed_id),
         len(many),
-        paired(before.clean, np.stack([each.clean for each in many])),
-        paired(before.disturbed, np.stack([each.disturbed for each in many])),
-        shift(lambda each: each.clean_error),
-        shift(lambda each: each.disturbed_error),
+        paired(before.clean, np.stack([reading.clean for reading in many])),
+        paired(before.disturbed, np.stack([reading.disturbed for reading in many])),
+        shift(lambda reading: reading.clean_error),
+        shift(lambda reading: reading.disturbed_error),
         distinct,
-        shift(lambda each: None if each.found is None else (each.found.distinct > 0).astype(np.float64), is_sum=True),
-        shift(lambda each: None if each.found is None else each.found.held),
+        shift(_failing, is_sum=True),
+        shift(lambda reading: None if reading.found is None else reading.found.held),
         n_old,
         share,
         verdict,
@@ -118,8 +124,13 @@ def changes(before: Reading, after: Reading | Sequence[Reading]) -> Changes:
     )
 
 
+def _failing(reading: Reading) -> Column | None:
+    """Whether each judge seed failed in the campaign, as numbers."""
+    return None if reading.found is None else (reading.found.distinct > 0).astype(np.float64)
+
+
 def paired(before: Column, after: Column, scale: float = 1) -> Shift:
-    """A figure that is the mean over seeds, times `scale`; `before [seeds]`, `after [runs, seeds]`."""
+    """The shift of a mean over seeds, times `scale`; `before [seeds]`, `after [runs, seeds]`."""
     means = after.mean(1) * scale
     first = float(before.mean() * scale)
     return Shift(
@@ -133,14 +144,14 @@ def paired(before: Column, after: Column, scale: float = 1) -> Shift:
 
 
 def normal_interval(values: Column) -> Estimate:
-    """The mean of independent values, one a seed, and 1.96 standard errors to either side."""
+    """The mean of independent values, one per seed, and 1.96 standard errors to either side."""
     mean, n = float(values.mean()), len(values)
     reach = NORMAL * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     return Estimate(mean, mean - reach, mean + reach)
 
 
 def t_interval(values: Column) -> Estimate | None:
-    """The mean of a few independent values, one a random seed, and Student's interval; None for one value."""
+    """The mean of a few independent values, one per random seed, with Student's t interval; None for one value."""
     n = len(values)
     if n < 2:
         return None
@@ -150,17 +161,17 @@ def t_interval(values: Column) -> Estimate | None:
     return Estimate(mean, mean - reach, mean + reach)
 
 
-def judge_hole(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> tuple[str, str]:
-    """Whether the hole was mended or moved: old faults that are right now beside what a fresh campaign finds."""
+def fault_verdict(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> tuple[str, str]:
+    """Whether faults were mended or moved, from the old faults answered correctly and those of a new campaign."""
     if mended is None or distinct is None or n_old < FEW:
         return "", ""
-    said = f"{percent(mended[0])} of {n_old:,} old faults are right now, and a fresh campaign finds "
-    counts = f"{distinct.after:,.0f} distinct faults where it found {distinct.before:,.0f}"
+    text = f"{percent(mended[0])} of {n_old:,} old faults are now answered correctly, and a new campaign finds "
+    counts = f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
     if distinct.after < AS_MANY * distinct.before:
-        return "mended", f"{said}{counts}."
+        return "mended", f"{text}{counts}."
     sure = distinct.over_runs
     if sure is not None and sure.high < 0:
-        return "mended", f"{said}fewer, {counts}: a small part was mended."
+        return "mended", f"{text}fewer, {counts}: a small part was mended."
     if mended[0] >= MENDED:
-        return "moved", f"{said}about as many, {counts}: the hole has moved."
-    return "kept", f"{said}about as many, {counts}: little was mended."
+        return "moved", f"{text}about as many, {counts}: the faults have moved elsewhere."
+    return "kept", f"{text}about as many, {counts}: little was mended."

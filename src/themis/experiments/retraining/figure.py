@@ -1,26 +1,24 @@
-"""A retraining as a picture: scores and faults before and after, by perturbation, and the rounds of a loop."""
+"""A retraining as a figure: scores and faults before and after, by perturbation, and the fault rate by round."""
 
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from themis.experiments.retraining.changes import Shift
+from themis.experiments.retraining.result import Retrained
 from themis.runs.display.figure import INK, QUIET, blank_figure
 
-if TYPE_CHECKING:
-    from themis.experiments.retraining.changes import Shift
-    from themis.experiments.retraining.retrained import Retrained
-
 BEFORE, AFTER, CLEAN = "#D55E00", "#0072B2", "#009E73"
-"""Okabe and Ito's, which the colour-blind tell apart."""
+"""Colours of the palette of Okabe and Ito, which colour-blind readers can tell apart."""
 DPI = 130
 LONGEST = 20
-"""Letters of a name."""
+"""The number of letters of a name that fit."""
 
 
 def draw(result: Retrained) -> bytes:
-    """The picture as PNG."""
-    rows = [(shortened(each.name), each.change.disturbed) for each in reversed(result.outcomes)]
+    """The figure as PNG."""
+    rows = [(shorten(outcome.name), outcome.change.disturbed) for outcome in reversed(result.outcomes)]
     rows.append(("clean", result.outcomes[0].change.clean))
     has_rounds = len(result.stages) > 1
     height = 1.8 + 0.55 * len(rows)
@@ -28,79 +26,79 @@ def draw(result: Retrained) -> bytes:
     figure = blank_figure(width, height)
     title = f"Before and after retraining on {result.stage.n_faults:,} faults, on {result.seeds['judge']:,} judge seeds"
     figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
-    bottom, tall = 0.65 / height, 1 - 1.35 / height
-    _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, tall)), rows)
-    _faults(_axes(figure, (7.1 / width, bottom, 2.9 / width, tall)), result)
+    bottom, top = 0.65 / height, 1 - 1.35 / height
+    _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, top)), rows)
+    _faults(_axes(figure, (7.1 / width, bottom, 2.9 / width, top)), result)
     if has_rounds:
-        _rounds(_axes(figure, (10.6 / width, bottom, 2.4 / width, tall)), result)
-    picture = BytesIO()
-    figure.savefig(picture, dpi=DPI, format="png")
-    return picture.getvalue()
+        _rounds(_axes(figure, (10.6 / width, bottom, 2.4 / width, top)), result)
+    content = BytesIO()
+    figure.savefig(content, dpi=DPI, format="png")
+    return content.getvalue()
 
 
 def _scores(axes: Any, rows: list[tuple[str, Shift]]) -> None:
-    """Scores as points that move, with the interval of the difference around where they went."""
-    for at, (_, shift) in enumerate(rows):
+    """Scores before and after, with the interval of the difference."""
+    for y, (_, shift) in enumerate(rows):
         over = shift.over_seeds
         ends = [100 * (shift.before + over.low), 100 * (shift.before + over.high)]
         axes.annotate(
             "",
-            (100 * shift.after, at),
-            (100 * shift.before, at),
+            (100 * shift.after, y),
+            (100 * shift.before, y),
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 1.0, "linestyle": ":"},
         )
-        axes.plot(ends, [at, at], color=AFTER, linewidth=1.6)
+        axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
         before = {"marker": "o", "color": BEFORE, "markerfacecolor": "white", "linestyle": ""}
-        axes.plot([100 * shift.before], [at], markersize=7, label=None if at else "before", **before)
+        axes.plot([100 * shift.before], [y], markersize=7, label=None if y else "before", **before)
         after = {"marker": "o", "color": AFTER, "linestyle": ""}
-        axes.plot([100 * shift.after], [at], markersize=7, label=None if at else "after", **after)
+        axes.plot([100 * shift.after], [y], markersize=7, label=None if y else "after", **after)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK, fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("score under it, %, with the 95% interval of the difference", color=INK, fontsize=8.5)
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2}  # above: covers no row
-    axes.legend(frameon=False, fontsize=8, **place)
+    axes.set_xlabel("score in %, with the 95% interval of the difference", color=INK, fontsize=8.5)
+    position = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2}  # above all rows
+    axes.legend(frameon=False, fontsize=8, **position)
 
 
 def _faults(axes: Any, result: Retrained) -> None:
-    """Distinct faults that a campaign of the same passes finds."""
+    """Distinct faults that a campaign finds with the same number of passes."""
     outcomes = list(reversed(result.outcomes))
-    for at, outcome in enumerate(outcomes):
+    for y, outcome in enumerate(outcomes):
         shift = outcome.change.distinct_faults
         if shift is None:
             continue
         for offset, value, colour in ((0.2, shift.before, BEFORE), (-0.2, shift.after, AFTER)):
-            axes.barh(at + offset, value, height=0.36, color=colour, alpha=0.85)
+            axes.barh(y + offset, value, height=0.36, color=colour, alpha=0.85)
             style = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
             end = value if colour == BEFORE else shift.most  # beyond the spread
-            axes.annotate(f"{value:,.0f}", (end, at + offset), xytext=(5, 0), **style)
-        axes.plot([shift.least, shift.most], [at - 0.2] * 2, color=INK, linewidth=1.2, marker="|", markersize=6)
-    axes.set_yticks(range(len(outcomes)), [shortened(each.name) for each in outcomes], color=INK, fontsize=8)
+            axes.annotate(f"{value:,.0f}", (end, y + offset), xytext=(5, 0), **style)
+        axes.plot([shift.least, shift.most], [y - 0.2] * 2, color=INK, linewidth=1.2, marker="|", markersize=6)
+    axes.set_yticks(range(len(outcomes)), [shorten(outcome.name) for outcome in outcomes], color=INK, fontsize=8)
     axes.set_ylim(-0.6, len(outcomes) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.15)
-    axes.set_xlabel("distinct faults of a campaign (least, most)", color=INK, fontsize=8.5)
+    axes.set_xlabel("distinct faults of a campaign (with least and most)", color=INK, fontsize=8.5)
 
 
 def _rounds(axes: Any, result: Retrained) -> None:
-    """The fault rate, round by round."""
-    first = result.stages[0].outcomes[0].before
-    rates = [1 - first.disturbed_score, *(each.fault_rate for each in result.stages)]
-    axes.plot(range(len(rates)), [100 * each for each in rates], color=AFTER, marker="o")
+    """The fault rate after each round."""
+    original = result.stages[0].outcomes[0].before
+    rates = [1 - original.disturbed_score, *(stage.fault_rate for stage in result.stages)]
+    axes.plot(range(len(rates)), [100 * rate for rate in rates], color=AFTER, marker="o")
     axes.plot([result.kept + 1], [100 * rates[result.kept + 1]], color=CLEAN, marker="o", markersize=10, zorder=3)
     axes.set_xticks(range(len(rates)))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("round (green: the one that is kept)", color=INK, fontsize=8.5)
+    axes.set_xlabel("round (green: the one whose model is returned)", color=INK, fontsize=8.5)
     axes.set_ylabel("fault rate, %", color=INK, fontsize=8.5)
 
 
-def shortened(name: str) -> str:
-    """A perturbation's name, as much of it as there is room for."""
+def shorten(name: str) -> str:
+    """As much of a name as fits."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."
 
 
-def _axes(figure: Any, place: tuple[float, float, float, float]) -> Any:
-    axes = figure.add_axes(place)
+def _axes(figure: Any, position: tuple[float, float, float, float]) -> Any:
+    axes = figure.add_axes(position)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)

@@ -1,4 +1,4 @@
-"""The plan of a retraining: what is measured, how often and on what, beside the recipe."""
+"""The plan of a retraining: what is measured, how often and on what; the recipe says how the model is trained."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError
+from themis.experiments.techniques import split_list
 from themis.options import check_count, check_known, option
 
 if TYPE_CHECKING:
     from themis.perturb import Perturbation
 
 FREE = ("tolerance", "rounds")
-"""Options that may differ when a retraining is gone on with: they change no step that is done."""
+"""Options that may differ when a retraining is resumed: they change no finished step."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RetrainingPlan:
     """What a retraining measures."""
 
-    also: str = option("", "more to examine on than the run's own, as rain,fog:0.5,gaussian:0.3 (name:magnitude)")
-    random_seeds: int = option(3, "models that are trained, each with a random seed of its own, for the spread")
-    draws: int = option(8, "uniform tests a judge seed, the same ones for every model")
-    passes: int | None = option(
-        None, "passes of each campaign on the judge seeds; by default the run's, for as many tests"
+    also: str = option(
+        "", "further perturbations to examine the model on, such as rain,fog:0.5,gaussian:0.3 (name:magnitude)"
     )
-    limit: int | None = option(None, "faults to learn from, at most, spread over seeds and outcomes; by default all")
-    rounds: int = option(1, "campaign and retraining in turn, up to this often, until the fault rate stops falling")
-    tolerance: float = option(0.005, "how far the clean score may fall before it is a failure")
+    random_seeds: int = option(3, "number of models that are trained, each with its own random seed")
+    draws: int = option(8, "uniform tests per judge seed, the same ones for every model")
+    passes: int | None = option(
+        None, "passes per campaign on the judge seeds; by default enough for as many tests as the run had"
+    )
+    limit: int | None = option(
+        None, "maximum number of faults to learn from, spread over seeds and outcomes; by default all"
+    )
+    rounds: int = option(1, "maximum number of rounds of retraining and campaign, until the fault rate stops falling")
+    tolerance: float = option(0.005, "how far the clean score may fall before the retraining counts as a failure")
 
     def __post_init__(self) -> None:
         for name in ("random_seeds", "draws", "rounds", "passes", "limit"):
@@ -38,25 +43,23 @@ class Plan:
             raise UsageError(f"tolerance must lie in [0, 1), got {self.tolerance!r}")
 
     @staticmethod
-    def of(**options: Any) -> Plan:
+    def of(**options: Any) -> RetrainingPlan:
         """A plan from keyword options; `also` may be a list."""
-        check_known(Plan, options)
+        check_known(RetrainingPlan, options)
         if not isinstance(options.get("also", ""), str):
             options["also"] = ",".join(map(str, options["also"]))
-        return Plan(**options)
+        return RetrainingPlan(**options)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def examined(self) -> dict[str, Perturbation]:
-        """What is examined on beside the run's own perturbation, by name."""
-        from themis.experiments.comparison.plan import split_list
-
-        return {each: named_perturbation(each) for each in split_list(self.also)}
+        """The perturbations in `also`, by name."""
+        return {name: named_perturbation(name) for name in split_list(self.also)}
 
 
 def named_perturbation(text: str) -> Perturbation:
-    """`name`, or `name:magnitude`."""
+    """The perturbation called `name` or `name:magnitude`."""
     from themis.perturb import choose_perturbation
 
     name, _, number = text.rpartition(":")

@@ -13,21 +13,21 @@ from torch import Tensor
 
 from themis.errors import StoreError
 from themis.experiments.retraining.examine import CampaignFindings, OldFaults, Reading
-from themis.experiments.retraining.folder import Folder
+from themis.experiments.runner import ExperimentFolder
 from themis.runs.store.tensors import deserialize, serialize
 
 VALUES = "values"
 _NESTED = {"found": CampaignFindings, "old": OldFaults}
 
 
-def keep(folder: Folder, name: str, reading: Reading) -> None:
+def keep(folder: ExperimentFolder, name: str, reading: Reading) -> None:
     """Write a reading, atomically."""
     arrays: dict[str, Tensor] = {}
     values = _separate(reading, "", arrays)
     folder.write_bytes(name, serialize(arrays, {VALUES: json.dumps(values)}))
 
 
-def read(folder: Folder, name: str) -> Reading | None:
+def read(folder: ExperimentFolder, name: str) -> Reading | None:
     """A stored reading; None if there is none."""
     path = folder.within(name)
     if path is None or not path.is_file():

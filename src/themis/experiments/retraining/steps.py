@@ -1,25 +1,23 @@
-"""The steps of a round: examine the model as it came, train copies of it, examine each; none is done twice."""
+"""The steps of a retraining: examine the original model, train copies of it, examine each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from themis.errors import UsageError
 from themis.experiments.retraining import readings
 from themis.experiments.retraining.copies import check_layers
 from themis.experiments.retraining.examine import Reading, examine
-from themis.experiments.retraining.folder import Folder
-from themis.experiments.retraining.listener import Listener
 from themis.experiments.retraining.losses import Loss
 from themis.experiments.retraining.material import Material
-from themis.experiments.retraining.plan import Plan
+from themis.experiments.retraining.plan import RetrainingPlan
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.retrained import Model, Outcome, Stage
+from themis.experiments.retraining.result import RetrainingOutcome, Stage, TrainedModel
 from themis.experiments.retraining.source import Source
 from themis.experiments.retraining.tune import Epoch, tune
+from themis.experiments.runner import ExperimentFolder, Listener, run_cells
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.weights import write_weights
@@ -27,35 +25,74 @@ from themis.target.ledger import Ledger, remember
 from themis.target.target import Target
 from themis.version import __version__
 
-STEPS = "steps"
+STEPS, WEIGHTS = "steps", "weights.safetensors"
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How steps are done, and where they are kept."""
+class ExaminationStep:
+    """Examine a model under one perturbation: the original model, or the copy of a round and random seed."""
+
+    case: int
+    name: str
+    round: int = 0
+    """0 is the original model."""
+    seed: int = 0
+    group: str = ""
+
+    @property
+    def file(self) -> str:
+        place = f"{self.round}/model-{self.seed}/after" if self.round else "before"
+        return f"{STEPS}/{place}-{self.case}.safetensors"
+
+    def __str__(self) -> str:
+        return f"random seed {self.seed} on {self.name}" if self.round else f"the original model on {self.name}"
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """Train a copy of the model of a round."""
+
+    round: int
+    seed: int
+    group: str = ""
+
+    @property
+    def file(self) -> str:
+        return f"{STEPS}/{self.round}/model-{self.seed}/{WEIGHTS}"
+
+    def __str__(self) -> str:
+        return f"training with random seed {self.seed}"
+
+
+Step = ExaminationStep | TrainingStep
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """The fixed inputs of a retraining, and where its steps are stored."""
 
     source: Source
     cases: dict[str, Perturbation]
-    """What is examined on, by name; the first is the run's own."""
-    plan: Plan
+    """What models are examined on, by name; the first is the run's own perturbation."""
+    plan: RetrainingPlan
     recipe: Recipe
-    folder: Folder
-    tell: Listener
+    folder: ExperimentFolder
+    listener: Listener
     loss: Loss | None = None
 
     @property
     def passes(self) -> int:
-        """Of each campaign on the judge seeds; by default as many after its clean sweep as the run had."""
+        """Per campaign on the judge seeds; by default as many after the clean sweep as the run had."""
         parts = self.source.parts
         return self.plan.passes or self.source.passes - len(parts.search) + len(parts.judge)
 
     def check(self) -> None:
-        """Refuse what no step could do before the first one is done."""
+        """Raise if a step is bound to fail, before the first one runs."""
         for perturbation in self.cases.values():
             check_fits(perturbation, self.source.parts.judge.shape[1:])
             check_gradient(perturbation, self.source.target)
         n_judge = len(self.source.parts.judge)
-        costs = [1 + each.passes for each in self.cases.values()]
+        costs = [1 + perturbation.passes for perturbation in self.cases.values()]
         if self.passes < n_judge + 10 * max(costs):
             raise UsageError(
                 f"passes must leave room for tests after one pass for each of {n_judge:,} judge seeds, got "
@@ -64,80 +101,62 @@ class Steps:
         check_layers(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
-    def first(self) -> dict[str, Reading]:
-        """The model as it came, examined."""
-        found: dict[str, Reading] = {}
-        self.tell.on_steps(self._n_kept(_before(k) for k in range(len(self.cases))), len(self.cases))
-        for k, (name, perturbation) in enumerate(self.cases.items()):
-            file = _before(k)
-            found[name] = readings.read(self.folder, file) or self._examine(
-                file, self.source.target, perturbation, self.source.ledger, None
-            )
-            self.tell.on_step(f"{name}: the model as it came examined", k + 1, len(self.cases))
-        return found
+    def examine_original(self) -> dict[str, Reading]:
+        """Examine the original model, by the name of the perturbation."""
+        source = self.source
 
-    def stage(
-        self, number: int, target: Target, ledger: Ledger, material: Material, first: dict[str, Reading]
-    ) -> Stage:
-        """Train copies of a model, one a random seed, and examine each."""
-        plan, models, after = self.plan, [], {name: list[Reading]() for name in self.cases}
-        n_steps = plan.random_seeds * (1 + len(self.cases))
-        files = [_after(number, seed, k) for seed in range(plan.random_seeds) for k in range(len(self.cases))]
-        n_done = self._n_kept(files)
-        self.tell.on_steps(n_done, n_steps)
-        n_done = 0
-        for seed in range(plan.random_seeds):
-            said = f"round {number}, random seed {seed}" if plan.rounds > 1 else f"random seed {seed}"
-            model = self._train(number, seed, target, ledger, material, said)
-            models.append(model)
-            n_done += 1
-            self.tell.on_step(f"{said}: trained", n_done, n_steps)
-            for k, (name, perturbation) in enumerate(self.cases.items()):
-                file = _after(number, seed, k)
-                reading = readings.read(self.folder, file)
-                after[name].append(
-                    reading or self._examine(file, model.target, perturbation, model.ledger, first[name])
-                )
-                n_done += 1
-                self.tell.on_step(f"{said}: examined on {name}", n_done, n_steps)
-        outcomes = tuple(Outcome(name, first[name], tuple(each)) for name, each in after.items())
-        return Stage(number, len(material), tuple(models), outcomes)
+        def run(step: ExaminationStep) -> Reading:
+            return self.examine(source.target, source.ledger, self.cases[step.name], None)
 
-    def _train(self, number: int, seed: int, target: Target, ledger: Ledger, material: Material, said: str) -> Model:
-        recipe = replace(self.recipe, random_seed=self.recipe.random_seed + seed)
-        place = self.folder.within(f"{STEPS}/{number}/model-{seed}")
-        how: dict[str, Any] = {} if self.loss is None else {"loss": self.loss}
-
-        def on_epoch(epoch: Epoch) -> None:
-            self.tell.on_epoch(said, epoch)
-
-        if place is not None:
-            place.mkdir(parents=True, exist_ok=True)
-        oracle = self.source.oracle
-        tuned = tune(
-            target, material, self.source.perturbation, recipe, oracle=oracle, folder=place, on_epoch=on_epoch, **how
+        steps = [ExaminationStep(case, name) for case, name in enumerate(self.cases)]
+        finished = run_cells(
+            steps,
+            lambda: run,
+            results=_Readings(self.folder),
+            describe=lambda step, _: f"{step.name}: original model examined",
+            listener=self.listener,
+            noun="step",
         )
-        seen = ledger.merge(tuned.ledger)
-        remember(tuned.target.module, seen)
-        weights = None if place is None else place / "weights.safetensors"
-        if weights is not None and not weights.exists():
-            write_weights(weights, tuned.target.module, seen, self.about(number, recipe.random_seed))
-        return Model(recipe.random_seed, tuned.target, seen, tuned.history, tuned.best, weights)
+        return {step.name: reading for step, reading in finished.items()}
 
-    def about(self, number: int, random_seed: int) -> dict[str, str]:
-        """What a file of weights says of itself."""
-        return {
-            "made_by": f"themis {__version__} retrain",
-            "run": str(self.source.about["run"] or "in memory"),
-            "round": str(number),
-            "random_seed": str(random_seed),
-        }
+    def run_round(
+        self, number: int, target: Target, ledger: Ledger, material: Material, original: dict[str, Reading]
+    ) -> Stage:
+        """Train copies of a model, one per random seed, and examine each of them."""
+        copies = _Copies(self, target, ledger, material, original)
+        steps: list[Step] = []
+        for seed in range(self.plan.random_seeds):
+            steps.append(TrainingStep(number, seed))
+            steps += [ExaminationStep(case, name, number, seed) for case, name in enumerate(self.cases)]
+        finished = run_cells(
+            steps,
+            lambda: copies.run,
+            results=copies,
+            describe=lambda step, _: self.describe(step),
+            listener=self.listener,
+            noun="step",
+        )
+        after: dict[str, list[Reading]] = {name: [] for name in self.cases}
+        for step, result in finished.items():
+            if isinstance(step, ExaminationStep) and isinstance(result, Reading):
+                after[step.name].append(result)
+        models = tuple(copies.models[seed] for seed in range(self.plan.random_seeds))
+        outcomes = [RetrainingOutcome(name, original[name], tuple(each)) for name, each in after.items()]
+        return Stage(number, len(material), models, tuple(outcomes))
 
-    def _examine(
-        self, file: str, target: Target, perturbation: Perturbation, ledger: Ledger, before: Reading | None
-    ) -> Reading:
+    def describe(self, step: Step) -> str:
+        """A finished step of a round, in one line."""
+        result = f"examined on {step.name}" if isinstance(step, ExaminationStep) else "trained"
+        return f"{self.title(step)}: {result}"
+
+    def title(self, step: Step) -> str:
+        """The copy that a step is about."""
+        return f"round {step.round}, random seed {step.seed}" if self.plan.rounds > 1 else f"random seed {step.seed}"
+
+    def examine(self, target: Target, ledger: Ledger, perturbation: Perturbation, before: Reading | None) -> Reading:
+        """Examine a model on the judge seeds; `before` is the examination of the original model."""
         plan, settings = self.plan, self.source.settings
-        reading = examine(
+        return examine(
             target,
             self.source.parts.judge,
             perturbation,
@@ -148,17 +167,107 @@ class Steps:
             before=before,
             min_ssim=settings.min_ssim,
         )
-        readings.keep(self.folder, file, reading)
-        return reading
 
-    def _n_kept(self, files: Iterator[str] | list[str]) -> int:
-        places: list[Path | None] = [self.folder.within(each) for each in files]
-        return sum(each is not None and each.exists() for each in places)
+    def train(
+        self,
+        step: TrainingStep,
+        target: Target,
+        ledger: Ledger,
+        material: Material,
+        on_epoch: Callable[[Epoch], None],
+    ) -> TrainedModel:
+        """Train a copy of a model, or continue after the last epoch that was stored."""
+        recipe = replace(self.recipe, random_seed=self.recipe.random_seed + step.seed)
+        weights = self.folder.within(step.file)
+        if weights is not None:
+            weights.parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {} if self.loss is None else {"loss": self.loss}
+        tuned = tune(
+            target,
+            material,
+            self.source.perturbation,
+            recipe,
+            oracle=self.source.oracle,
+            folder=None if weights is None else weights.parent,
+            on_epoch=on_epoch,
+            **options,
+        )
+        trained_on = ledger.merge(tuned.ledger)
+        remember(tuned.target.module, trained_on)
+        return TrainedModel(recipe.random_seed, tuned.target, trained_on, tuned.history, tuned.best, weights)
+
+    def metadata(self, number: int, random_seed: int) -> dict[str, str]:
+        """The metadata of a file of weights."""
+        return {
+            "made_by": f"themis {__version__} retrain",
+            "run": str(self.source.about["run"] or "in memory"),
+            "round": str(number),
+            "random_seed": str(random_seed),
+        }
 
 
-def _before(case: int) -> str:
-    return f"{STEPS}/before-{case}.safetensors"
+@dataclass(frozen=True)
+class _Readings:
+    """Stores examinations."""
+
+    folder: ExperimentFolder
+
+    def load(self, step: ExaminationStep) -> Reading | None:
+        return readings.read(self.folder, step.file)
+
+    def save(self, step: ExaminationStep, reading: Reading) -> None:
+        readings.keep(self.folder, step.file, reading)
 
 
-def _after(number: int, seed: int, case: int) -> str:
-    return f"{STEPS}/{number}/model-{seed}/after-{case}.safetensors"
+class _Copies:
+    """The copies of one round: how they are trained, examined, stored and loaded.
+
+    A copy is examined after it was trained, by the same process: the steps of a round run in order.
+    """
+
+    def __init__(
+        self,
+        retraining: Retraining,
+        target: Target,
+        ledger: Ledger,
+        material: Material,
+        original: dict[str, Reading],
+    ) -> None:
+        self.retraining, self.target, self.ledger = retraining, target, ledger
+        self.material, self.original = material, original
+        self.readings = _Readings(retraining.folder)
+        self.models: dict[int, TrainedModel] = {}
+
+    def run(self, step: Step) -> Reading | TrainedModel:
+        retraining = self.retraining
+        if isinstance(step, ExaminationStep):
+            model = self.models[step.seed]
+            perturbation = retraining.cases[step.name]
+            return retraining.examine(model.target, model.ledger, perturbation, self.original[step.name])
+        title = retraining.title(step)
+        return self._train(step, lambda epoch: retraining.listener.on_progress(f"{title}, {describe_epoch(epoch)}"))
+
+    def load(self, step: Step) -> Reading | TrainedModel | None:
+        if isinstance(step, ExaminationStep):
+            return self.readings.load(step)
+        weights = self.retraining.folder.within(step.file)
+        if weights is None or not weights.exists():
+            return None
+        return self._train(step, lambda epoch: None)  # all of its epochs are stored
+
+    def save(self, step: Step, result: Reading | TrainedModel) -> None:
+        if isinstance(step, ExaminationStep) and isinstance(result, Reading):
+            self.readings.save(step, result)
+        elif isinstance(result, TrainedModel) and result.weights is not None:
+            metadata = self.retraining.metadata(step.round, result.random_seed)
+            write_weights(result.weights, result.target.module, result.ledger, metadata)
+
+    def _train(self, step: TrainingStep, on_epoch: Callable[[Epoch], None]) -> TrainedModel:
+        model = self.retraining.train(step, self.target, self.ledger, self.material, on_epoch)
+        self.models[step.seed] = model
+        return model
+
+
+def describe_epoch(epoch: Epoch) -> str:
+    """An epoch in one line."""
+    return f"epoch {epoch.number}: {epoch.clean:.1%} clean, {epoch.disturbed:.1%} disturbed on the seeds held out"

@@ -1,106 +1,109 @@
-"""A retraining as tables and sentences: for a terminal, and as Markdown."""
+"""A retraining as tables and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from themis.experiments.comparison.table import NONE, Table, count, counted, number, show_table
+from themis.experiments.retraining.changes import Shift
+from themis.experiments.retraining.result import Retrained, RetrainingOutcome, Stage
+from themis.experiments.table import NONE, Table, format_count, format_number, plural
 from themis.judge.estimate import Estimate
 from themis.runs.run import percent
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from themis.experiments.retraining.changes import Shift
-    from themis.experiments.retraining.retrained import Outcome, Retrained, Stage
-
 COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
 
 
-def verdict(outcomes: Sequence[Outcome], tolerance: float, chosen: int = 0) -> tuple[tuple[str, ...], bool]:
-    """What came of it, in sentences, and whether the clean score fell too far: if so, that is said first.
+def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int = 0) -> tuple[tuple[str, ...], bool]:
+    """The result in sentences, and whether the clean score fell too far, which then comes first.
 
-    It must neither fall on average over random seeds, nor that of the model `chosen`, which is given back.
+    It must not fall on average over random seeds, nor for the model `chosen`, which is returned.
     """
     clean = outcomes[0].change.clean
     own = outcomes[0].after[chosen].clean_score
     has_fallen = clean.difference < -tolerance
-    said = []
-    if not has_fallen and own - outcomes[0].before.clean_score < -tolerance:
-        said.append(
-            f"THE CLEAN SCORE OF THE MODEL GIVEN BACK FELL by {points(clean.before - own)}, from "
-            f"{percent(clean.before)} to {percent(own)}, more than the tolerance of {points(tolerance)}, though on "
-            "average over random seeds it did not: give more clean seeds, fewer epochs, or a lower learning rate."
+    own_has_fallen = own - outcomes[0].before.clean_score < -tolerance
+    remedy = "use more clean seeds, fewer epochs, or a lower learning rate"
+    sentences = []
+    if own_has_fallen and not has_fallen:
+        sentences.append(
+            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL by {points(clean.before - own)}, from "
+            f"{percent(clean.before)} to {percent(own)}, more than the tolerance of {points(tolerance)}, although it "
+            f"did not on average over random seeds: {remedy}."
         )
     if has_fallen:
-        said.append(
+        sentences.append(
             f"THE CLEAN SCORE FELL by {points(-clean.difference)}, from {percent(clean.before)} to "
             f"{percent(clean.after)} (95%: {_between(clean.over_seeds)} points), more than the tolerance of "
-            f"{points(tolerance)}: give more clean seeds, fewer epochs, or a lower learning rate."
+            f"{points(tolerance)}: {remedy}."
         )
     for outcome in outcomes:
-        said += [_gain(outcome), *([f"{outcome.name}: {outcome.change.words}"] if outcome.change.words else [])]
+        sentences.append(_gain(outcome))
+        if outcome.change.words:
+            sentences.append(f"{outcome.name}: {outcome.change.words}")
     if not has_fallen:
-        kept = f", within the tolerance of {points(tolerance)}" if clean.difference < 0 else ""
-        said.append(f"The clean score went from {percent(clean.before)} to {percent(clean.after)}{kept}.")
-    return tuple(said), has_fallen or own - outcomes[0].before.clean_score < -tolerance
+        within = f", within the tolerance of {points(tolerance)}" if clean.difference < 0 else ""
+        sentences.append(f"The clean score went from {percent(clean.before)} to {percent(clean.after)}{within}.")
+    return tuple(sentences), has_fallen or own_has_fallen
 
 
-def _gain(outcome: Outcome) -> str:
-    """What became of the disturbed score."""
-    own = outcome.change.disturbed
-    if own.before == own.after:
-        return f"{outcome.name}: the disturbed score is {percent(own.after)} as before."
-    moved = "rose" if own.difference > 0 else "fell"
-    clear = "" if own.over_seeds.low > 0 or own.over_seeds.high < 0 else ", which may be chance"
+def _gain(outcome: RetrainingOutcome) -> str:
+    """How the disturbed score changed."""
+    shift = outcome.change.disturbed
+    if shift.before == shift.after:
+        return f"{outcome.name}: the disturbed score is unchanged at {percent(shift.after)}."
+    verb = "rose" if shift.difference > 0 else "fell"
+    doubt = "" if shift.over_seeds.low > 0 or shift.over_seeds.high < 0 else ", which may be due to chance"
     return (
-        f"{outcome.name}: the disturbed score {moved} by {points(abs(own.difference))}, from {percent(own.before)} "
-        f"to {percent(own.after)} (95%: {_between(own.over_seeds)} points){clear}."
+        f"{outcome.name}: the disturbed score {verb} by {points(abs(shift.difference))}, from {percent(shift.before)} "
+        f"to {percent(shift.after)} (95%: {_between(shift.over_seeds)} points){doubt}."
     )
 
 
 def tables(result: Retrained) -> list[Table]:
     """Before and after, by perturbation; then the rounds."""
-    many = [round_table(result)] if len(result.stages) > 1 or result.stop else []
-    return [*(outcome_table(each) for each in result.outcomes), *many]
+    rounds = [round_table(result)] if len(result.stages) > 1 or result.stop else []
+    return [*(outcome_table(outcome) for outcome in result.outcomes), *rounds]
 
 
 def opening(result: Retrained) -> list[str]:
     """What was done on which seeds."""
     seeds, stage = result.seeds, result.stage
-    models = counted(len(stage.models), "random seed")
+    models = plural(len(stage.models), "random seed")
     return [
         f"Retrained on {stage.n_faults:,} faults ({result.perturbation}), with {models}",
-        f"Seeds: {seeds['search']:,} searched, {seeds['train']:,} trained on clean, {seeds['judge']:,} to judge by, "
-        "which no model has seen.",
+        f"Seeds: {seeds['search']:,} searched, {seeds['train']:,} trained on clean, and {seeds['judge']:,} judge "
+        "seeds, which no model was trained on.",
     ]
 
 
 def closing(result: Retrained) -> list[str]:
-    """What the figures are, and which model is given back."""
+    """What the numbers mean, and which model is returned."""
     stage, plan = result.stage, result.plan
-    models, tests = counted(len(stage.models), "random seed"), counted(plan.draws, "uniform test")
-    said = [
-        f"After: the mean over {models}, with the least and the most. Differences are paired by judge seed, with 95% "
-        f"intervals over seeds. Disturbed: {tests} a seed, the same for every model. The campaigns before and after "
-        "spend the same passes.",
-        f"The model given back is that of random seed {stage.model.random_seed}"
-        + (f" in round {stage.number}" if len(result.stages) > 1 else "")
-        + f", epoch {stage.model.best}: the best on seeds that training held out, none of which is judged on.",
+    models, tests = plural(len(stage.models), "random seed"), plural(plan.draws, "uniform test")
+    place = f" in round {stage.number}" if len(result.stages) > 1 else ""
+    sentences = [
+        f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed, "
+        f"with 95% intervals over seeds. Disturbed: {tests} per seed, the same for every model. The campaigns before "
+        "and after spend the same number of passes.",
+        f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
+        "best on the seeds that training held out, which are not judge seeds.",
     ]
     if len(result.stages) > 1:
-        said.append("Which round is kept was decided on the judge seeds: its figures are a little too good.")
-    if untouched := [str(each.random_seed) for each in stage.models if not each.best]:
-        said.append(
-            f"With random seed {', '.join(untouched)} no epoch was better on the seeds held out than the model as it "
-            "came, so it was left as it is: give more seeds, more epochs or another learning rate."
+        sentences.append("The round was chosen on the judge seeds, so its numbers are slightly too good.")
+    if unchanged := [str(model.random_seed) for model in stage.models if not model.best]:
+        sentences.append(
+            f"With random seed {', '.join(unchanged)}, no epoch was better than the original model on the seeds held "
+            "out, so the model is unchanged: use more seeds, more epochs or another learning rate."
         )
-    return said
+    return sentences
 
 
-def outcome_table(outcome: Outcome) -> Table:
-    """One perturbation: every figure before and after."""
+def outcome_table(outcome: RetrainingOutcome) -> Table:
+    """All measurements under one perturbation, before and after."""
     change = outcome.change
     rows = [_row("clean score", change.clean, 1), _row("disturbed score", change.disturbed, 1)]
     for name, shift in (("clean error", change.clean_error), ("disturbed error", change.disturbed_error)):
@@ -111,23 +114,22 @@ def outcome_table(outcome: Outcome) -> Table:
     if change.mended is not None:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), len(outcome.after))
-        rows.append((f"{change.n_old:,} old faults now right", NONE, percent(mean), NONE, spread))
+        rows.append((f"{change.n_old:,} old faults now correct", NONE, percent(mean), NONE, spread))
     return Table(outcome.name, COLUMNS, rows, [], ("random seeds",))
 
 
 def round_table(result: Retrained) -> Table:
-    """How the fault rate fell, round by round."""
-    first = result.stages[0].outcomes[0].before
+    """How the fault rate fell from round to round."""
+    original = result.stages[0].outcomes[0].before
     columns = ("round", "faults learnt from", "fault rate", "clean score", "distinct faults", "next campaign")
-    found = NONE if first.found is None else count(first.found.distinct_faults)
-    rows: list[tuple[str, ...]] = [
-        ("as it came", NONE, percent(1 - first.disturbed_score, 2), percent(first.clean_score), found, NONE)
-    ]
+    distinct = NONE if original.found is None else format_count(original.found.distinct_faults)
+    rate, clean = percent(1 - original.disturbed_score, 2), percent(original.clean_score)
+    rows: list[tuple[str, ...]] = [("original", NONE, rate, clean, distinct, NONE)]
     rows += [_round_row(stage) for stage in result.stages]
     notes = [
-        "Fault rate: the share of uniform tests of judge seeds that is answered wrongly, by the model that the next "
-        "round begins with. Distinct faults: of a campaign on judge seeds. Next campaign: distinct faults on search "
-        "seeds, which the next round learns from beside all earlier ones.",
+        "Fault rate: the share of uniform tests of judge seeds that the model with which the next round starts answers "
+        "incorrectly. Distinct faults: those of a campaign on judge seeds. Next campaign: distinct faults on search "
+        "seeds, which the next round learns from in addition to all earlier ones.",
         result.stop,
     ]
     return Table("Rounds", columns, rows, notes, ("clean score",))
@@ -140,28 +142,29 @@ def _round_row(stage: Stage) -> tuple[str, ...]:
         f"{stage.n_faults:,}",
         percent(stage.fault_rate, 2),
         percent(after.clean_score),
-        NONE if after.found is None else count(after.found.distinct_faults),
+        NONE if after.found is None else format_count(after.found.distinct_faults),
         NONE if stage.campaign is None else f"{stage.campaign['distinct_faults']:,}",
     )
 
 
 def markdown(result: Retrained) -> str:
-    """The whole retraining as a document."""
-    first, *others = opening(result)
-    said = "\n".join(
-        f"- **{each}**" if result.has_failed and not k else f"- {each}" for k, each in enumerate(result.verdict)
-    )
-    parts = [f"## {first}", *others, said, *(each.markdown() for each in tables(result)), *closing(result)]
+    """The retraining as a document."""
+    heading, *lines = opening(result)
+    sentences = list(result.verdict)
+    if result.has_failed:
+        sentences[0] = f"**{sentences[0]}**"
+    verdict_list = "\n".join(f"- {sentence}" for sentence in sentences)
+    parts = [f"## {heading}", *lines, verdict_list, *(table.markdown() for table in tables(result)), *closing(result)]
     return "\n\n".join(parts)
 
 
 def show(result: Retrained, console: Console) -> None:
-    """Print the verdict and the tables."""
+    """Print the tables and the verdict."""
     for line in opening(result):
         console.print(line, highlight=False, markup=False)
     console.print()
-    for each in tables(result):
-        show_table(each.within(console.width), console)
+    for table in tables(result):
+        table.show(console)
         console.print()
     for line in closing(result):
         console.print(line, style="dim", highlight=False, markup=False)
@@ -171,22 +174,24 @@ def show(result: Retrained, console: Console) -> None:
 
 
 def points(share: float) -> str:
-    """A difference of shares, as 1.3 points."""
+    """A difference of shares, such as 1.3 points."""
     text = f"{100 * share:.1f}"
     return f"{text} point{'' if text == '1.0' else 's'}"
 
 
 def _row(name: str, shift: Shift, digits: int | None) -> tuple[str, ...]:
-    """digits: 1 of shares, which are shown in percent, 0 of counts, None of other numbers."""
+    """digits: 1 for shares, which are shown in percent, 0 for counts, None for other numbers."""
 
-    def say(value: float) -> str:
-        return percent(value) if digits == 1 else count(round(value, 6)) if digits == 0 else f"{value:.4g}"
+    def text(value: float) -> str:
+        return percent(value) if digits == 1 else format_count(round(value, 6)) if digits == 0 else f"{value:.4g}"
 
     over, scale = shift.over_seeds, 100 if digits == 1 else 1
     places = 4 if digits is None else 1
-    ends = [number(scale * each, places, signed=True) for each in (shift.difference, over.low, over.high)]
-    spread = _spread(say(shift.least), say(shift.most), 2 if shift.over_runs is not None else 1)
-    return (name, say(shift.before), say(shift.after), f"{ends[0]} ({ends[1]}..{ends[2]})", spread)
+    difference, low, high = (
+        format_number(scale * value, places, signed=True) for value in (shift.difference, over.low, over.high)
+    )
+    spread = _spread(text(shift.least), text(shift.most), 2 if shift.over_runs is not None else 1)
+    return (name, text(shift.before), text(shift.after), f"{difference} ({low}..{high})", spread)
 
 
 def _spread(least: str, most: str, n: int) -> str:
@@ -194,5 +199,5 @@ def _spread(least: str, most: str, n: int) -> str:
 
 
 def _between(estimate: Estimate) -> str:
-    low, high = (number(100 * each, 1, signed=True) for each in (estimate.low, estimate.high))
+    low, high = (format_number(100 * end, 1, signed=True) for end in (estimate.low, estimate.high))
     return f"{low} to {high}"

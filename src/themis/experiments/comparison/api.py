@@ -1,0 +1,234 @@
+"""`themis.compare`: split the seeds, choose the grid, measure error rates, run every campaign, summarise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import UsageError
+from themis.experiments.comparison.cells import CellRunner, RebuildRunner, failed_campaign
+from themis.experiments.comparison.figures import draw
+from themis.experiments.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, usual_magnitude
+from themis.experiments.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
+from themis.experiments.comparison.rates import ErrorRates, SeedParts, split_seeds
+from themis.experiments.comparison.summary import Comparison, Record, summarise
+from themis.experiments.comparison.table import markdown
+from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
+from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.experiments.techniques import DIFFERENTIAL
+from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb.perturbation import check_fits, check_gradient
+from themis.runs.environment import describe_environment, describe_tested, threads
+from themis.runs.source import Origin
+from themis.target.fingerprint import hash_seeds
+from themis.target.target import AnyTarget, as_target
+
+RATES = "rates.json"
+FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
+"""Added to the random seed, so that error rates share no noise with campaigns."""
+UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "judge": {}, "seeds": {}}
+"""The content of `rates.json` before anything is measured."""
+WORKERS_PER_GPU = 4
+
+
+def compare(
+    target: AnyTarget | nn.Module | None = None,
+    data: Any = None,
+    perturbation: str | Perturbation = "gaussian",
+    *,
+    train: Any = None,
+    rivals: Iterable[AnyTarget | nn.Module] = (),
+    out: str | Path | None = None,
+    workers: int | None = 1,
+    origin: Origin | None = None,
+    listener: Listener | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `ComparisonPlan`.
+
+    train: data that criteria are fitted to; by default the clean search seeds. rivals: other models of the task, for
+    deepxplore. out: folder for the results; the same call resumes an interrupted comparison, and a call with other
+    techniques, magnitudes, campaigns or resamples reuses every finished campaign. workers: number of processes, by
+    default only this one; None means one per core, or four on a GPU. Several workers need `origin`, which describes how
+    another process makes the target and the data; they are also made from it if they are not passed.
+    """
+    plan, listener = ComparisonPlan.of(**options), listener or Listener()
+    if workers is not None and (isinstance(workers, bool) or workers < 1):
+        raise UsageError(f"workers must be at least 1, or None, got {workers!r}")
+    if origin is None and workers != 1:
+        raise UsageError(
+            f"workers must be 1 for a model in memory, got {workers}: name the model and the data in origin=..."
+        )
+    if origin is None and (target is None or data is None):
+        raise UsageError("target and data must be given, or origin=..., which makes them")
+    with nullcontext() if origin is None else origin.in_folder():
+        chosen = choose_perturbation(perturbation)
+    grids = plan.grids(chosen)
+    rivals, names = tuple(rivals), [technique.name for technique in plan.chosen()]
+    if DIFFERENTIAL in names and not rivals and (origin is None or not origin.rivals):
+        raise UsageError(f"{DIFFERENTIAL} compares the target with other models: pass them as --rivals (rivals=[...])")
+    with closing(ExperimentFolder(out, "comparison")) as folder, threads(plan.threads):
+        made = as_target(origin.target() if target is None and origin is not None else target)
+        check_gradient(chosen, made)
+        seeds = read_seeds(origin.read() if data is None and origin is not None else data)
+        check_fits(chosen, seeds.shape[1:])
+        parts = split_seeds(seeds, plan.seeds, plan.judge_seeds, plan.grid_seeds)
+        if plan.max_passes <= len(parts.search) + chosen.passes:
+            raise UsageError(
+                f"max_passes must leave room for tests after one pass for each of {len(parts.search):,} clean seeds, "
+                f"got {plan.max_passes:,}: raise it, or use fewer seeds"
+            )
+        spec = perturbation if isinstance(perturbation, str) else None
+        setup = _Setup(made, parts, chosen, spec, plan, train, rivals, origin)
+        environment, tested = describe_environment(made.device), describe_tested(made, seeds, origin)
+        folder.begin(ExperimentPlan(setup.record(tested), FREE), environment)
+        grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES) or {})}, listener)
+        folder.write(RATES, measured)
+        for grid in grids:
+            if grid.note:
+                listener.on_note(f"{grid.name}: {grid.note}")
+        records = setup.run(plan.cells(grids), folder, _n_workers(workers, made), listener)
+        errors = {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured["errors"].items()}
+        result = Comparison(
+            plan,
+            chosen.name,
+            measured["seeds"],
+            tuple(summarise(grid, errors, plan, records) for grid in grids),
+            list(records.values()),
+            {**environment, **tested},
+        )
+        folder.write("compare.json", result.as_dict())
+        folder.write_bytes("table.md", f"{markdown(result)}\n".encode())
+        if folder.path is not None:
+            draw(result, folder.path)
+    return result
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What techniques are compared on."""
+
+    target: AnyTarget
+    parts: SeedParts
+    perturbation: Perturbation
+    spec: str | None
+    """The name of the perturbation, from which another process can make it."""
+    plan: ComparisonPlan
+    train: Any
+    rivals: tuple[AnyTarget | nn.Module, ...]
+    origin: Origin | None
+
+    def record(self, tested: dict[str, Any]) -> dict[str, Any]:
+        """What identifies this comparison."""
+        if self.train is not None:
+            train: Any = hash_seeds(read_seeds(self.train, self.plan.train_inputs))
+        else:
+            train = None if self.origin is None else self.origin.train or self.origin.zoo
+        if self.rivals:
+            rivals: Any = [as_target(rival).fingerprint() for rival in self.rivals]
+        else:
+            rivals = None if self.origin is None else self.origin.rivals
+        return {
+            "plan": self.plan.as_dict(),
+            "perturbation": self.perturbation.name,
+            "perturbation_code": self.perturbation.code,
+            "theta": [asdict(theta) for theta in self.perturbation.theta],
+            **tested,
+            "train": train,
+            "rivals": rivals,
+        }
+
+    def measure_rates(
+        self, grids: tuple[Grid, ...], before: dict[str, Any], listener: Listener
+    ) -> tuple[tuple[Grid, ...], dict[str, Any]]:
+        """The grids with all magnitudes, and the content of `rates.json`.
+
+        That is the grids, the errors of the judge seeds at each magnitude, and how many seeds of each part are answered
+        correctly. All of it is measured once, before any technique runs: what is in `before` stays.
+        """
+        known = {grid["name"]: Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in before["grids"]}
+        errors, n_correct, judge = dict(before["errors"]), dict(before["seeds"]), dict(before["judge"])
+        with self.target.opened():
+            if "search" not in n_correct:
+                n_correct["search"] = len(self._rates("search").usable)
+            if any(grid.name == GRID for grid in grids) and GRID not in known:
+                listener.on_note("choosing the grid of magnitudes on separate seeds")
+                rates = self._rates("grid")
+                n_correct["grid"] = len(rates.usable)
+                limits = usual_magnitude(self.perturbation), largest_magnitude(self.perturbation)
+                known[GRID] = fix_grid(rates.rate, *limits, highest=HIGHEST * rates.chance)
+            grids = tuple(known[GRID] if grid.name == GRID else grid for grid in grids)
+            magnitudes = sorted({magnitude for grid in grids for magnitude in grid.magnitudes})
+            if missing := [magnitude for magnitude in magnitudes if repr(magnitude) not in errors]:
+                listener.on_note("measuring error rates on the judge seeds")
+                rates = self._rates("judge")
+                n_correct["judge"] = len(rates.usable)
+                judge = {"seed_id": rates.seed_id.tolist(), "draws": rates.draws}
+                errors |= {repr(magnitude): rates.errors(magnitude).tolist() for magnitude in missing}
+        known |= {grid.name: grid for grid in grids}
+        return grids, {
+            "grids": [
+                {"name": grid.name, "magnitudes": list(grid.magnitudes), "note": grid.note} for grid in known.values()
+            ],
+            "errors": errors,
+            "judge": judge,
+            "seeds": {part: n_correct[part] for part in FOR if part in n_correct},
+        }
+
+    def _rates(self, part: str) -> ErrorRates:
+        seeds: Seeds = getattr(self.parts, part)
+        return ErrorRates(self.target, seeds, self.perturbation, self.plan.random_seed + FOR[part])
+
+    def run(
+        self, cells: list[CampaignCell], folder: ExperimentFolder, n_workers: int, listener: Listener
+    ) -> dict[CampaignCell, Record]:
+        """The result of every campaign, in order."""
+        executor: Executor = SerialExecutor()
+        prepare: Callable[[], Callable[[CampaignCell], Record]] = self._runner
+        if n_workers > 1:
+            prepare = self._rebuild()
+            executor = ProcessExecutor(
+                n_workers, self.plan.threads, lambda n: listener.on_note(f"starting {n} workers")
+            )
+        return run_cells(
+            cells,
+            prepare,
+            results=JsonResults(folder),
+            describe=lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
+            failed=failed_campaign,
+            executor=executor,
+            listener=listener,
+            noun="campaign",
+        )
+
+    def _runner(self) -> Callable[[CampaignCell], Record]:
+        """The function that runs a campaign in this process."""
+        train: Any = self.train
+        rivals: Any = self.rivals
+        if self.origin is not None:
+            train = self.origin.read_train if train is None else train
+            rivals = rivals or self.origin.read_rivals
+        return CellRunner(self.target, self.parts.search, self.perturbation, self.plan, train, rivals).run
+
+    def _rebuild(self) -> RebuildRunner:
+        if self.origin is None or self.spec is None or self.train is not None or self.rivals:
+            raise UsageError(
+                "with several workers, other processes make everything again: name the model, data, training data and "
+                "rivals in origin=..., and pass the perturbation by name"
+            )
+        return RebuildRunner(self.origin, self.spec, self.plan)
+
+
+def _n_workers(workers: int | None, target: AnyTarget) -> int:
+    if workers is not None:
+        return workers
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return n_cores if target.device.type == "cpu" else min(n_cores, WORKERS_PER_GPU)

@@ -1,0 +1,1 @@
+"""Contests of techniques by what a model learns from the inputs that each of them chooses."""

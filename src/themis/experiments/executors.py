@@ -1,0 +1,238 @@
+"""Executors: where the cells of an experiment run, one after another here or side by side in worker processes.
+
+An executor decides where and in which order cells run, never what comes out of them. A cluster engine takes part by
+implementing `Executor`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from themis.errors import ModelError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Cell(Protocol):
+    """One unit of work: a frozen value that can be hashed and pickled. `str(cell)` names it in messages."""
+
+    @property
+    def file(self) -> str:
+        """Where its result is stored, relative to the results of the experiment; no two cells share it."""
+
+    @property
+    def group(self) -> str:
+        """Cells of one group share costly preparation, such as fitting a criterion: one worker should run them."""
+
+
+CellT = TypeVar("CellT", bound=Cell)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result."""
+
+    reason: str
+    exception: Exception | None = None
+    """None if the cell ran in another process."""
+
+
+class Executor(Protocol):
+    """Runs cells."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        """Yield every cell with its result, or with a `Failure`, as soon as it ends.
+
+        prepare: makes the function that runs a cell; called once per process. Other processes need it to be picklable.
+        Closing the generator stops the cells that are still running.
+        """
+
+
+class SerialExecutor:
+    """Runs cells in this process, in order."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        if cells:
+            run = prepare()
+            for cell in cells:
+                yield cell, attempt(run, cell)
+
+
+class ProcessExecutor:
+    """Runs cells in worker processes, each of which prepares once.
+
+    A free worker is given a cell of a group that it has already run, or else one of a group that no other worker has
+    run. A worker that dies costs its cell and is replaced.
+    """
+
+    def __init__(self, n_workers: int, threads: int = 1, on_start: Callable[[int], None] | None = None) -> None:
+        """threads: torch threads of each worker. on_start: called with the number of workers that are started."""
+        self.n_workers, self.threads, self.on_start = n_workers, threads, on_start
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        from multiprocessing.connection import wait
+
+        remaining, n_workers = list(cells), min(self.n_workers, len(cells))
+        if n_workers and self.on_start is not None:
+            self.on_start(n_workers)
+        with _started(n_workers, prepare, self.threads) as workers:
+            while waiting := {worker.connection: worker for worker in workers if worker.is_busy}:
+                for connection in wait(list(waiting)):
+                    worker = waiting[connection]  # type: ignore[index]
+                    cell, result = worker.receive()
+                    if worker.has_ended and remaining:
+                        worker.start(prepare, self.threads)
+                    if not worker.is_busy:
+                        worker.assign(remaining, workers)
+                    if cell is not None:
+                        yield cell, result
+
+
+def attempt(run: Callable[[CellT], ResultT], cell: CellT) -> ResultT | Failure:
+    """The result of a cell, or why it has none."""
+    try:
+        return run(cell)
+    except Exception as error:
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), error)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, the connection to it, the cell it is running, and the groups it has run."""
+
+    process: BaseProcess = field(init=False)
+    connection: Connection = field(init=False)
+    cell: Any = None
+    is_ready: bool = False
+    has_ended: bool = False
+    groups: set[str] = field(default_factory=set)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it will send something: that it is ready, or a result."""
+        return not self.has_ended and (not self.is_ready or self.cell is not None)
+
+    def start(self, prepare: Callable[[], Any], threads: int) -> None:
+        from multiprocessing import get_context
+
+        context = get_context("spawn")
+        self.connection, other_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(other_end, prepare, threads), daemon=True)
+        self.groups, self.is_ready, self.has_ended = set(), False, False
+        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))), _ignoring_interrupts():
+            self.process.start()
+        other_end.close()
+
+    def receive(self) -> tuple[Any, Any]:
+        """The cell it was running with the result; no cell if it has only become ready."""
+        cell, self.cell = self.cell, None
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            self.connection.close()
+            self.has_ended = True
+            message = Failure(f"its process ended with exit code {self.process.exitcode}")
+        if self.is_ready:
+            return cell, message
+        if isinstance(message, Failure):
+            raise ModelError(
+                f"a worker process must be able to make the experiment again, {message.reason}: run with one worker to "
+                'see why; a script that starts workers must do so under if __name__ == "__main__"'
+            )
+        self.is_ready = True
+        return None, None
+
+    def assign(self, remaining: list[Any], workers: list[_Worker]) -> None:
+        """Send the next cell, if there is one."""
+        if not remaining:
+            return
+        elsewhere = {group for worker in workers if worker is not self for group in worker.groups}
+        self.cell = min(remaining, key=lambda cell: (cell.group not in self.groups, cell.group in elsewhere))
+        remaining.remove(self.cell)
+        self.groups.add(self.cell.group)
+        with suppress(OSError):  # it has died, which the next `receive` notices
+            self.connection.send(self.cell)
+
+
+@contextmanager
+def _started(n_workers: int, prepare: Callable[[], Any], threads: int) -> Iterator[list[_Worker]]:
+    """Workers that end with the block."""
+    started: list[_Worker] = []
+    try:
+        for _ in range(n_workers):
+            worker = _Worker()
+            worker.start(prepare, threads)
+            started.append(worker)
+        yield started
+    finally:
+        for worker in started:
+            worker.process.terminate()
+        for worker in started:
+            worker.process.join()
+            worker.connection.close()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for a new process: libraries read them once, when they are loaded."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """A process that starts in this block ignores Ctrl-C, which its parent handles."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _work(connection: Connection, prepare: Callable[[], Callable[[Any], Any]], threads: int) -> None:
+    """The main function of a worker: it receives cells and sends results until its parent is done."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")  # the parent has already shown them
+    torch.set_num_threads(threads)
+    with suppress(EOFError, OSError):  # the parent has ended
+        try:
+            run = prepare()
+        except Exception as error:
+            connection.send(Failure(f"it failed with {type(error).__name__}: {error}"))
+            return
+        connection.send(None)
+        while True:
+            result = attempt(run, connection.recv())
+            connection.send(Failure(result.reason) if isinstance(result, Failure) else result)

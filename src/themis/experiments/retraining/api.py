@@ -1,0 +1,133 @@
+"""`themis.retrain`: learn from the faults of a run, and measure the gain on seeds that were not used before."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from themis.errors import MissingExtraError, UsageError, nearest
+from themis.experiments.retraining.figure import draw
+from themis.experiments.retraining.losses import Loss, name_loss
+from themis.experiments.retraining.plan import FREE, RetrainingPlan
+from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.result import Retrained, Stage
+from themis.experiments.retraining.rounds import run_rounds
+from themis.experiments.retraining.source import open_source
+from themis.experiments.retraining.steps import WEIGHTS, Retraining
+from themis.experiments.retraining.table import markdown, verdict
+from themis.experiments.runner import ExperimentFolder, ExperimentPlan, Listener
+from themis.perturb import Perturbation
+from themis.runs.environment import describe_environment
+from themis.runs.run import Run
+from themis.runs.source import Origin
+from themis.target.fingerprint import hash_seeds
+
+RESULT, TABLE, FIGURE = "retrain.json", "table.md", "figure.png"
+
+
+def retrain(
+    run: Run | str | Path,
+    *,
+    target: Any = None,
+    data: Any = None,
+    train: Any = None,
+    judge: Any = None,
+    perturbation: Perturbation | None = None,
+    origin: Origin | None = None,
+    out: str | Path | None = None,
+    loss: Loss | None = None,
+    listener: Listener | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> Retrained:
+    """Retrain the model of a run on its faults; options are the fields of `Recipe` and `RetrainingPlan`.
+
+    run: a finished campaign of this process, or its folder. target, data, perturbation, origin: needed if the run
+    cannot make them again; data is the complete data, as before the split. train: clean data to train on instead of the
+    train part, such as the model's own training data. judge: data to judge by, for a run that was not split. out:
+    folder for the results; the same call resumes an interrupted retraining. loss: a function of outputs and labels, if
+    the task has no default. command: the command line, for the record.
+    """
+    recipe, plan, own = read_options(options)
+    with (
+        closing(ExperimentFolder(out, "retraining")) as folder,
+        open_source(run, target, data, judge, perturbation, origin, train) as source,
+    ):
+        with nullcontext() if source.origin is None else source.origin.in_folder():
+            cases = {source.name: source.perturbation, **plan.examined(), **own}
+        retraining = Retraining(source, cases, plan, recipe, folder, listener or Listener(), loss)
+        retraining.check()
+        environment = describe_environment(source.target.device)
+        folder.begin(ExperimentPlan(_record(retraining), FREE), environment)
+        stages, kept, stop = run_rounds(retraining)
+        result = _result(retraining, stages, kept, stop, environment)
+        _write(folder, result, command)
+    return result
+
+
+def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[str, Perturbation]]:
+    """The recipe, the plan, and the `Perturbation` objects in `also`, by name."""
+    of_recipe, of_plan = ({field.name for field in fields(kind)} for kind in (Recipe, RetrainingPlan))
+    for name in options:
+        if name not in of_recipe | of_plan:
+            raise UsageError(f"unknown option {name!r}: {nearest(name, of_recipe | of_plan)}")
+    also = options.get("also", "")
+    listed = [also] if isinstance(also, str | Perturbation) else list(also)
+    names = [entry for entry in listed if not isinstance(entry, Perturbation)]
+    own = {entry.name: entry for entry in listed if isinstance(entry, Perturbation)}
+    plan_options = {name: value for name, value in options.items() if name in of_plan}
+    recipe_options = {name: value for name, value in options.items() if name in of_recipe}
+    return Recipe.of(**recipe_options), RetrainingPlan.of(**{**plan_options, "also": names}), own
+
+
+def _record(retraining: Retraining) -> dict[str, Any]:
+    """What identifies this retraining."""
+    source = retraining.source
+    return {
+        "plan": retraining.plan.as_dict(),
+        "recipe": retraining.recipe.as_dict(),
+        **({} if retraining.loss is None else {"loss": name_loss(retraining.loss)}),
+        **source.about,
+        "train_sha256": hash_seeds(source.parts.train),
+        "judge_sha256": hash_seeds(source.parts.judge),
+        "examined": "; ".join(f"{name} ({_range(case)})" for name, case in retraining.cases.items()),
+    }
+
+
+def _range(perturbation: Perturbation) -> str:
+    return ", ".join(f"{theta.name} {theta.low:g} to {theta.high:g}" for theta in perturbation.theta)
+
+
+def _result(
+    retraining: Retraining, stages: list[Stage], kept: int, stop: str, environment: dict[str, Any]
+) -> Retrained:
+    source, parts = retraining.source, retraining.source.parts
+    sentences, has_failed = verdict(stages[kept].outcomes, retraining.plan.tolerance, stages[kept].chosen)
+    return Retrained(
+        plan=retraining.plan,
+        recipe=retraining.recipe,
+        perturbation=source.name,
+        stages=tuple(stages),
+        kept=kept,
+        stop=stop,
+        verdict=sentences,
+        has_failed=has_failed,
+        seeds={"search": len(parts.search), "train": len(parts.train), "judge": len(parts.judge)},
+        weights=retraining.folder.within(WEIGHTS),
+        about=source.about,
+        environment=environment,
+    )
+
+
+def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> None:
+    if folder.path is None:
+        return
+    weights = result.stage.model.weights
+    assert weights is not None  # there is a folder
+    folder.write_bytes(WEIGHTS, weights.read_bytes())
+    folder.write(RESULT, {"command": command, **result.summary()})
+    folder.write_bytes(TABLE, f"{markdown(result)}\n".encode())
+    with suppress(MissingExtraError):  # without matplotlib there is no figure, but all the rest
+        folder.write_bytes(FIGURE, draw(result))

@@ -1,0 +1,226 @@
+"""The runner of experiments: a plan, a folder, and cells, each of which is run once and stored as soon as it ends.
+
+An experiment that is interrupted resumes with the same call: finished cells are loaded, the others are run. A plan that
+would change finished cells is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from themis.errors import ModelError, StoreError, UsageError
+from themis.experiments.executors import Cell, CellT, Executor, Failure, ResultT, SerialExecutor
+from themis.runs.environment import list_changes
+from themis.runs.store.files import PART, Lock, explained, json_safe, write_file
+
+PLAN, LOCK = "plan.json", "lock"
+OPTIONS = ("plan", "recipe")
+"""Groups of options in the record of a plan."""
+
+
+@dataclass(frozen=True)
+class ExperimentPlan:
+    """All that decides the cells of an experiment: stored in its folder, and compared when it is resumed."""
+
+    record: dict[str, Any]
+    """Options under `plan` and `recipe`, and what identifies the model and the data."""
+    free: tuple[str, ...] = ()
+    """Options of `plan` that may differ when the experiment is resumed: they change no finished cell."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON stores it."""
+        record: dict[str, Any] = json.loads(json.dumps(json_safe(self.record)))
+        return record
+
+    def changes_since(self, stored: dict[str, Any]) -> list[str]:
+        """What would change finished cells, in words; `stored` is the record of an earlier call."""
+        return list_changes(self._decisive(json_safe(stored)), self._decisive(self.as_dict()))
+
+    def _decisive(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The values that decide cells, with all options at the top level."""
+        values = {name: value for name, value in record.items() if name not in OPTIONS}
+        for group in OPTIONS:
+            values |= {name: value for name, value in record.get(group, {}).items() if name not in self.free}
+        return values
+
+
+class ExperimentFolder:
+    """The folder of an experiment, with one writer at a time; without a path, nothing is stored."""
+
+    def __init__(self, path: str | Path | None, experiment: str, plan_file: str = PLAN) -> None:
+        """experiment: its name in messages, such as comparison. plan_file: where the plan is stored."""
+        self.path = None if path is None else Path(path)
+        self.experiment, self.plan_file = experiment, plan_file
+        self._lock: Lock | None = None
+        if self.path is None:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"out must be a folder, {self.path} is a file: choose another path")
+        self._is_new = not self.path.exists()
+        names = set() if self._is_new else {entry.name for entry in self.path.iterdir()}
+        if names - {LOCK, PLAN + PART} and Path(plan_file).parts[0] not in names:
+            raise UsageError(
+                f"out must be a new folder or the folder of a {experiment}, {self.path} contains other files: choose "
+                "another folder"
+            )
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / LOCK)
+
+    def close(self) -> None:
+        """Release the folder; a new one in which nothing was stored is removed."""
+        if self.path is None or self._lock is None:
+            return
+        self._lock.release()
+        with suppress(OSError):  # another writer has started
+            if self._is_new and [entry.name for entry in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+
+    def begin(self, plan: ExperimentPlan, environment: dict[str, Any]) -> None:
+        """Store the plan, or refuse one that would change finished cells."""
+        stored = self.read(self.plan_file)
+        if stored is None:
+            self.write(self.plan_file, {**plan.as_dict(), "environment": environment})
+            return
+        before = stored.pop("environment")
+        if changes := plan.changes_since(stored):
+            raise UsageError(
+                f"{self.path} holds another {self.experiment} ({'; '.join(changes)}): pass the same options, or choose "
+                "another folder"
+            )
+        self.write(self.plan_file, {**plan.as_dict(), "environment": before})
+        if changes := list_changes(json_safe(before), environment):
+            warnings.warn(
+                f"resumed in another environment, so the last bits may differ: {'; '.join(changes)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def within(self, name: str) -> Path | None:
+        """A path in the folder; None if nothing is stored."""
+        return None if self.path is None else self.path / name
+
+    def read(self, name: str) -> Any:
+        """The content of a JSON file; None if there is no such file."""
+        if self.path is None:
+            return None
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.path / name} cannot be read: {error}; remove it to create it again") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file atomically."""
+        self.write_bytes(name, f"{json.dumps(json_safe(content), indent=2)}\n".encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file atomically."""
+        if self.path is None:
+            return
+        with explained(self.path):
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path / name, content)
+
+
+LoadedT = TypeVar("LoadedT", bound=Cell, contravariant=True)
+StoredT = TypeVar("StoredT")
+
+
+class ResultStore(Protocol[LoadedT, StoredT]):
+    """How results are stored."""
+
+    def load(self, cell: LoadedT) -> StoredT | None:
+        """The result of a finished cell; None if the cell must be run."""
+
+    def save(self, cell: LoadedT, result: StoredT) -> None:
+        """Store a result, completely or not at all."""
+
+
+@dataclass(frozen=True)
+class JsonResults:
+    """Results that are plain data, one JSON file per cell; a cell whose result has an `error` runs again."""
+
+    folder: ExperimentFolder
+    under: str = "cells"
+
+    def load(self, cell: Cell) -> dict[str, Any] | None:
+        result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}")
+        return None if result is None or "error" in result else result
+
+    def save(self, cell: Cell, result: dict[str, Any]) -> None:
+        self.folder.write_bytes(f"{self.under}/{cell.file}", f"{json.dumps(result)}\n".encode())
+
+
+@dataclass(frozen=True)
+class CellEnd:
+    """A cell that has just ended."""
+
+    cell: Cell
+    result: Any = field(repr=False)
+    text: str
+    """The cell and how it ended, in one line."""
+    error: str | None
+    """Why it failed; None if it has a result."""
+    n_done: int
+    n_cells: int
+
+
+class Listener:
+    """Is notified of the progress of an experiment; the methods do nothing unless they are overridden."""
+
+    def on_note(self, text: str) -> None:
+        """Something that the user should know, such as what is being prepared."""
+
+    def on_cells(self, n_done: int, n_cells: int, noun: str) -> None:
+        """Cells are about to run; `n_done` were finished by an earlier call. noun: what one cell is called."""
+
+    def on_progress(self, text: str) -> None:
+        """Something has happened within a cell, such as an epoch of a training."""
+
+    def on_cell_end(self, end: CellEnd) -> None:
+        """A cell has ended, and its result is stored."""
+
+
+def run_cells(
+    cells: Sequence[CellT],
+    prepare: Callable[[], Callable[[CellT], ResultT]],
+    *,
+    results: ResultStore[CellT, ResultT],
+    describe: Callable[[CellT, ResultT], str],
+    failed: Callable[[CellT, str], ResultT] | None = None,
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+    noun: str = "cell",
+) -> dict[CellT, ResultT]:
+    """The results of all cells, in their order: finished ones are loaded, the others are run and stored one by one.
+
+    prepare: makes the function that runs a cell, see `Executor.map`. describe: a finished cell in one line. failed: the
+    result of a cell that failed, from the reason; by default the first failure ends the experiment.
+    """
+    executor, listener = executor or SerialExecutor(), listener or Listener()
+    finished = {cell: result for cell in cells if (result := results.load(cell)) is not None}
+    listener.on_cells(len(finished), len(cells), noun)
+    with closing(executor.map(prepare, [cell for cell in cells if cell not in finished])) as outcomes:
+        for cell, outcome in outcomes:
+            if not isinstance(outcome, Failure):
+                result, text, error = outcome, describe(cell, outcome), None
+            elif failed is not None:
+                error = outcome.reason
+                result, text = failed(cell, error), f"{cell} failed"
+            elif outcome.exception is not None:
+                raise outcome.exception
+            else:
+                raise ModelError(f"{cell} failed: {outcome.reason}")
+            results.save(cell, result)
+            finished[cell] = result
+            listener.on_cell_end(CellEnd(cell, result, text, error, len(finished), len(cells)))
+    return {cell: finished[cell] for cell in cells}

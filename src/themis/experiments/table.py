@@ -1,0 +1,105 @@
+"""Tables of results: for a terminal at most 100 columns wide, and as Markdown; and numbers as they appear in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+"""Columns of a terminal that tables use, at most."""
+NONE = "-"
+"""Stands for a value that does not exist."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, columns, rows of text, and notes below them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+    optional: tuple[str, ...] = ()
+    """Columns that a narrow terminal omits, the first one first."""
+    file: str = "table.md"
+    """Where the complete table is written."""
+
+    def markdown(self) -> str:
+        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows] if self.columns else []
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join([f"### {self.title}", *([table] if table else []), *self.notes])
+
+    def within(self, width: int) -> Table:
+        """The same table without as many of its optional columns as it takes to fit."""
+        left, columns, rows = list(self.optional), self.columns, self.rows
+        while left and sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True)) > width:
+            index = columns.index(left.pop(0))
+            columns, *rows = [line[:index] + line[index + 1 :] for line in (columns, *rows)]
+        omitted = self.optional[: len(self.optional) - len(left)]
+        notes = list(self.notes)
+        if omitted:
+            notes.append(f"Omitted at this width, but in {self.file}: {', '.join(omitted)}.")
+        return Table(self.title, columns, rows, notes, tuple(left), self.file)
+
+    def show(self, console: Console) -> None:
+        """Print the table and its notes."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+
+        table = self.within(console.width)
+        console.print(table.title, style="bold", highlight=False, markup=False)
+        if table.columns:
+            drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+            for index, name in enumerate(table.columns):
+                drawn.add_column(name, justify="right" if index else "left", overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*row)
+            console.print(drawn, markup=False)
+        for note in table.notes:
+            console.print(note, highlight=False, markup=False)
+
+
+def table_console() -> Console:
+    """A console of at most 100 columns; exactly 100 if the output is not a terminal."""
+    from rich.console import Console
+
+    console = Console()
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def plural(n: int, noun: str) -> str:
+    """A number with its noun, such as 1 campaign or 2 campaigns."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def format_count(value: float) -> str:
+    """A count, or a mean of counts."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def format_number(value: float, digits: int = 3, *, signed: bool = False) -> str:
+    """A rounded number; zero has no sign."""
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    return text if float(text) else text.lstrip("+-")
+
+
+def format_value(estimate: Sequence[float | None] | None) -> str:
+    """The value of an estimate, without its interval."""
+    value = None if estimate is None else estimate[0]
+    return NONE if value is None else format_number(value)
+
+
+def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A value with its interval, such as 0.95 (0.90..0.98); `estimate` is value, low and high."""
+    value, low, high = estimate or (None, None, None)
+    if value is None:
+        return NONE
+    text = format_number(value, digits, signed=signed)
+    if low is None or high is None:
+        return text
+    return f"{text} ({format_number(low, digits, signed=signed)}..{format_number(high, digits, signed=signed)})"

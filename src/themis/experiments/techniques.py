@@ -1,0 +1,55 @@
+"""Techniques by name: search policies, and coverage criteria that guide the mutation fuzzer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from themis.errors import UsageError, nearest
+
+BASELINES = ("nc", "kmnc", "idc", "lsa")
+"""The criteria that the paper compares itself with."""
+GUIDED = "fuzz"
+"""The policy that a criterion guides; it is not a technique without one."""
+DIFFERENTIAL = "deepxplore"
+"""The policy that compares the target with other models."""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A way to search: a policy, or the fuzzer guided by a criterion. Equal techniques have equal names."""
+
+    name: str
+    criterion: str | None = None
+
+
+def choose_technique(name: str) -> Technique:
+    """The technique with this name; the baselines have the paper's settings."""
+    from themis.criteria.names import CRITERIA, choose_criterion
+    from themis.criteria.names import PAPER as PAPER_SETTINGS
+    from themis.search import POLICIES
+
+    policies = [policy for policy in POLICIES if policy != GUIDED]
+    if name.lower() in policies:
+        return Technique(name.lower())
+    base = name.partition("(")[0].strip().lower()
+    try:
+        criterion = choose_criterion(name)
+    except UsageError as error:
+        if "(" in name or base in CRITERIA:
+            raise UsageError(f"technique {name!r}: {error}") from error
+        raise UsageError(
+            f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, *CRITERIA])}"
+        ) from error
+    if not criterion.can_guide:
+        raise UsageError(
+            f"techniques must be policies or criteria that can guide a campaign, got {name!r}: {criterion.name} needs "
+            "more than a campaign provides, leave it out"
+        )
+    return Technique(str(criterion), PAPER_SETTINGS.get(str(criterion), str(criterion)))
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a list, separated by commas outside brackets."""
+    parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
+    return [part for part in parts if part]
