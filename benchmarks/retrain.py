@@ -30,10 +30,12 @@ from searching.files import write_results
 from searching.packs import Held, hold, read_pack, write_pack
 
 from themis.errors import ThemisError
-from themis.experiments.retraining.compare import attempt, summarise
-from themis.experiments.retraining.contest import Case, Contest, Terms
+from themis.experiments.contest.cells import Case, Contest, failed_cell
+from themis.experiments.contest.choosing import choose_competitor
+from themis.experiments.contest.plan import ContestCell, ContestPlan
+from themis.experiments.contest.standings import show, summarise
+from themis.experiments.executors import Failure, attempt
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.standing import show
 from themis.perturb import choose_perturbation
 from themis.target.ledger import Ledger
 
@@ -100,10 +102,10 @@ class Setting:
         perturbation = choose_perturbation(self.row.perturbation, self.row.magnitude)
         return Case(target, parts, perturbation, Ledger(), parts.train)
 
-    def terms(self, n_search: int, inputs: int | None = None, **options: Any) -> Terms:
+    def plan(self, n_search: int, inputs: int | None = None, **options: Any) -> ContestPlan:
         """Passes are counted from the end of the clean sweep."""
         row, passes = self.row, round(self.row.passes * self.share) + n_search + 5
-        return Terms.of(inputs=inputs, most_inputs=row.most_inputs, passes=passes, draws=row.draws, **options)
+        return ContestPlan.of(inputs=inputs, most_inputs=row.most_inputs, passes=passes, draws=row.draws, **options)
 
 
 @cache
@@ -114,7 +116,7 @@ def _held(model: str, device: str, packed: str | None) -> Held:
 @lru_cache(2)
 def _contest(setting: Setting, inputs: int | None) -> Contest:
     case = setting.case()
-    return Contest(case, setting.terms(len(case.parts.search), inputs), Recipe.of(**RECIPES[setting.row.recipe]))
+    return Contest(case, setting.plan(len(case.parts.search), inputs), Recipe.of(**RECIPES[setting.row.recipe]))
 
 
 def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
@@ -126,15 +128,15 @@ def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
 
 def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict[str, Any]:
     """One cell: a technique on a row, once."""
-    from themis.experiments.retraining.techniques import named
-
     torch.set_num_threads(1)
-    return attempt(_contest(setting, inputs), (named(technique), random_seed))
+    cell = ContestCell(choose_competitor(technique), random_seed)
+    outcome = attempt(_contest(setting, inputs).run, cell)
+    return failed_cell(cell, outcome.reason) if isinstance(outcome, Failure) else outcome
 
 
 def contest(settings: list[Setting], results: dict[str, Any], arguments: argparse.Namespace, console: Console) -> None:
     """Run what is missing, a row's random seeds one after the other, and show each row as soon as it is whole."""
-    names = [each.name for each in Terms(techniques=arguments.techniques).chosen()]
+    names = [each.name for each in ContestPlan(techniques=arguments.techniques).chosen()]
     began, running, left, before = perf_counter(), {}, {}, {}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         counted = [(each, pool.submit(count, each)) for each in settings]
@@ -179,9 +181,9 @@ def _progress(setting: Setting, record: dict[str, Any], n_done: int, n: int, sec
 
 def _conclude(setting: Setting, row: dict[str, Any], reading: Any, arguments: Any, console: Console | None) -> None:
     """The row's intervals beside its cells, and its table where there is a console."""
-    terms = setting.terms(0, row["inputs"], techniques=arguments.techniques, random_seeds=arguments.random_seeds)
+    plan = setting.plan(0, row["inputs"], techniques=arguments.techniques, random_seeds=arguments.random_seeds)
     recipe = Recipe.of(**row["recipe"])
-    result = summarise(setting.row.name, terms, recipe, reading, row["cells"], {})
+    result = summarise(setting.row.name, plan, recipe, reading, row["cells"], {})
     row["standings"] = [asdict(each) for each in result.standings]
     if console is not None:
         console.print()
