@@ -47,12 +47,13 @@ class ExecutedTests:
     failing_seeds: int
 
 
-class RecordingPolicy:
+class RecordingPolicy(Policy):
     """A policy that behaves like another one and records all tests that it observes."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.needs_gradient = policy, policy.needs_gradient
-        self.is_guided = bool(getattr(policy, "is_guided", False))
+        self.policy = policy
+        self.needs_gradient, self.uses_gradient = policy.needs_gradient, policy.uses_gradient
+        self.is_guided, self.rivals = policy.is_guided, policy.rivals
         self.observed: list[tuple[Tests, Results]] = []
 
     @property
@@ -72,6 +73,9 @@ class RecordingPolicy:
     def observe(self, tests: Tests, results: Results) -> None:
         self.observed.append((tests, results))
         self.policy.observe(tests, results)
+
+    def report(self) -> dict[str, Any]:
+        return self.policy.report()
 
 
 def choose_competitor(name: str) -> Technique:
