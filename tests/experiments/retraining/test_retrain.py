@@ -200,7 +200,7 @@ def test_data_and_models_that_cannot_be_trained_on_are_refused(small):
         retrain(run, data=data, train=(judge.inputs[:5], judge.labels[:5]), **QUICK)
     box = BlackBox(lambda inputs: net(torch.as_tensor(inputs)).detach().numpy(), oracle="wrong")
     boxed = themis.run(box, data, "gaussian", magnitude=0.5, max_tests=200, split=(0.4, 0.3, 0.3))
-    with pytest.raises((UsageError, ModelError), match="a BlackBox, which shows no weights"):
+    with pytest.raises((UsageError, ModelError), match="a BlackBox, whose weights are not visible"):
         retrain(boxed, data=data, **QUICK)
 
 
