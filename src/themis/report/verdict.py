@@ -37,12 +37,16 @@ class ReportVerdict:
 
 def write_verdict(perturbation: str, counts: Counts, fault_rate: Estimate | None, *, is_running: bool) -> ReportVerdict:
     """Say whether the perturbation breaks the model, and how often."""
-    so_far = "So far, " if is_running else ""
     if not counts.tests and not counts.faults:
         return ReportVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.faults:
+        subject = (
+            f"So far, the model breaks under {perturbation}"
+            if is_running
+            else f"Under {perturbation}, the model breaks"
+        )
         text = (
-            f"{so_far}{perturbation} breaks the model: {counts.distinct_faults:,} distinct "
+            f"{subject}: {counts.distinct_faults:,} distinct "
             f"fault{'s' * (counts.distinct_faults != 1)} on {counts.failing_seeds:,} of {counts.seeds:,} seeds in "
             f"{counts.tests:,} tests"
         )
@@ -56,7 +60,7 @@ def write_verdict(perturbation: str, counts: Counts, fault_rate: Estimate | None
             "magnitude."
         )
         return ReportVerdict("open", text)
-    text = f"{so_far}no fault" if is_running else "No fault"
+    text = "So far, no fault" if is_running else "No fault"
     text += f" in {counts.tests:,} tests on {counts.seeds:,} seeds under {perturbation}"
     if fault_rate is not None:
         text += f"; with 95% confidence, at most {percent(fault_rate.high, 2)} of random disturbances break the model"
