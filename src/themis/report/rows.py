@@ -93,9 +93,10 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
     if rows:
         values = np.array([stored[name] for name in theta], dtype=np.float64).T
         strength, furthest = strengths(values, run.record["theta"])
+    plain: dict[str, Any] = {name: stored[name] for name in _INTEGERS}
+    plain |= {name: [rounded(value) for value in stored[name]] for name in _REALS}
     columns = FaultColumns(
-        **{name: stored[name] for name in _INTEGERS},
-        **{name: [rounded(value) for value in stored[name]] for name in _REALS},
+        **plain,
         theta=[[rounded(value) for value in stored[name]] for name in theta],
         uniform=[int(stream == "uniform") for stream in stored["stream"]],
         kind=stored["kind"],

@@ -103,12 +103,12 @@ def test_a_run_that_is_not_there_is_waited_for_and_may_go_and_come_back(run, mad
         for _ in range(2):
             status, headers, page = ask(server, "/?token={token}")
             assert (status, ALWAYS.items() <= dict(headers).items()) == (200, True)
-            assert b"&lt;elsewhere&gt; is not a run folder yet" in page
+            assert b"&lt;elsewhere&gt; does not contain a run yet" in page
             assert b'http-equiv="refresh"' in page
             assert b"<script" not in page
             status, headers, body = ask(server)
             assert (status, headers["Content-Type"]) == (503, "application/json")
-            assert "is not a run folder yet" in json.loads(body)["message"]
+            assert "does not contain a run yet" in json.loads(body)["message"]
             elsewhere.mkdir(exist_ok=True)
         elsewhere.rmdir()
         run.rename(elsewhere)

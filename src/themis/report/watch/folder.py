@@ -53,7 +53,8 @@ class WatchedFolder:
         with self._lock:
             if not (self.path / DATABASE).is_file():
                 self._state, self._rests_until = (None, False), 0.0
-                return Snapshot(message=f"{self.path} is not a run folder yet: waiting for a campaign to start there")
+                message = f"{self.path} does not contain a run yet: it is shown as soon as a campaign starts there"
+                return Snapshot(message=message)
             if monotonic() >= self._rests_until:
                 began = thread_time()
                 self._refresh()
