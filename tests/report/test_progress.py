@@ -1,4 +1,4 @@
-"""What a person sees while a campaign runs and when it has ended."""
+"""The progress of a campaign and the summary at its end, as printed."""
 
 import io
 
@@ -15,7 +15,7 @@ from themis.runs.run import percent
     ("share", "text"),
     [(0, "0.0%"), (1e-9, "<0.1%"), (0.5, "50.0%"), (0.9989, "99.9%"), (0.99999, ">99.9%"), (1, "100.0%")],
 )
-def test_a_percentage_is_100_or_0_only_when_it_is(share, text):
+def test_a_percentage_is_100_or_0_only_if_it_is_exact(share, text):
     assert percent(share) == text
 
 
@@ -29,7 +29,7 @@ def shown(is_terminal, **options):
     return result, file.getvalue()
 
 
-def test_plain_lines_where_there_is_no_terminal():
+def test_plain_lines_without_a_terminal():
     result, text = shown(False)
     assert "\x1b" not in text
     assert "11 neurons in 2 layers, 30 of 30 seeds to test" in text
@@ -46,12 +46,12 @@ def test_a_live_line_in_a_terminal():
     assert "Stopped because" in text
 
 
-def test_what_is_not_known_is_said_so():
+def test_unknown_figures_are_reported_as_unknown():
     _, text = shown(False, uniform_share=0.0)
     assert "unknown: no uniform stream" in text
 
 
-def test_a_goal_that_nobody_can_reach_is_called_so():
+def test_a_goal_out_of_reach_is_reported_as_such():
     _, text = shown(False, tolerance=1e-12)
     assert "the coverage goal is out of reach" in text
     assert "to go" not in text

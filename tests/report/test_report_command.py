@@ -80,14 +80,14 @@ def test_a_run_ends_with_its_report(here, capsys):
     assert not (here / "two/report.html").exists()
 
 
-def test_a_run_that_fails_or_is_stopped_has_its_report_too(here, capsys):
+def test_a_run_that_fails_or_is_stopped_also_has_a_report(here, capsys):
     assert main(["run", "--model", "mine:WornOut", *BASE, "--out", "failed", "--quiet"]) == 3
     assert "worn out" in (here / "failed/report.html").read_text()
     assert main(["run", "--model", "mine:Stopped", *BASE, "--out", "stopped", "--quiet"]) == 130
     assert "the user stopped it" in (here / "stopped/report.html").read_text()
 
 
-def test_a_report_that_cannot_be_written_costs_no_result(here, capsys, monkeypatch):
+def test_a_report_that_cannot_be_written_does_not_lose_the_result(here, capsys, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("no space left")
 
@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_written_costs_no_result(here, capsys, monkeypat
     assert main(["run", "--model", "mine:net", *BASE, "--max-tests", "300", "--out", "one"]) == 0
     said = capsys.readouterr()
     assert "Results in one" in said.out
-    assert said.err == "themis: the report was not written, themis report one tries again: no space left\n"
+    assert said.err == "themis: could not write the report: no space left; themis report one tries again\n"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_corrupted_folder_is_one_line_and_an_exit_code(copied, capsys, name, c
     assert not (copied / "report.html").exists()
 
 
-def test_wrong_uses(copied, capsys):
+def test_usage_errors(copied, capsys):
     assert main(["report", str(copied / "nowhere")]) == 2
     assert main(["report"]) == 2
     assert main(["report", str(copied), "--most-pictures", "-1"]) == 2

@@ -1,4 +1,4 @@
-"""The report of a campaign that did not end well: one that failed, early or late, and one that was killed."""
+"""The report of campaigns that were not completed: one that failed, early or late, and one that was killed."""
 
 import shutil
 import sqlite3
@@ -14,7 +14,7 @@ from themis.report.view import read_view
 
 
 class Failing(nn.Module):
-    """A net that answers so many times."""
+    """A net that fails after a number of forward passes."""
 
     def __init__(self, left):
         super().__init__()
@@ -34,7 +34,7 @@ def fail(out, left):
 
 
 @pytest.mark.parametrize(("left", "n_rounds"), [(5, 1), (12, 3)], ids=["in its first round", "later"])
-def test_a_campaign_that_failed_says_so_and_why(left, n_rounds, tmp_path):
+def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_path):
     fail(tmp_path / "run", left)
     view = read_view(tmp_path / "run")
     assert view.state == "failed"
@@ -46,7 +46,7 @@ def test_a_campaign_that_failed_says_so_and_why(left, n_rounds, tmp_path):
     assert f"themis resume {tmp_path / 'run'}" in {each.command for each in view.reproduce}
 
 
-def test_what_was_said_stays_where_going_on_fails_at_once(tmp_path):
+def test_a_resumed_campaign_that_fails_at_once_keeps_the_stop_reason(tmp_path):
     fail(tmp_path / "run", 12)
     before = read_view(tmp_path / "run")
     with pytest.raises(ModelError):
@@ -56,7 +56,7 @@ def test_what_was_said_stays_where_going_on_fails_at_once(tmp_path):
     assert after.fault_rate == before.fault_rate is not None
 
 
-def test_a_campaign_that_failed_in_its_first_round_goes_on_to_the_same_end(tmp_path):
+def test_a_campaign_that_failed_in_its_first_round_can_be_resumed_to_the_same_result(tmp_path):
     fail(tmp_path / "run", 5)
     options = {"magnitude": 0.5, "max_tests": 600, "round_size": 200, **ENDLESS}
     whole = themis.run(Wavering(), pictures(), "gaussian", **options)
@@ -66,7 +66,7 @@ def test_a_campaign_that_failed_in_its_first_round_goes_on_to_the_same_end(tmp_p
     assert read_view(tmp_path / "run").state == "ended"
 
 
-def test_a_model_whose_neurons_turn_to_nothing_has_failed(tmp_path):
+def test_a_model_with_neurons_that_are_not_finite_has_failed(tmp_path):
     class Breaking(nn.Module):
         def __init__(self):
             super().__init__()
@@ -85,7 +85,7 @@ def test_a_model_whose_neurons_turn_to_nothing_has_failed(tmp_path):
     assert view.coverage is None  # what is not finite cannot be judged
 
 
-def test_a_campaign_that_was_killed(tmp_path):
+def test_the_view_of_a_killed_campaign(tmp_path):
     fail(tmp_path / "run", 12)
     failed = read_view(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()

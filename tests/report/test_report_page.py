@@ -1,4 +1,4 @@
-"""The page: one file, nothing fetched, data shown as text, small enough."""
+"""The page: a single file that fetches nothing and shows data as text."""
 
 import json
 import re
@@ -27,7 +27,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A run whose every name that a user chooses has markup in it: folder, model, classes, perturbation, theta."""
+    """A run with markup in every name that a user can choose: folder, model, classes, perturbation, theta."""
     out = tmp_path_factory.mktemp("page") / "<img src=x onerror=alert(2)>"
     classes = ("<b>cat<", "<img src=x onerror=alert(3)>", "owl&<script>")
 
@@ -66,7 +66,7 @@ def test_scripts_never_turn_data_into_markup():
         assert [each for each in found if each != "http://www.w3.org/2000/svg"] == [], path
 
 
-def test_the_policy_lets_this_script_and_nothing_else_run(hostile):
+def test_the_policy_allows_only_the_script_of_the_page(hostile):
     page = render(read_view(hostile))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#x27;", "'")
     assert policy.startswith("default-src 'none'; img-src data:;")
@@ -78,7 +78,7 @@ def test_the_policy_lets_this_script_and_nothing_else_run(hostile):
     assert '<link rel="icon" href="data:,">' in page  # else a browser would ask for one
 
 
-def test_a_live_page_knows_where_its_view_is(hostile):
+def test_a_live_page_knows_the_address_of_its_view(hostile):
     view = read_view(hostile)
     assert 'data-live=""' in render(view)
     page = render(view, live='/view?token="<x>')
@@ -86,7 +86,7 @@ def test_a_live_page_knows_where_its_view_is(hostile):
     assert "connect-src &#x27;self&#x27;" in page
 
 
-def test_the_report_goes_into_the_folder_or_where_it_is_told(hostile, tmp_path):
+def test_the_report_is_written_into_the_run_folder_or_to_another_file(hostile, tmp_path):
     assert write_report(hostile) == hostile / REPORT
     assert write_report(hostile, tmp_path / "other.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(StoreError, match="cannot be written"):
@@ -102,7 +102,7 @@ def test_sections_come_in_the_order_of_the_questions(hostile):
 
 
 def decoded(content):
-    """Pixels of a PNG, by its specification."""
+    """The pixels of a PNG, decoded by its specification."""
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     at, chunks = 8, {}
     while at < len(content):

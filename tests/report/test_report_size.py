@@ -1,4 +1,4 @@
-"""How large a report gets: with ten thousand faults, and with a thousand pictures of noise."""
+"""The size of a report with ten thousand faults, and with a thousand pictures of noise."""
 
 import json
 

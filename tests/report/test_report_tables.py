@@ -1,4 +1,4 @@
-"""What a report shows of tables: which features changed, in their own unit."""
+"""Tables in a report: the features that changed, in their original unit."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ NAMES = [f"column <{k}>" for k in range(12)]
 
 
 def changes_of(out, seeds, perturbation, **options):
-    """A run's first fault: its inputs as they were kept, and what the report lists of them."""
+    """The kept inputs of the first fault of a run, and the changes that the report lists."""
     run = themis.run(Wavering(12), seeds, perturbation, out=out, max_tests=400, **ENDLESS, **options)
     view = read_view(out)
     assert view.inputs.kind == "features"

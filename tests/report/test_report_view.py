@@ -71,7 +71,7 @@ def test_a_view_says_what_the_run_found(digits_run):
     assert view.task == "wrong"
 
 
-def test_rows_are_the_faults_the_most_telling_first(digits_run):
+def test_rows_are_the_faults_with_the_most_telling_first(digits_run):
     run, out = digits_run
     columns = read_view(out).faults.columns
     by_id = {fault.id: fault for fault in run.faults}
@@ -87,7 +87,7 @@ def test_rows_are_the_faults_the_most_telling_first(digits_run):
     assert len(set(pairs[:n])) == n == len(set(pairs))  # each seed and wrong answer once before any twice
 
 
-def test_strength_and_the_part_that_goes_furthest(digits_run):
+def test_strength_and_the_part_with_the_largest_share(digits_run):
     run, out = digits_run
     view = read_view(out)
     columns, parts = view.faults.columns, view.faults.parts
@@ -112,7 +112,7 @@ def test_the_matrix_counts_distinct_faults(digits_run):
     assert len({f.seed_id for f in said}) == matrix.distinct[r][c]
 
 
-def test_rates_by_theta_are_the_uniform_streams_own(digits_run):
+def test_rates_by_theta_are_those_of_the_uniform_stream(digits_run):
     run, out = digits_run
     uniform = [fault for fault in run.faults if fault.stream == "uniform"]
     rates = read_view(out).rates
@@ -137,7 +137,7 @@ def test_layers_have_coverage_sensitivity_and_their_share(digits_run):
         assert each.sensitivity.mean > 0
 
 
-def test_pictures_are_of_kept_faults_and_each_seed_is_there_once(digits_run):
+def test_pictures_show_kept_faults_and_each_seed_once(digits_run):
     _, out = digits_run
     view = read_view(out, most_pictures=50)
     inputs = view.inputs
@@ -157,7 +157,7 @@ def test_faults_belong_to_groups(digits_run):
     assert read_view(out, has_groups=False).groups == []
 
 
-def test_the_weakest_faults_give_a_curve_and_shrink_a_better_one(digits_run, tmp_path):
+def test_the_weakest_faults_give_a_curve_and_shrinking_improves_it(digits_run, tmp_path):
     run, out = digits_run
     found = read_view(out).breaking
     assert "as the campaign found it" in found.source

@@ -1,4 +1,4 @@
-"""A browser, and real reports of real campaigns, each made once."""
+"""A browser, and reports of real campaigns, each created once."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Labelled(torch.nn.Module):
 
 @pytest.fixture
 def markup():
-    """What runs, if it is not taken as text."""
+    """Markup that runs a script unless it is shown as text."""
     return MARKUP
 
 

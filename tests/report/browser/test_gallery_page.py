@@ -1,4 +1,4 @@
-"""The gallery of a real campaign's report: filters, sorting, pages, and all of it by keyboard."""
+"""The gallery of a real report: filters, sorting, pages and keyboard control."""
 
 import re
 
@@ -21,7 +21,7 @@ def view(page):
 
 
 def shown(page):
-    """Numbers of the faults on show."""
+    """The ids of the visible faults."""
     titles = page.locator("#cards article h3").all_inner_texts()
     return [int(title.removeprefix("Fault ").partition(":")[0]) for title in titles]
 
@@ -59,7 +59,7 @@ def test_the_most_telling_come_first_with_their_pictures(page, view):
 @pytest.mark.parametrize(
     ("name", "column"), [("clean", "clean_answer"), ("answer", "answer"), ("layer", "layer"), ("part", "part")]
 )
-def test_a_filter_leaves_those_that_match(page, view, name, column):
+def test_a_filter_keeps_the_matching_faults(page, view, name, column):
     values = view["faults"]["columns"][column]
     value = max(set(values), key=values.count)
     page.select_option(f"#filter-{name}", str(value))
@@ -70,7 +70,7 @@ def test_a_filter_leaves_those_that_match(page, view, name, column):
     assert n_matching(page) == view["faults"]["n_listed"]
 
 
-def test_filters_add_up_and_an_empty_result_says_so(page, view):
+def test_filters_are_combined_and_an_empty_result_is_reported(page, view):
     columns = view["faults"]["columns"]
     pairs = set(zip(columns["clean_answer"], columns["answer"], strict=True))
     clean, answer = columns["clean_answer"][0], columns["answer"][0]
@@ -84,7 +84,7 @@ def test_filters_add_up_and_an_empty_result_says_so(page, view):
     assert page.locator(".pages").first.inner_text() == "No fault matches."
 
 
-def test_only_those_with_inputs(page, view):
+def test_only_faults_with_inputs(page, view):
     page.check("#filter-pictures")
     assert n_matching(page) == len(view["inputs"]["disturbed"]) == 1000
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A campaign watched in the browser while it runs, from its folder alone."""
+"""A campaign watched in the browser while it runs, from its folder only."""
 
 import signal
 import subprocess
@@ -36,7 +36,7 @@ def server(tmp_path):
 COUNT = "Number(document.querySelector('#gallery .note').textContent.split(' ')[0].replaceAll(',', ''))"
 
 
-def test_a_running_campaign_is_followed_and_choices_stay(browser, server, tmp_path, trained):
+def test_a_running_campaign_is_followed_and_filters_are_kept(browser, server, tmp_path, trained):
     with visited(browser, server.url) as page:
         page.set_default_timeout(60_000)
         assert "Waiting" in page.inner_text("h1")

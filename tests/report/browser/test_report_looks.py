@@ -1,4 +1,4 @@
-"""How a real report looks: light and dark, on a phone, on a desktop and on paper, and whether everyone can read it."""
+"""The looks of a real report: light and dark, on a phone, on a desktop and on paper, and its accessibility."""
 
 import re
 
@@ -10,14 +10,14 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def opened_everywhere(page):
-    """Unfold all that is folded, tables of the figures too."""
+    """Unfold all details, including the tables of the figures."""
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     page.wait_for_function("() => document.querySelectorAll('.figure details table').length > 0")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_names_and_contrast_and_width(browser, digits_report, viewport, scheme):
+def test_the_page_is_accessible_and_fits_the_window(browser, digits_report, viewport, scheme):
     with visited(browser, digits_report, viewport=viewport, scheme=scheme) as page:
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         assert is_as_wide_as_the_window(page)
@@ -45,7 +45,7 @@ def wait_for_theme(page, theme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_theme_is_the_systems_until_one_is_chosen(browser, digits_report, scheme):
+def test_the_theme_follows_the_system_until_one_is_chosen(browser, digits_report, scheme):
     other = "dark" if scheme == "light" else "light"
     with visited(browser, digits_report, scheme=scheme) as page:
         wait_for_theme(page, scheme)
@@ -60,7 +60,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen(browser, digits_report, sc
         assert (lightness(page) > 128) == (scheme == "light")
 
 
-def test_the_sections_stand_in_the_order_in_which_one_asks(browser, digits_report):
+def test_the_sections_are_in_order(browser, digits_report):
     with visited(browser, digits_report) as page:
         assert page.locator("main > section").evaluate_all("(all) => all.map((each) => each.id)") == [
             *("verdict", "numbers", "gallery", "matrix", "strength"),
@@ -91,7 +91,7 @@ def test_figures_have_names_and_their_data(browser, digits_report):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_paper(browser, digits_report, scheme):
+def test_printing(browser, digits_report, scheme):
     with visited(browser, digits_report, scheme=scheme) as page:
         page.emulate_media(media="print", color_scheme=scheme)
         assert lightness(page) == 255
@@ -103,7 +103,7 @@ def test_paper(browser, digits_report, scheme):
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_what_is_printed_has_its_config_and_folds_it_again(browser, digits_report):
+def test_the_configuration_is_unfolded_for_printing_only(browser, digits_report):
     with visited(browser, digits_report) as page:
         is_open = "(all) => all.map((each) => each.open)"
         assert page.locator("#reproduce details").evaluate_all(is_open) == [False] * 3
@@ -113,7 +113,7 @@ def test_what_is_printed_has_its_config_and_folds_it_again(browser, digits_repor
         assert page.locator("#reproduce details").evaluate_all(is_open) == [False] * 3
 
 
-def test_a_table_that_scrolls_says_so_until_its_end(browser, digits_report):
+def test_a_scrolling_table_has_a_hint_until_its_end(browser, digits_report):
     with visited(browser, digits_report, viewport={"width": 280, "height": 800}) as page:
         box, hint = page.locator("#matrix .scrolling"), page.locator("#matrix .more")
         assert hint.inner_text() == "Scroll sideways for more →"

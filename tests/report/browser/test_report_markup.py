@@ -1,4 +1,4 @@
-"""Names with markup in them are shown as text and never run; a large report stays small and draws."""
+"""Names with markup are shown as text and never run, and a large report is drawn."""
 
 import pytest
 from browsing import need_browser, violations, visited
@@ -27,7 +27,7 @@ def test_markup_is_text(browser, markup_report, markup):
         assert violations(page) == []
 
 
-def test_the_command_of_such_a_fault_can_be_typed(browser, markup_report):
+def test_the_replay_command_of_a_path_with_markup_is_quoted(browser, markup_report):
     import shlex
 
     with visited(browser, markup_report) as page:

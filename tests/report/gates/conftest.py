@@ -1,4 +1,4 @@
-"""A user's project with a model trained for real, made once."""
+"""A user's project with a trained model, created once."""
 
 import sys
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory):
-    """A net trained for real on real digits, and some of them, in a file."""
+    """A file with a net trained on real digits, and some of the digits."""
     from themis.data.readers import read_digits
 
     path = tmp_path_factory.mktemp("world") / "world.pt"
@@ -29,7 +29,7 @@ def kept(tmp_path_factory):
 
 
 def warm(net, digits, folder):
-    """Import what campaigns need in this process, so that the sessions inside it find it there."""
+    """Import what campaigns need, so that sessions inside this process do not have to."""
     import themis
     import themis.report.gates.testing.robustness
     from themis.report.gates.gates import Gates, check_gates

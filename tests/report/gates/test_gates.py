@@ -1,4 +1,4 @@
-"""Gates on real runs, and what is written of them for a CI system."""
+"""Gates on real runs, and the files that they write for CI systems."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("gates")
 
 
 def net(limit=0.5):
-    """Says whether an input's mean is over a limit."""
+    """A net that tells whether the mean of an input exceeds a limit."""
 
     class Mean(nn.Module):
         def __init__(self):
@@ -52,7 +52,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def copy(run, tmp_path):
-    """A folder to spoil."""
+    """A copy of the run folder that a test may damage."""
     shutil.copytree(run, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -61,7 +61,7 @@ def by_gate(results):
     return {result.gate: result for result in results.results}
 
 
-def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
+def test_gates_pass_within_their_limits_and_fail_beyond_them(run):
     summary = json.loads((run / "summary.json").read_text())
     high = summary["fault_rate"]["high"]
     good = check_gates(run, Gates.of(["coverage=0.2", "clean_accuracy=1"], max_fault_rate=high + 1e-6))
@@ -81,7 +81,7 @@ def test_a_run_passes_what_it_keeps_and_fails_what_it_does_not(run):
     assert f"retrain on the faults (themis retrain {run}," in strict.remedy
 
 
-def test_a_run_in_memory_is_judged_as_its_folder_is(run):
+def test_a_run_in_memory_has_the_same_results_as_its_folder(run):
     gates = Gates.of("coverage=0.2,coverage_all=0.2", max_fault_rate=0.9)
     made, read = check_gates(campaign(), gates), check_gates(run, gates)
     assert [each.value for each in made.results] == [each.value for each in read.results]
@@ -90,7 +90,7 @@ def test_a_run_in_memory_is_judged_as_its_folder_is(run):
     assert check_gates(campaign(), gates, folder=run).folder == run
 
 
-def test_new_faults_are_those_that_the_baselines_model_stands_up_to():
+def test_new_faults_do_not_break_the_model_of_the_baseline():
     base, same, worse = campaign(), campaign(random_seed=5), campaign(0.45, random_seed=6)
     kept = check_gates(same, Gates.of(max_new_faults=0, baseline=base))
     assert not kept.has_failed
@@ -160,7 +160,7 @@ def test_wrong_limits_are_refused(options, says):
         Gates.of(**options)
 
 
-def test_no_limit_is_no_gate_but_the_campaigns_end(run, copy):
+def test_without_limits_the_only_gate_is_the_end_of_the_campaign(run, copy):
     assert not Gates.of()
     assert "no limit was set" in check_gates(run, Gates.of()).sentence
     summary = json.loads((copy / "summary.json").read_text())
@@ -170,7 +170,7 @@ def test_no_limit_is_no_gate_but_the_campaigns_end(run, copy):
     assert f"the campaign ended early: resume it with themis resume {copy}" in early.lines[0]
 
 
-def test_runs_that_cannot_be_judged_say_why(copy, tmp_path):
+def test_runs_that_cannot_be_checked_are_refused_with_a_reason(copy, tmp_path):
     with pytest.raises(UsageError, match=r"the baseline must be a run folder, but .*nowhere is not one"):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
@@ -194,7 +194,7 @@ def failed(run):
     return check_gates(run, Gates.of("coverage=0.2", max_fault_rate=0.0))
 
 
-def test_junit_has_a_case_a_gate_in_the_order_of_the_schemas(failed, run, tmp_path):
+def test_junit_has_one_case_per_gate_in_the_order_of_the_schemas(failed, run, tmp_path):
     write_junit(tmp_path / "gates.xml", failed, report=run / "report.html")
     root = ElementTree.parse(tmp_path / "gates.xml").getroot()
     assert complaints(tmp_path / "gates.xml") == []
@@ -220,7 +220,7 @@ def test_junit_has_a_case_a_gate_in_the_order_of_the_schemas(failed, run, tmp_pa
 HOSTILE = "a\x00b\x0b\ud800\uffff<script>]]>&|`x`\U0001f600"
 
 
-def test_what_xml_cannot_hold_and_markup_are_text(failed, tmp_path):
+def test_markup_and_characters_that_xml_does_not_allow_are_text(failed, tmp_path):
     assert legal(HOSTILE) == "a\ufffdb\ufffd\ufffd\ufffd<script>]]>&|`x`\U0001f600"
     some = GateResults(HOSTILE, (GateResult("x", False, 1.0, 0.0, HOSTILE, HOSTILE),), failed.summary, failed.telling)
     write_junit(tmp_path / "hostile.xml", [some, failed])
@@ -234,7 +234,7 @@ def test_what_xml_cannot_hold_and_markup_are_text(failed, tmp_path):
     assert r"\<script\>" in text
 
 
-def test_markdown_is_appended_with_result_gates_figures_and_faults(failed, run, tmp_path):
+def test_the_markdown_summary_is_appended(failed, run, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
     write_markdown(page, failed, report="report.html")
@@ -252,7 +252,7 @@ def test_markdown_is_appended_with_result_gates_figures_and_faults(failed, run, 
     assert {line.count(" | ") for line in rows if "---" not in line} <= {2, 3}
 
 
-def test_a_passing_run_without_faults_has_little_to_say(tmp_path):
+def test_a_passing_run_without_faults_lists_no_faults(tmp_path):
     calm = check_gates(campaign(2.0, max_tests=100), Gates.of(max_fault_rate=0.5))
     assert (calm.has_failed, calm.telling) == (False, ())
     write_junit(tmp_path / "calm.xml", calm)
@@ -262,7 +262,7 @@ def test_a_passing_run_without_faults_has_little_to_say(tmp_path):
     assert ElementTree.parse(tmp_path / "calm.xml").getroot()[0].get("failures") == "0"
 
 
-def test_a_place_that_cannot_be_written_is_said(failed, tmp_path):
+def test_a_file_that_cannot_be_written_is_reported(failed, tmp_path):
     with pytest.raises(StoreError, match="cannot be written"):
         write_junit(tmp_path / "no" / "gates.xml", failed)
     with pytest.raises(StoreError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""The checker of JUnit files itself: it accepts what the schemas do and names what they refuse."""
+"""The checker of JUnit files: it accepts files that conform to the schemas and names the rules that others violate."""
 
 import pytest
 from junit_schema import complaints
@@ -35,6 +35,6 @@ def test_a_good_file_has_no_complaint(tmp_path):
         ("<system-out/>", "<note/><system-out/>", "note is no element of the schemas"),
     ],
 )
-def test_what_breaks_a_rule_is_named(before, after, complaint, tmp_path):
+def test_a_violated_rule_is_named(before, after, complaint, tmp_path):
     assert GOOD.count(before) == 1
     assert any(line.startswith(complaint) for line in said(tmp_path, GOOD.replace(before, after)))

@@ -1,4 +1,4 @@
-"""The pytest plugin on real campaigns: what passes, what fails and what it says then, in sessions of its own."""
+"""The pytest plugin on real campaigns: passing tests, failing tests and their messages, in separate sessions."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 # What it costs
 
 
-def test_a_session_that_does_not_use_it_imports_nothing(tmp_path):
+def test_a_session_without_robustness_tests_imports_only_the_plugin(tmp_path):
     (tmp_path / "test_plain.py").write_text("def test_nothing():\n    pass\n")
     (tmp_path / "conftest.py").write_text(
         "import sys\ndef pytest_unconfigure():\n    print('MODULES', *sorted(sys.modules), file=sys.stderr)\n"
@@ -43,7 +43,7 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path):
     assert with_it - without == packages | {"themis.version", "themis.report.gates.pytest_plugin"}
 
 
-def test_it_is_found_by_its_entry_point_and_can_be_left_out(pytester):
+def test_the_plugin_is_found_by_its_entry_point_and_can_be_disabled(pytester):
     pytester.makepyfile("def test_nothing(robustness):\n    pass\n")
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
     left_out = pytester.runpytest_inprocess("-p", "no:themis")
@@ -56,7 +56,7 @@ def test_it_is_found_by_its_entry_point_and_can_be_left_out(pytester):
 # Passing and failing
 
 
-def test_a_model_that_holds_passes_and_gives_its_run(project):
+def test_a_robust_model_passes_and_the_fixture_returns_its_run(project):
     project.makepyfile(
         FIXTURE
         + """
@@ -96,7 +96,7 @@ def test_a_model_that_breaks_fails_with_its_most_telling_faults(project):
     assert "robustness.py" not in text
 
 
-def test_a_failure_is_told_in_a_ci_job_too(project, monkeypatch):
+def test_a_failure_is_also_reported_in_a_ci_job(project, monkeypatch):
     monkeypatch.setenv("CI", "true")
     project.makepyfile(test_weak=WEAK)
     text = found_in(project.runpytest_inprocess())
@@ -124,7 +124,7 @@ def test_a_fault_is_replayed_by_its_own_test(project):
         assert said in found_in(result)
 
 
-def test_a_fault_of_a_second_campaign_is_replayed_too(project):
+def test_a_fault_of_a_second_campaign_can_be_replayed(project):
     project.makepyfile(test_some=SEVERAL)
     first = found_in(project.runpytest_inprocess("-k", "twice"))
     result = project.runpytest_inprocess("--themis-replay", re.search(r"--themis-replay (\S+)", first)[1], "-rA")
@@ -132,7 +132,7 @@ def test_a_fault_of_a_second_campaign_is_replayed_too(project):
     result.stdout.fnmatch_lines(["still a fault: now answered as * as recorded"])
 
 
-def test_without_a_gate_one_fault_fails(project):
+def test_without_a_gate_one_fault_fails_the_test(project):
     project.makepyfile(
         FIXTURE
         + """
@@ -146,7 +146,7 @@ def test_without_a_gate_one_fault_fails(project):
     result.stdout.fnmatch_lines(["faults: * none allowed", "PASSED*1e-07*", "FAILED*0.8*"])
 
 
-def test_new_faults_against_a_baseline_fail(project):
+def test_new_faults_compared_with_a_baseline_fail_the_test(project):
     project.makepyfile(
         FIXTURE
         + """
@@ -166,7 +166,7 @@ def test_new_faults_against_a_baseline_fail(project):
     result.stdout.fnmatch_lines(["max_new_faults: * new faults compared with *", "PASSED*1.0*", "FAILED*0.0*"])
 
 
-def test_a_run_that_knows_its_origin_is_replayed_from_the_shell(project, capsys):
+def test_a_run_that_records_its_origin_can_be_replayed_from_the_shell(project, capsys):
     from themis.cli import main
 
     (project.path / "mine.py").write_text(MINE)

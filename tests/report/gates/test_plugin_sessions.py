@@ -1,4 +1,4 @@
-"""The pytest plugin's marker, budgets, errors, folders and workers, in sessions of its own."""
+"""The marker, budgets, errors, folders and workers of the pytest plugin, in separate sessions."""
 
 import json
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 # The marker
 
 
-def test_a_marked_test_returns_what_is_tested(project):
+def test_a_marked_test_returns_the_target_and_the_data(project):
     project.makepyfile(
         FIXTURE
         + """
@@ -51,7 +51,7 @@ def test_a_marked_test_returns_what_is_tested(project):
     )
 
 
-def test_robustness_tests_can_be_left_out(project):
+def test_robustness_tests_can_be_deselected_and_skipped(project):
     project.makepyfile(WEAK + "    def test_plain():\n        pass\n")
     project.runpytest_inprocess("-m", "not robustness").assert_outcomes(passed=1, deselected=1)
     project.runpytest_inprocess("--themis-skip").assert_outcomes(passed=1, skipped=1)
@@ -145,7 +145,7 @@ def test_a_wrong_ini_value_is_refused_at_once(pytester):
 # Budgets
 
 
-def test_the_command_line_wins_over_the_test_and_the_test_over_the_ini_file(project):
+def test_the_command_line_overrides_the_test_and_the_test_the_ini_file(project):
     project.makeini("[pytest]\nthemis_max_tests = 150\nthemis_random_seed = 7\n")
     project.makepyfile(
         FIXTURE
@@ -167,7 +167,7 @@ def test_the_command_line_wins_over_the_test_and_the_test_over_the_ini_file(proj
 # Folders, workers, JUnit
 
 
-def test_every_test_has_a_folder_of_its_own_with_workers_too(project):
+def test_every_test_has_its_own_folder_also_with_workers(project):
     project.makepyfile(test_some=SEVERAL)
     kept, junit = project.path / "kept", project.path / "junit.xml"
     (kept / "test_some.py-test_twice").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""MLflow: what real campaigns wrote to a database file, read back with its own client."""
+"""MLflow: what real campaigns log to a database file, read with its own client."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ OPTIONS = {"magnitude": 0.5, "policy": "random", "random_seed": 3, "max_tests": 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """One database for all tests: making its tables takes seconds."""
+    """One database for all tests: creating its tables takes seconds."""
     return tmp_path_factory.mktemp("mlflow tracked")
 
 
@@ -29,7 +29,7 @@ def shown_in(place, experiment):
     return client, run
 
 
-def test_parameters_metrics_and_files_and_a_resumed_campaign_goes_on(trained, tmp_path, place):
+def test_parameters_metrics_and_files_are_logged_and_a_resumed_campaign_continues(trained, tmp_path, place):
     target, held_out = trained
     data, out = held_out[range(0, 1000, 5)], tmp_path / "run"
     how = {"run": out, "experiment": "digits", "n_pictures": 3}

@@ -1,4 +1,4 @@
-"""Trackers: what a real campaign wrote, read back with the trackers' own libraries."""
+"""Trackers: what real campaigns log, read with the libraries of the trackers."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def campaign(trained, **rest):
 
 @pytest.fixture(scope="module")
 def events(trained, tmp_path_factory):
-    """A campaign shown by TensorBoard, and its events."""
+    """A campaign logged to TensorBoard, and its events."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -70,7 +70,7 @@ def test_tensorboard_shows_pictures_of_faults_and_the_verdict(events):
     assert "| policy | random |" in text_of(found, "config/text_summary")
 
 
-def test_tensorboard_has_the_results_as_metrics_of_hyperparameters(events):
+def test_tensorboard_has_the_results_as_hyperparameter_metrics(events):
     run, found = events
     assert found.Scalars("result/fault_rate")[0].value == pytest.approx(run.fault_rate.value)
     assert found.Scalars("result/fault_rate_high")[0].value == pytest.approx(run.fault_rate.high)
@@ -147,14 +147,14 @@ except MissingExtraError as error:
     assert f'the tracker {name} needs {name}, which is not installed: pip install "themis-dl[{name}]"' in done.stdout
 
 
-def test_unknown_trackers_and_lacking_places_are_refused():
+def test_unknown_trackers_and_missing_places_are_refused():
     with pytest.raises(UsageError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
         choose_trackers(["tensorbord"], "run")
     with pytest.raises(UsageError, match="must have a place if the run has no folder: write wandb:FOLDER"):
         choose_trackers(["wandb"], None)
 
 
-def test_a_place_of_its_own(tmp_path):
+def test_a_tracker_can_write_to_another_place(tmp_path):
     pytest.importorskip("tensorboard")
     (tracker,) = choose_trackers([f"tensorboard:{tmp_path}/there"], None)
     assert str(tracker.folder) == f"{tmp_path}/there"
@@ -170,7 +170,7 @@ def test_a_tracker_that_fails_loses_nothing(trained, tmp_path):
     assert len(run.faults) == run.rounds[-1].faults > 0
 
 
-def test_a_table_has_no_pictures_but_all_the_rest(tmp_path):
+def test_a_campaign_on_tables_logs_everything_but_pictures(tmp_path):
     pytest.importorskip("tensorboard")
     import torch
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -186,13 +186,46 @@ def test_a_table_has_no_pictures_but_all_the_rest(tmp_path):
     assert len(found.Scalars("coverage")) == len(run.rounds)
 
 
-def test_importing_the_trackers_imports_no_package_of_theirs():
+def test_importing_the_trackers_does_not_import_their_packages():
     names = ("torch", "mlflow", "wandb", "tensorboard")
     code = f"import sys, themis.report.trackers; print([each for each in {names} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_wandb_does_not_leave_its_mode_to_the_surroundings(tmp_path):
+def test_wandb_is_offline_by_default(tmp_path):
     pytest.importorskip("wandb")
     assert Wandb(tmp_path).mode == "offline"
+
+
+def test_the_command_line_logs_into_the_run_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def net():\n    torch.manual_seed(0)\n    return torch.nn.Sequential(torch.nn.Linear(8, 3))\n"
+        "def data():\n    torch.manual_seed(1)\n    return torch.rand(30, 8)\n"
+    )
+    words = [
+        "--model",
+        "mine:net",
+        "--data",
+        "mine:data",
+        "--perturb",
+        "gaussian",
+        "--max-tests",
+        "320",
+        "--out",
+        "run",
+        "--quiet",
+    ]
+
+    def themis_run(*more):
+        options = {"cwd": tmp_path, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, "-m", "themis", "run", *words, *more], **options)
+
+    refused = themis_run("--track", "tensorbord")
+    assert refused.returncode == 2
+    assert "unknown tracker 'tensorbord': did you mean 'tensorboard'" in refused.stderr
+    done = themis_run("--track", "tensorboard")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list((tmp_path / "run/track/tensorboard").glob("events.*"))

@@ -1,4 +1,4 @@
-"""A finished run and a server over it, each made once."""
+"""A finished run and a server for it, each created once."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def made(trained, tmp_path_factory):
 
 @pytest.fixture
 def run(made, tmp_path):
-    """A copy of the run, to write to."""
+    """A copy of the run that a test may change."""
     shutil.copytree(made, tmp_path / "run")
     return tmp_path / "run"
 

@@ -1,4 +1,4 @@
-"""The watch server's answers: to the user's own browser, and to everyone else."""
+"""The responses of the watch server to the browser of the user and to other requests."""
 
 import json
 import re
@@ -60,7 +60,7 @@ OWN = [
 ]
 
 
-def test_the_view_is_the_reports_and_the_page_has_it_and_asks_for_it_anew(server, made):
+def test_the_page_embeds_the_view_of_the_report_and_fetches_it_again(server, made):
     status, headers, body = ask(server)
     assert (status, headers["Content-Type"]) == (200, "application/json")
     assert json.loads(body) == json.loads(json.dumps(read_view(made).as_json()))
@@ -72,7 +72,7 @@ def test_the_view_is_the_reports_and_the_page_has_it_and_asks_for_it_anew(server
     assert f'data-live="/view.json?token={server.token}"' in page.decode()
 
 
-def test_the_policy_lets_the_pages_own_scripts_and_styles_run_and_nothing_else(server):
+def test_the_policy_allows_only_the_scripts_and_styles_of_the_page(server):
     _, headers, page = ask(server, "/?token={token}")
     rules = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
     for tag in ("script", "style"):
@@ -85,7 +85,7 @@ def test_the_policy_lets_the_pages_own_scripts_and_styles_run_and_nothing_else(s
 
 
 @pytest.mark.parametrize(("request_", "status"), OTHERS, ids=[str(each[0])[:60] for each in OTHERS])
-def test_a_request_that_is_not_the_users_own_is_refused(server, request_, status):
+def test_a_request_that_the_user_did_not_make_is_refused(server, request_, status):
     found, headers, body = ask(server, **request_)
     assert found == status
     assert headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -96,7 +96,7 @@ def test_a_request_that_is_not_the_users_own_is_refused(server, request_, status
 
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
-def test_the_users_own_request_is_answered(server, headers):
+def test_a_request_of_the_user_is_answered(server, headers):
     assert ask(server, **headers)[0] == 200
 
 
@@ -131,13 +131,13 @@ def test_no_path_reaches_the_file_system(server, path):
 
 
 def talk(server, sent):
-    """What comes back for some bytes."""
+    """Send raw bytes and return the response."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
         connection.sendall(sent)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_what_is_no_request_is_refused_plainly_and_the_server_goes_on(server, capfd):
+def test_malformed_requests_are_refused_and_the_server_continues(server, capfd):
     assert talk(server, b"\x16\x03\x01\x02\x00\x01\r\n\r\n").startswith(b"HTTP/1.0 400 Bad Request\r\n")
     assert talk(server, b"GET / HTTP/9.9\r\n\r\n").startswith(b"HTTP/1.0 505 ")
     assert talk(server, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 414 ")
@@ -149,7 +149,7 @@ def test_what_is_no_request_is_refused_plainly_and_the_server_goes_on(server, ca
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_browser_that_goes_away_in_mid_answer_is_no_error(server, capfd):
+def test_a_browser_that_disconnects_during_a_response_is_not_an_error(server, capfd):
     asked = f"GET /?token={server.token} HTTP/1.1\r\nHost: localhost:{server.server_port}\r\n\r\n".encode()
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
@@ -160,7 +160,7 @@ def test_a_browser_that_goes_away_in_mid_answer_is_no_error(server, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_it_listens_to_this_machine_alone_with_a_token_of_its_own(server, made):
+def test_each_server_listens_to_this_machine_only_and_has_its_own_token(server, made):
     assert server.socket.getsockname()[0] == "127.0.0.1"
     if sys.platform == "linux":  # where all of 127/8 is this machine
         with pytest.raises(ConnectionRefusedError):
@@ -172,7 +172,7 @@ def test_it_listens_to_this_machine_alone_with_a_token_of_its_own(server, made):
         assert ask(server, f"/view.json?token={other.token}")[0] == 403
 
 
-def test_what_the_page_has_already_is_not_sent_again(server):
+def test_data_that_the_page_already_has_is_not_sent_again(server):
     _, headers, _ = ask(server)
     tag = headers["ETag"]
     for known in (tag, f"W/{tag}", f'"old", {tag}'):
@@ -183,11 +183,11 @@ def test_what_the_page_has_already_is_not_sent_again(server):
 
 
 @pytest.mark.parametrize(("port", "text"), [(-1, "0..65535"), (65536, "0..65535"), (None, "is in use: choose another")])
-def test_a_port_that_cannot_be_had_is_refused(server, made, port, text):
+def test_an_unavailable_port_is_refused(server, made, port, text):
     with pytest.raises(themis.errors.UsageError, match=re.escape(text)):
         serve(made, port=server.server_port if port is None else port)
 
 
-def test_a_file_is_no_run(made):
+def test_a_file_is_not_a_run(made):
     with pytest.raises(themis.errors.UsageError, match=r"a run must be a folder, but .*summary\.json is a file"):
         serve(made / "summary.json")

@@ -1,4 +1,4 @@
-"""The watched folder: when it is read, and a campaign seen to begin, to grow, to be killed and to end."""
+"""The watched folder: when it is read, and how it follows a campaign until it ends or is killed."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def net():
 
 
 def wait_for(find, what):
-    """What `find` gives once it is true."""
+    """Wait until `find` returns something true, and return it."""
     until = time.monotonic() + DEADLINE
     while time.monotonic() < until:
         if found := find():
@@ -45,12 +45,12 @@ def wait_for(find, what):
 
 
 def contents(path):
-    """Every file with its content and time."""
+    """The content and the time of every file."""
     kept = [each for each in path.rglob("*") if each.is_file()]
     return {each: (each.read_bytes(), each.stat().st_mtime_ns) for each in kept}
 
 
-def test_a_folder_is_read_again_only_when_it_has_changed_and_never_written_to(run, monkeypatch):
+def test_a_folder_is_read_again_only_if_it_has_changed_and_is_never_written_to(run, monkeypatch):
     monkeypatch.setattr(folder, "REST", 0)
     readings = []
 
@@ -78,7 +78,7 @@ def test_a_folder_is_read_again_only_when_it_has_changed_and_never_written_to(ru
 
 
 @pytest.mark.parametrize(("takes", "rests"), [(2, 8), (20, 30)])
-def test_after_a_long_reading_the_folder_is_left_alone_for_longer(run, monkeypatch, takes, rests):
+def test_after_a_slow_reading_the_folder_is_left_alone_for_longer(run, monkeypatch, takes, rests):
     now = [100]
     for clock in ("monotonic", "thread_time"):
         monkeypatch.setattr(folder, clock, lambda: now[0])
@@ -97,7 +97,7 @@ def test_after_a_long_reading_the_folder_is_left_alone_for_longer(run, monkeypat
     assert {after - before for before, after in pairwise(readings)} == {takes + rests}
 
 
-def test_a_run_that_is_not_there_is_waited_for_and_may_go_and_come_back(run, made):
+def test_the_server_waits_for_a_missing_run_which_may_disappear_and_return(run, made):
     elsewhere = run.with_name("<elsewhere>")
     with served(elsewhere) as server:
         for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_run_that_is_not_there_is_waited_for_and_may_go_and_come_back(run, mad
 
 
 @pytest.mark.parametrize("name", ["run.sqlite", "summary.json"])
-def test_a_damaged_run_is_a_plain_message_until_it_is_mended(run, name, monkeypatch):
+def test_a_damaged_run_is_a_plain_message_until_it_is_repaired(run, name, monkeypatch):
     monkeypatch.setattr(folder, "REST", 0)
     with served(run) as server:
         whole = ask(server)
@@ -136,7 +136,7 @@ def test_a_damaged_run_is_a_plain_message_until_it_is_mended(run, name, monkeypa
         assert ask(server)[2] == whole[2]
 
 
-def test_a_page_that_cannot_be_drawn_is_a_plain_answer(run):
+def test_a_page_that_cannot_be_drawn_is_a_plain_response(run):
     def draw(view, *, live):
         raise KeyError("subject")
 
@@ -148,7 +148,7 @@ def test_a_page_that_cannot_be_drawn_is_a_plain_answer(run):
         assert ask(server)[0] == 200
 
 
-def test_a_campaign_that_is_killed_is_seen_though_no_file_changes(run, monkeypatch):
+def test_a_killed_campaign_is_noticed_although_no_file_changes(run, monkeypatch):
     monkeypatch.setattr(folder, "REST", 0)
     (run / "summary.json").unlink()
     code = f"{HOLD}; print('held', flush=True); time.sleep(600)"
@@ -163,7 +163,7 @@ def test_a_campaign_that_is_killed_is_seen_though_no_file_changes(run, monkeypat
         assert json.loads(ask(server)[2])["state"] == "killed"
 
 
-def test_a_campaign_in_another_process_is_seen_to_begin_to_grow_and_to_end(trained, tmp_path, monkeypatch):
+def test_a_campaign_in_another_process_is_followed_from_start_to_end(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "REST", 0)
     torch.save(trained[0].state_dict(), tmp_path / "lenet.pt")
     (tmp_path / "watched.py").write_text(MODULE)

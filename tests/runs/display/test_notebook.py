@@ -1,4 +1,4 @@
-"""What a notebook shows: displays, figures and tables of real campaigns."""
+"""Displays, figures and tables of real campaigns in a notebook."""
 
 import base64
 import io
@@ -58,7 +58,7 @@ def test_an_unknown_id_is_refused(run):
         run.faults.by_id(10**9)
 
 
-def test_faults_show_themselves_as_a_table(run):
+def test_faults_are_displayed_as_a_table(run):
     html = run.faults._repr_html_()
     assert html.count("<tr>") == 11
     assert f"{len(run.faults):,} faults by gaussian" in html
@@ -128,7 +128,7 @@ print("matplotlib.pyplot" in sys.modules, repr(run).startswith("<Run: "))
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
-def test_a_run_without_faults_shows_itself_and_refuses_what_it_has_not():
+def test_a_run_without_faults_is_displayed_and_refuses_plots_of_faults():
     net = torch.nn.Sequential(torch.nn.Linear(4, 3))
     run = themis.run(net, torch.rand(20, 4), "gaussian", magnitude=1e-6, max_tests=200)
     assert len(run.faults) == 0
@@ -163,7 +163,7 @@ def test_a_frame_has_typed_columns_that_agree_with_the_faults(run):
     assert frame[layers].sum(axis=1).to_numpy() == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_frame_misses_what_is_not_known():
+def test_unknown_values_are_missing_in_a_frame():
     pytest.importorskip("pandas")
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 3))
