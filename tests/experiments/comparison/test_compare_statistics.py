@@ -1,4 +1,4 @@
-"""Correlations, their intervals and what is degenerate: against known answers and slow references."""
+"""Correlations, their intervals and degenerate grids, checked against known answers and slow references."""
 
 import numpy as np
 import pytest

@@ -76,8 +76,8 @@ def compare(
     if DIFFERENTIAL in names and not rivals and (origin is None or not origin.rivals):
         raise UsageError(f"{DIFFERENTIAL} compares the target with other models: pass them as --rivals (rivals=[...])")
     with closing(ExperimentFolder(out, "comparison")) as folder, threads(plan.threads):
-        made = as_target(origin.target() if target is None and origin is not None else target)
-        check_gradient(chosen, made)
+        target = as_target(origin.target() if target is None and origin is not None else target)
+        check_gradient(chosen, target)
         seeds = read_seeds(origin.read() if data is None and origin is not None else data)
         check_fits(chosen, seeds.shape[1:])
         parts = split_seeds(seeds, plan.seeds, plan.judge_seeds, plan.grid_seeds)
@@ -87,15 +87,15 @@ def compare(
                 f"got {plan.max_passes:,}: raise it, or use fewer seeds"
             )
         spec = perturbation if isinstance(perturbation, str) else None
-        setup = _Setup(made, parts, chosen, spec, plan, train, rivals, origin)
-        environment, tested = describe_environment(made.device), describe_tested(made, seeds, origin)
+        setup = _Setup(target, parts, chosen, spec, plan, train, rivals, origin)
+        environment, tested = describe_environment(target.device), describe_tested(target, seeds, origin)
         folder.begin(ExperimentPlan(setup.record(tested), FREE), environment)
         grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES) or {})}, listener)
         folder.write(RATES, measured)
         for grid in grids:
             if grid.note:
                 listener.on_note(f"{grid.name}: {grid.note}")
-        records = setup.run(plan.cells(grids), folder, _n_workers(workers, made), listener)
+        records = setup.run(plan.cells(grids), folder, _n_workers(workers, target), listener)
         errors = {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured["errors"].items()}
         result = Comparison(
             plan,

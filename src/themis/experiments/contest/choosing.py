@@ -142,12 +142,12 @@ def choose_tests(executed: ExecutedTests, n: int) -> Ints:
     Faults come first, in the order of `spread_out`. They are followed by passing tests that were nearest to a fault,
     every seed once before any seed twice.
     """
-    faults, others = np.flatnonzero(executed.is_fault), np.flatnonzero(~executed.is_fault)
+    faults, passing = np.flatnonzero(executed.is_fault), np.flatnonzero(~executed.is_fault)
     seed, number = executed.tests.seed, executed.tests.number
     faults = faults[spread_out(seed[faults], executed.outcome[faults], number[faults], n)]
-    margin = executed.margin[others]
-    turn = rank(margin, seed[others])
-    return np.concatenate([faults, others[np.lexsort((margin, turn))]])[:n]
+    margin = executed.margin[passing]
+    turn = rank(margin, seed[passing])
+    return np.concatenate([faults, passing[np.lexsort((margin, turn))]])[:n]
 
 
 def refresh_tests(tests: Tests, perturbation: Perturbation, random_seed: int) -> Tests:

@@ -95,8 +95,8 @@ def changes(before: Reading, after: Reading | Sequence[Reading]) -> Changes:
         raise UsageError("changes need a reading after the training, got none: pass at least one")
 
     def shift(column: Callable[[Reading], Column | None], *, is_sum: bool = False) -> Shift | None:
-        first, others = column(before), [column(reading) for reading in many]
-        known = [values for values in others if values is not None]
+        first, columns = column(before), [column(reading) for reading in many]
+        known = [values for values in columns if values is not None]
         if first is None or len(known) < len(many):
             return None
         return paired(first, np.stack(known), len(first) if is_sum else 1)

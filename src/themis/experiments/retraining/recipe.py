@@ -23,9 +23,7 @@ class Recipe:
     """Options of a retraining. Shares refer to a batch, or to seeds."""
 
     mix: float = option(0.25, "share of each batch that is disturbed; the rest is clean")
-    fresh: float = option(
-        0.5, "share of the disturbed inputs that is new: other theta and noise, same failing seeds"
-    )
+    fresh: float = option(0.5, "share of the disturbed inputs that is new: other theta and noise, same failing seeds")
     epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
     batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
     batch_size: int = option(64, "inputs per batch")

@@ -130,28 +130,28 @@ def _from_folder(
             f"the run in {run.path} must have ended, but it has not: wait for it, or finish it with themis resume "
             f"{run.path}"
         )
-    made = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
-    trainable = _trainable(made.target, recorded_oracle(run, made.target.oracle))
-    then, now = run.record["environment"]["model_sha256"], made.target.fingerprint()
+    replayer = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
+    trainable = _trainable(replayer.target, recorded_oracle(run, replayer.target.oracle))
+    then, now = run.record["environment"]["model_sha256"], replayer.target.fingerprint()
     if then != now:
         raise ModelError(
             f"the model must be the one that the run tested, but its hash is {now[:12]}... and the run has "
             f"{then[:12]}...: load the same weights"
         )
     settings = Settings(**run.record["settings"])
-    _check_searched(run, made.seeds)
+    _check_searched(run, replayer.seeds)
     tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
     return Source(
         target=trainable,
-        parts=_parts(run, settings, made.all_seeds, judge),
-        perturbation=made.perturbation,
-        faults=run.faults(handle=made),
+        parts=_parts(run, settings, replayer.all_seeds, judge),
+        perturbation=replayer.perturbation,
+        faults=run.faults(handle=replayer),
         settings=settings,
         passes=summary["passes"],
-        origin=made.origin,
-        ledger=ledger_of(trainable, None if made.origin is None else made.origin.weights_path()),
-        data=made.all_seeds,
-        about={"run": str(run.path.resolve()), **_about(settings, made.perturbation), **tested},
+        origin=replayer.origin,
+        ledger=ledger_of(trainable, None if replayer.origin is None else replayer.origin.weights_path()),
+        data=replayer.all_seeds,
+        about={"run": str(run.path.resolve()), **_about(settings, replayer.perturbation), **tested},
         folder=run,
     )
 

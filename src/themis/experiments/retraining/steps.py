@@ -141,7 +141,7 @@ class Retraining:
             if isinstance(step, ExaminationStep) and isinstance(result, Reading):
                 after[step.name].append(result)
         models = tuple(copies.models[seed] for seed in range(self.plan.random_seeds))
-        outcomes = [RetrainingOutcome(name, original[name], tuple(each)) for name, each in after.items()]
+        outcomes = [RetrainingOutcome(name, original[name], tuple(after[name])) for name in self.cases]
         return Stage(number, len(material), models, tuple(outcomes))
 
     def describe(self, step: Step) -> str:
