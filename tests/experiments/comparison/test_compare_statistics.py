@@ -29,7 +29,7 @@ def test_r_of_exact_data():
     assert correlate(np.array([1.0, 2, 3]), np.array([1.0, 3, 2])) == pytest.approx(0.5)
 
 
-def test_r_is_that_of_the_textbook():
+def test_r_agrees_with_the_textbook_formula():
     generator = np.random.default_rng(0)
     rates, counts = generator.random((4, 1, 6)), generator.random((4, 3, 6))
     fast = correlate(rates, counts)
@@ -39,7 +39,7 @@ def test_r_is_that_of_the_textbook():
 
 
 @pytest.mark.parametrize("counts", [[5.0, 5, 5], [0.0, 0, 0], [0.1 + 0.2, 0.3, 0.3]])
-def test_r_of_counts_that_are_all_the_same_is_undefined(counts):
+def test_r_of_equal_counts_is_undefined(counts):
     assert np.isnan(correlate(np.array([0.1, 0.5, 0.9]), np.array(counts)))
 
 
@@ -60,7 +60,7 @@ def test_degenerate_grids_are_marked(rates, why):
     assert said is None if why is None else why in said
 
 
-def test_resampled_counts_are_those_of_seeds_and_campaigns_drawn_again():
+def test_counts_are_resampled_over_seeds_and_campaigns():
     generator = np.random.default_rng(1)
     counts, errors = generator.integers(0, 9, (2, 3, 2, 5)).astype(float), generator.random((3, 4))
     weights = Weights.draw(6, 8, 4, 2, 0)  # three of the eight seeds never fail
@@ -79,7 +79,7 @@ def test_resampled_counts_are_those_of_seeds_and_campaigns_drawn_again():
                 assert fast[b, t, m] == pytest.approx(sum(drawn) / 2)
 
 
-def test_equal_techniques_differ_by_nothing_in_every_resample():
+def test_equal_techniques_are_equal_in_every_resample():
     generator = np.random.default_rng(2)
     counts = generator.poisson(np.linspace(0.2, 2, 5)[:, None, None], (5, 3, 40))[None].repeat(2, 0).astype(float)
     errors = (generator.random((5, 40)) < np.linspace(0.1, 0.9, 5)[:, None]).astype(float)
@@ -90,7 +90,7 @@ def test_equal_techniques_differ_by_nothing_in_every_resample():
     assert r.estimate(0).low < r.estimate(0).value < r.estimate(0).high
 
 
-def test_a_paired_interval_is_narrower_than_the_parts_say():
+def test_a_paired_interval_is_narrower_than_an_unpaired_one():
     generator = np.random.default_rng(3)
     hard = generator.exponential(1, 100)  # seeds differ much, and both techniques feel it
     means = np.linspace(0.2, 2, 6)[:, None, None] * hard
@@ -111,7 +111,7 @@ def test_rivals_and_means():
 
 
 @pytest.mark.parametrize(("n_faults", "is_there"), [(1, False), (9, False), (10, True)])
-def test_an_r_of_few_faults_is_none(n_faults, is_there):
+def test_an_r_of_few_faults_is_undefined(n_faults, is_there):
     errors = np.linspace(0.1, 0.9, 5)[:, None].repeat(200, 1)
     counts = np.zeros((1, 5, 3, 200))
     counts[0, -1, :, :n_faults] = 1
@@ -122,7 +122,7 @@ def test_an_r_of_few_faults_is_none(n_faults, is_there):
     assert np.isfinite(raw.values[0]) == is_there
 
 
-def test_an_r_that_many_resamples_lack_is_none():
+def test_an_r_that_many_resamples_lack_is_undefined():
     errors = np.linspace(0.1, 0.9, 5)[:, None].repeat(200, 1)
     counts = np.zeros((1, 5, 1, 200))
     counts[0, -1, 0, :2] = 10  # 20 faults of two seeds: one resample in seven draws neither
@@ -131,7 +131,7 @@ def test_an_r_that_many_resamples_lack_is_none():
     assert measure_correlation(errors, counts, weights).estimate(0).as_list() == [None] * 3
 
 
-def test_undefined_figures_are_none_in_plain_data():
+def test_undefined_estimates_are_none_in_plain_data():
     assert ResampledEstimate.of(np.nan, np.zeros(9)).as_list() == [None, None, None]
     mostly = np.array([0.5, 0.6] + [np.nan] * 8)
     assert ResampledEstimate.of(0.5, mostly).as_list() == [0.5, None, None]
@@ -139,7 +139,7 @@ def test_undefined_figures_are_none_in_plain_data():
     assert ratio.as_list() == [None, None, None]
 
 
-def test_where_campaigns_differ_by_chance_alone_the_interval_of_a_ratio_is_wide_enough():
+def test_if_campaigns_differ_only_by_chance_the_interval_of_a_ratio_is_wide_enough():
     generator, hits = np.random.default_rng(5), 0
     for k in range(100):
         means = generator.beta(0.5, 2, (1, 5, 1, 200))
@@ -149,7 +149,7 @@ def test_where_campaigns_differ_by_chance_alone_the_interval_of_a_ratio_is_wide_
     assert hits >= 95
 
 
-def test_the_interval_holds_the_true_correlation():
+def test_the_interval_contains_the_true_correlation():
     """Simulated seeds, campaigns and draws; the truth is the correlation of what is expected."""
     magnitudes, generator = np.linspace(0.1, 1, 8)[:, None], np.random.default_rng(4)
 
