@@ -27,7 +27,7 @@ def activations(inputs: torch.Tensor) -> dict[str, torch.Tensor]:
 kmnc = KMNC(k=100).fit(activations(batch) for batch in train.split(100))
 noisy = (clean + 0.3 * torch.randn_like(clean)).clamp(0, 1)
 for batch in noisy.split(64):
-    raised = kmnc.update(activations(batch))  # which tests raise the coverage, each judged on its own
+    raised = kmnc.update(activations(batch))  # which tests raised the score, as if passed one by one
     print(f"KMNC {kmnc.score():.1%}, raised by {int(raised.sum())} of {len(batch)} tests")
 
 # Criteria that were updated on two machines can be merged.

@@ -127,7 +127,7 @@ def test_a_name_is_read_again_as_the_same_numbers():
 
 def test_inputs_must_be_left_as_they_are():
     wrong = Perturbation("wrong", (Theta("by", 0, 1),), lambda inputs, *rest: inputs.add_(0.1))
-    with pytest.raises(ModelError, match="must leave the inputs it is given as they are"):
+    with pytest.raises(ModelError, match="must not change its inputs in place"):
         disturb(wrong, PICTURES.clone(), {"by": 0.5})
 
 
@@ -177,7 +177,7 @@ def test_words_that_mean_nothing_are_refused(words, text):
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: for a table there are 'edit'"),
+        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: for a table, use 'edit'"),
         ("rain", (32, 32, 3), "channels last: permute them"),
         ("rain", (3, 4, 32, 32), "reshape them"),
         ("hue", (1, 32, 32), "needs pictures with 3 channels, got 1"),
@@ -200,7 +200,10 @@ def test_inputs_can_be_disturbed_without_a_campaign():
 
 @pytest.mark.parametrize(
     ("theta", "text"),
-    [({"density": 7.0}, "must lie in .* got 7: widen it as rain.density=LOW:HIGH."), ({"densty": 0.1}, "did you mean")],
+    [
+        ({"density": 7.0}, "must lie in .* got 7: widen its range with rain.density=LOW:HIGH."),
+        ({"densty": 0.1}, "did you mean"),
+    ],
 )
 def test_theta_outside_its_range_is_refused(theta, text):
     with pytest.raises(UsageError, match=text):

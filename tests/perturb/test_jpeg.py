@@ -59,10 +59,10 @@ def test_the_transform_is_the_cosine_transform_and_the_sums_undo_it():
     points = torch.rand(8, 50, dtype=torch.float64)
     cosines = torch.tensor([[math.cos((2 * j + 1) * k * math.pi / 16) for j in range(8)] for k in range(8)])
     cosines = cosines.double()
-    waves = torch.stack(module._waves(points.unbind(0)))
+    waves = torch.stack(module._dct(points.unbind(0)))
     torch.testing.assert_close(waves, cosines @ points, atol=1e-6, rtol=0)
     level = torch.tensor(module.LEVEL, dtype=torch.float64)[:, None] ** 2
-    torch.testing.assert_close(torch.stack(module._sums((level * waves).unbind(0))), points)
+    torch.testing.assert_close(torch.stack(module._inverse_dct((level * waves).unbind(0))), points)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
@@ -97,7 +97,7 @@ def test_the_steps_follow_the_encoders_formula_and_have_no_kink_at_50():
     assert slope(50.0).abs() > 1e-6
     torch.testing.assert_close(slope(50 - 1e-6), slope(50 + 1e-6), atol=0, rtol=1e-3)
     for quality, scale in ((10.0, 5.0), (25.0, 2.0), (50.0, 1.0), (75.0, 0.5)):
-        steps = module._steps(module.LUMA, torch.tensor(scale).view(1, 1, 1, 1)) * 255
+        steps = module._quantization_steps(module.LUMA, torch.tensor(scale).view(1, 1, 1, 1)) * 255
         percent = 5000 / quality if quality < 50 else 200 - 2 * quality
         assert float(steps[0, 0]) == pytest.approx(min(max(16 * percent / 100, 1), 255))
         assert float(steps[1, 0]) == pytest.approx(min(max(11 * percent / 100, 1), 255)), "second across, first down"

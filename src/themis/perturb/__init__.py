@@ -1,4 +1,4 @@
-"""Perturbations `E(theta)`: a function and a table of theta each, by name."""
+"""Perturbations `E(theta)`: each is a named function with a table of its theta."""
 
 from themis.perturb.context import Context
 from themis.perturb.disturb import disturb

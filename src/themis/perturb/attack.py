@@ -1,4 +1,4 @@
-"""Attacks: disturbances that use the model's own gradient."""
+"""Attacks: perturbations that use the gradient of the model."""
 
 from __future__ import annotations
 
@@ -11,60 +11,59 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.perturb import apgd as auto
 from themis.perturb import carlini
-from themis.perturb.ball import TINY, anywhere, box, by_row, follow, norm, read_radius, unit
+from themis.perturb.ball import TINY, box, by_row, norm, random_point, read_radius, unit, with_slope
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, column
 
 STEPS = 10
 STEP = 0.25
-"""As a share of the radius: ten steps cross the ball from one side to the other, and a bit more."""
+"""As a share of the radius: ten steps are enough to cross the ball from one side to the other."""
 
 
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Fast gradient sign: one step up the loss, of the same size for every value.
 
-    Where the answer is a number, its loss does not say to which side it breaks first: both are tried, for two passes
-    more.
+    If the answer is a number, its loss does not say on which side it fails first: both are tried, for two more passes.
     """
     radius = column(theta, 0, inputs) * context.span
     direction = context.loss_gradient(inputs).sign_()
     if context.reference is not None and context.reference.is_floating_point():
         with torch.no_grad():
-            sides = [(inputs + direction * way).clamp_(*context.bounds) for way in (radius, -radius)]
-            up, down = (context.losses(context.forward(each)) for each in sides)
+            sides = [(inputs + direction * step).clamp_(*context.bounds) for step in (radius, -radius)]
+            up, down = (context.losses(context.forward(side)) for side in sides)
             direction = torch.where(by_row(down > up, inputs), -direction, direction)
     return inputs + direction * radius
 
 
 def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Projected gradient: ten steps up the loss, of the same size for every value, from a random place in a box."""
+    """Projected gradient: ten steps up the loss, of the same size for every value, from a random point in a box."""
     radius = read_radius(theta, inputs, context)
     with torch.no_grad():
         low, high = box(inputs, radius, context)
-        found = anywhere(inputs, radius, rng).clamp_(low, high)
+        current = random_point(inputs, radius, rng).clamp_(low, high)
         for _ in range(STEPS):
-            direction = context.loss_gradient(found).sign_()
-            found = torch.addcmul(found, direction, radius, value=STEP).clamp_(low, high)
-    return follow(found, inputs, radius, direction, context)
+            direction = context.loss_gradient(current).sign_()
+            current = torch.addcmul(current, direction, radius, value=STEP).clamp_(low, high)
+    return with_slope(current, inputs, radius, direction, context)
 
 
 def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Projected gradient in the Euclidean norm: ten steps up the loss, from a random place in a ball.
+    """Projected gradient in the Euclidean norm: ten steps up the loss, from a random point in a ball.
 
-    The radius is the norm of the whole change in units of the input range, as the literature gives it: 0.5 on a picture
-    of CIFAR-10 is a root mean square of 0.009.
+    The radius is the norm of the whole change in units of the input range, as in the literature: 0.5 on a CIFAR-10
+    picture is a root mean square of 0.009.
     """
     radius = read_radius(theta, inputs, context)
     with torch.no_grad():
-        away = unit(rng.normal(*inputs.shape[1:]).to(inputs.dtype))
-        share = rng.uniform(1).to(inputs.dtype) ** (1 / math.prod(inputs.shape[1:]))  # even over the ball
-        found = torch.addcmul(inputs, away, radius * by_row(share, inputs)).clamp_(*context.bounds)
+        outward = unit(rng.normal(*inputs.shape[1:]).to(inputs.dtype))
+        share = rng.uniform(1).to(inputs.dtype) ** (1 / math.prod(inputs.shape[1:]))  # uniform in the ball
+        current = torch.addcmul(inputs, outward, radius * by_row(share, inputs)).clamp_(*context.bounds)
         for _ in range(STEPS):
-            direction = unit(context.loss_gradient(found))
-            change = torch.addcmul(found - inputs, direction, radius, value=STEP)
+            direction = unit(context.loss_gradient(current))
+            change = torch.addcmul(current - inputs, direction, radius, value=STEP)
             change *= (radius / norm(change).clamp_min(TINY)).clamp_max(1)
-            found = change.add_(inputs).clamp_(*context.bounds)  # which takes it nearer to the input, if anywhere
-    return follow(found, inputs, radius, direction, context)
+            current = change.add_(inputs).clamp_(*context.bounds)  # clipping can only bring it closer to the input
+    return with_slope(current, inputs, radius, direction, context)
 
 
 SHARE = "share of the input range"

@@ -1,4 +1,4 @@
-"""Perturbations one after the other, and with some of their theta held fixed."""
+"""Perturbations in sequence, or with some of their theta narrowed or held fixed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, apply_inside
 
 Range = float | tuple[float, float]
-"""What theta is held at, or the ends of its range."""
+"""The value that theta is held at, or the ends of its range."""
 
 
 def combine(*parts: Perturbation) -> Perturbation:
-    """All of them in order. Theta is that of all; a name that two of them have gets its perturbation's in front."""
-    parts = tuple(part for each in parts for part in each.parts or (each,))
-    kinds = {each.inputs for each in parts} - {"any"}
-    channels = {each.channels for each in parts} - {None}
+    """All perturbations in order, with the theta of all; a name that occurs twice is prefixed by its perturbation's."""
+    parts = tuple(part for whole in parts for part in whole.parts or (whole,))
+    kinds = {part.inputs for part in parts} - {"any"}
+    channels = {part.channels for part in parts} - {None}
     if len(kinds) > 1 or len(channels) > 1:
         raise UsageError(
-            f"{' + '.join(each.name for each in parts)!r} must disturb one kind of input, got "
-            f"{' and '.join(sorted(kinds))}: combine those of one kind"
+            f"{' + '.join(part.name for part in parts)!r} must disturb one kind of input, got "
+            f"{' and '.join(sorted(kinds))}: combine perturbations of one kind"
         )
-    sizes = [len(each.theta) for each in parts]
+    sizes = [len(part.theta) for part in parts]
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         first = 0
@@ -37,84 +37,86 @@ def combine(*parts: Perturbation) -> Perturbation:
             first += size
         return inputs
 
-    apply.__qualname__ = " + ".join(each.code for each in parts)
-    apply.__doc__ = "; then: ".join(each.about.rstrip(".") for each in parts) + "."
+    apply.__qualname__ = " + ".join(part.code for part in parts)
+    apply.__doc__ = "; then: ".join(part.about.rstrip(".") for part in parts) + "."
     return Perturbation(
-        " + ".join(each.name for each in parts),
-        tuple(_theta(parts)),
+        " + ".join(part.name for part in parts),
+        tuple(_all_theta(parts)),
         apply,
-        is_random=any(each.is_random for each in parts),
-        passes=sum(each.passes for each in parts),
-        needs_gradient=any(each.needs_gradient for each in parts),
+        is_random=any(part.is_random for part in parts),
+        passes=sum(part.passes for part in parts),
+        needs_gradient=any(part.needs_gradient for part in parts),
         inputs=kinds.pop() if kinds else "any",
         channels=channels.pop() if channels else None,
-        is_smooth=all(each.is_smooth for each in parts),
-        has_identity=all(each.has_identity for each in parts),
+        is_smooth=all(part.is_smooth for part in parts),
+        has_identity=all(part.has_identity for part in parts),
         family="combination",
         parts=parts,
     )
 
 
-def _theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
-    times = Counter(each.name for part in parts for each in part.theta)
-    found: Counter[str] = Counter()
+def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
+    n_uses = Counter(theta.name for part in parts for theta in part.theta)
+    n_prefixes: Counter[str] = Counter()
     named = []
     for part in parts:
-        front = _identifier(part.name)
-        found[front] += 1
-        front += f"_{found[front]}" if found[front] > 1 else ""
-        for each in part.theta:
-            named.append(each if times[each.name] == 1 else replace(each, name=f"{front}_{each.name}"))
+        prefix = _identifier(part.name)
+        n_prefixes[prefix] += 1
+        prefix += f"_{n_prefixes[prefix]}" if n_prefixes[prefix] > 1 else ""
+        for theta in part.theta:
+            named.append(theta if n_uses[theta.name] == 1 else replace(theta, name=f"{prefix}_{theta.name}"))
     return named
 
 
 def _identifier(name: str) -> str:
     plain = name.partition("(")[0].rpartition(":")[2]
-    return "".join(each if each.isalnum() else "_" for each in plain if each != " ").lstrip("0123456789") or "part"
+    return (
+        "".join(letter if letter.isalnum() else "_" for letter in plain if letter != " ").lstrip("0123456789") or "part"
+    )
 
 
 def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturbation:
-    """The same with some of theta over another range, or held at a value; its name says so."""
-    known = [each.name for each in perturbation.theta]
+    """The same perturbation with some theta restricted to a range or held at a value; its name says so."""
+    known = [theta.name for theta in perturbation.theta]
     for name in ranges:
         if name not in known:
             raise UsageError(f"theta {name!r} of {perturbation.name!r} must be one it has: {nearest(name, known)}")
-    theta, held = [], {}
-    for k, each in enumerate(perturbation.theta):
-        to = ranges.get(each.name)
-        if isinstance(to, tuple):
-            theta.append(each.between(*to))
-        elif to is None:
-            theta.append(each)
+    free, held = [], {}
+    for k, theta in enumerate(perturbation.theta):
+        range_or_value = ranges.get(theta.name)
+        if isinstance(range_or_value, tuple):
+            free.append(theta.between(*range_or_value))
+        elif range_or_value is None:
+            free.append(theta)
         else:
-            each.check(to)
-            held[k] = float(to)
-    if not theta:
+            theta.check(range_or_value)
+            held[k] = float(range_or_value)
+    if not free:
         raise UsageError(f"{perturbation.name!r} must keep a theta to search, all are held fixed: give one a range")
-    words = ", ".join(f"{name}={_word(value)}" for name, value in ranges.items())
-    name = f"{perturbation.name}({words})" if ranges else perturbation.name
+    options = ", ".join(f"{name}={_format_range(value)}" for name, value in ranges.items())
+    name = f"{perturbation.name}({options})" if ranges else perturbation.name
     is_magnitude = perturbation.theta_is_magnitude and not ranges
-    changed = replace(perturbation, name=name, theta=tuple(theta), theta_is_magnitude=is_magnitude, parts=())
-    return replace(changed, apply=_held(perturbation, held)) if held else changed
+    changed = replace(perturbation, name=name, theta=tuple(free), theta_is_magnitude=is_magnitude, parts=())
+    return replace(changed, apply=_with_held(perturbation, held)) if held else changed
 
 
-def _word(value: Range) -> str:
-    return ":".join(map(_number, value)) if isinstance(value, tuple) else _number(value)
+def _format_range(value: Range) -> str:
+    return ":".join(map(_format_number, value)) if isinstance(value, tuple) else _format_number(value)
 
 
-def _number(value: float) -> str:
-    """As short as it can be and still be read as the same number."""
+def _format_number(value: float) -> str:
+    """The shortest text that is read as the same number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(float(value))
 
 
-def _held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
+def _with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         free = iter(theta.unbind(1))
-        whole = [
+        columns = [
             theta.new_full((len(theta),), held[k]) if k in held else next(free) for k in range(len(perturbation.theta))
         ]
-        return perturbation.apply(inputs, torch.stack(whole, 1), rng, context)
+        return perturbation.apply(inputs, torch.stack(columns, 1), rng, context)
 
     apply.__doc__, apply.__module__ = perturbation.apply.__doc__, perturbation.apply.__module__
     apply.__qualname__ = perturbation.apply.__qualname__

@@ -1,4 +1,4 @@
-"""What a perturbation may use beside the inputs: their bounds, a table's features and, for attacks, the model."""
+"""What a perturbation may use besides the inputs: their bounds, a table's features and, for attacks, the model."""
 
 from __future__ import annotations
 
@@ -17,57 +17,60 @@ if TYPE_CHECKING:
     from themis.data.features import Features
     from themis.target.target import AnyTarget
 
-NO_GRADIENT = "the perturbation needs the model's gradient and this target gives none: use a disturbance of the input "
+NO_GRADIENT = (
+    "the perturbation needs the model's gradient and this target gives none: use one that disturbs only the input, "
+    "such as noise"
+)
 
 
 @dataclass
 class Context:
-    """Of a batch of tests. `passes` counts what is spent on the model: a forward is 1 a test, a backward 2."""
+    """The context of a batch of tests. `passes` counts model passes: per test 1 for a forward, 2 for a backward."""
 
     bounds: tuple[float, float] = (0.0, 1.0)
     target: AnyTarget | None = None
     reference: Tensor | None = None
-    """The answers that the tests should keep, `[tests, ...]`."""
+    """The answers that the tests should preserve, `[tests, ...]`."""
     loss: Callable[[Tensor, Tensor], Tensor] = class_loss
-    """Of outputs and reference answers, `[tests]`: the oracle's; it grows as the answer gets worse."""
+    """The oracle's loss `[tests]` of outputs and reference answers; it grows as the answer gets worse."""
     margin: Callable[[Tensor], Tensor] | None = None
-    """Of outputs, `[tests]`: the oracle's; how far the answer is from being a fault, negative when it is one."""
+    """The oracle's margin `[tests]` of outputs: how far the answer is from being a fault, negative if it is one."""
     features: Features | None = None
     passes: int = 0
 
     @property
     def span(self) -> float:
-        """Width of the input range: the unit of noise and attack radius."""
+        """The width of the input range: the unit of noise and of attack radii."""
         return self.bounds[1] - self.bounds[0]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The model's scores; 1 pass a test."""
+        """The model's scores; 1 pass per test."""
         self.passes += len(inputs)
         return self._target.forward(inputs)
 
-    def climb(self, inputs: Tensor, height: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, their `height` `[tests]`, and its gradient in the inputs; 3 passes a test."""
+    def climb(self, inputs: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs, their `objective` `[tests]`, and its gradient in the inputs; 3 passes per test."""
         with torch.enable_grad(), _repeatable():
             leaf = inputs.detach().requires_grad_()
             outputs = self._target.forward(leaf)
-            heights = height(outputs)
-            if not heights.requires_grad:
-                raise UsageError(NO_GRADIENT + "alone, as noise")
-            (gradient,) = torch.autograd.grad(heights.sum(), leaf)
+            values = objective(outputs)
+            if not values.requires_grad:
+                raise UsageError(NO_GRADIENT)
+            (gradient,) = torch.autograd.grad(values.sum(), leaf)
         self.passes += 3 * len(inputs)
-        return outputs.detach(), heights.detach(), gradient.nan_to_num(0.0)  # a model may break down on the way
+        return outputs.detach(), values.detach(), gradient.nan_to_num(0.0)  # a model may return NaN along the way
 
     def losses(self, outputs: Tensor) -> Tensor:
-        """The task's loss of outputs against the reference answers, `[tests]`."""
+        """The task's loss of outputs relative to the reference answers, `[tests]`."""
         assert self.reference is not None
         return self.loss(outputs, self.reference)
 
     def climb_loss(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `climb`, of the task's loss."""
+        """Like `climb`, for the task's loss."""
         return self.climb(inputs, self.losses)
 
     def loss_gradient(self, inputs: Tensor) -> Tensor:
-        """The gradient of the task's loss in the inputs; 3 passes a test."""
+        """The gradient of the task's loss in the inputs; 3 passes per test."""
         return self.climb_loss(inputs)[2]
 
     @property
@@ -79,10 +82,10 @@ class Context:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """With cuDNN's kernels that give the same bits each time: an attack's steps carry a last bit far."""
-    was = torch.backends.cudnn.deterministic
+    """Use deterministic cuDNN kernels: the steps of an attack amplify a difference in the last bit."""
+    previous = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:
         yield
     finally:
-        torch.backends.cudnn.deterministic = was
+        torch.backends.cudnn.deterministic = previous

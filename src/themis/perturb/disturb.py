@@ -30,7 +30,7 @@ def disturb(
     labels: Tensor | None = None,
     features: Features | None = None,
 ) -> Tensor:
-    """`inputs [tests, ...]` disturbed; each value of theta is a number or `[tests]`, what is left out is its identity.
+    """The `inputs [tests, ...]`, disturbed; each theta is a number or `[tests]`, and its identity if it is left out.
 
     Input `k` has the noise seed `noise_seed + k`. An attack needs the target; `features` are those of a table.
     """
@@ -38,41 +38,42 @@ def disturb(
     check_fits(perturbation, tuple(inputs.shape[1:]))
     if not inputs.is_floating_point():
         raise UsageError(f"inputs must be floating-point numbers, got {inputs.dtype}: write inputs.float() / 255")
-    values = _theta(perturbation, theta, inputs)
+    values = _theta_columns(perturbation, theta, inputs)
     seeds = torch.arange(noise_seed, noise_seed + len(inputs), device=inputs.device)
     if target is None:
         return perturb(perturbation, inputs, values, seeds, Context(bounds, features=features))
     check_gradient(perturbation, target)
     with target.opened():
-        return perturb(perturbation, inputs, values, seeds, _attacked(target, inputs, labels, features))
+        return perturb(perturbation, inputs, values, seeds, _attack_context(target, inputs, labels, features))
 
 
-def _theta(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
-    known = [each.name for each in perturbation.theta]
+def _theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
+    known = [parameter.name for parameter in perturbation.theta]
     for name in theta:
         if name not in known:
             raise UsageError(f"theta {name!r} of {perturbation.name!r} must be one it has: {nearest(name, known)}")
     columns = []
-    for each in perturbation.theta:
-        value = torch.as_tensor(theta.get(each.name, each.identity), dtype=torch.float32, device=inputs.device)
+    for parameter in perturbation.theta:
+        name, low, high = parameter.name, parameter.low, parameter.high
+        value = torch.as_tensor(theta.get(name, parameter.identity), dtype=torch.float32, device=inputs.device)
         if value.ndim and value.shape != inputs.shape[:1]:
             raise UsageError(
-                f"theta {each.name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
+                f"theta {name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
             )
-        outside = value.detach()[(value < np.float32(each.low)) | (value > np.float32(each.high))]
+        outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))]
         if len(outside.reshape(-1)):
-            low, high = each.limits
+            lowest, highest = parameter.limits
             plain = perturbation.name.partition("(")[0]
             raise UsageError(
-                f"theta {each.name!r} of {perturbation.name!r} must lie in {each.low:g}..{each.high:g}, got "
-                f"{float(outside.reshape(-1)[0]):g}: widen it as {plain}({each.name}=LOW:HIGH), inside "
-                f"{low:g}..{high:g}"
+                f"theta {name!r} of {perturbation.name!r} must lie in {low:g}..{high:g}, got "
+                f"{float(outside.reshape(-1)[0]):g}: widen its range with {plain}({name}=LOW:HIGH), within "
+                f"{lowest:g}..{highest:g}"
             )
         columns.append(value.expand(len(inputs)))
     return torch.stack(columns, 1)
 
 
-def _attacked(target: AnyTarget, inputs: Tensor, labels: Tensor | None, features: Features | None) -> Context:
+def _attack_context(target: AnyTarget, inputs: Tensor, labels: Tensor | None, features: Features | None) -> Context:
     from themis.oracle import choose_oracle
 
     with torch.no_grad():

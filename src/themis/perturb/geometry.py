@@ -1,4 +1,4 @@
-"""Geometry: where things are in the picture. Beyond the edge it is mirrored, so that nothing is invented there."""
+"""Geometry: where things are in the picture. Beyond its edges the picture is mirrored; no content is invented."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import field, places, side, warp, warp_lines
 
 DISTANCE = 1.5
-"""Of the eye from a tilted picture, in longer sides."""
+"""Distance of the viewer from a tilted picture, in longer sides."""
 FIELD_SIDE = 56
-"""About how many points across an elastic field is drawn at; between them it is straight."""
+"""Approximate number of points across an elastic field; between them it is linear."""
 
 
 def rotate(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The picture turned about its centre."""
+    """The picture rotated about its centre."""
     (angle,) = columns(torch.deg2rad(theta), inputs)
     x, y = places(inputs)
     cos, sin = angle.cos(), angle.sin()
@@ -35,32 +35,32 @@ def shift(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def scale(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Everything nearer or farther: the picture enlarged or made smaller about its centre."""
+    """Everything nearer or farther: the picture enlarged or reduced about its centre."""
     (factor,) = columns(theta, inputs)
     x, y = places(inputs)
     return warp_lines(inputs, (x / factor, 0 * x), (0 * y, y / factor))
 
 
 def shear(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The picture leaning: uprights lean to the right, or levels rise to the right."""
+    """The picture sheared: vertical lines lean to the right, or horizontal lines rise to the right."""
     lean, slope = columns(torch.deg2rad(theta).tan(), inputs)
     x, y = places(inputs)
     return warp_lines(inputs, (x, slope * x), (lean * y, y))
 
 
 def perspective(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The picture as a board that is tilted away, seen from in front of it."""
+    """The picture as a tilted board, seen from in front."""
     back, aside = columns(torch.deg2rad(theta), inputs)
     x, y = places(inputs)
     distance = DISTANCE * max(inputs.shape[2:]) / side(inputs)
-    # The ray through (x, y) meets the board, turned about its level axis and then about its upright one, there:
+    # Where the ray through (x, y) meets the board, rotated about its horizontal and then about its vertical axis:
     depth = back.cos() * aside.cos() - back.cos() * aside.sin() * (x / distance) + back.sin() * (y / distance)
     across = x * back.cos() - y * back.sin() * aside.sin()
     return warp(inputs, across / depth, y * aside.cos() / depth)
 
 
 def elastic(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The picture on rubber that is pulled about smoothly and at random."""
+    """The picture on a rubber sheet that is stretched smoothly and at random."""
     amount, size = columns(theta, inputs)
     step = max(1, side(inputs) // FIELD_SIDE)
     coarse = inputs[:, :1, ::step, ::step]

@@ -1,4 +1,4 @@
-"""Light and colour, as exposure, lens and processing change them."""
+"""Light and colour: changes by exposure, lens and processing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import places, side
 
 DISPLAY_GAMMA = 2.2
-"""The power that sRGB's curve nearly is: linear light to a value is `light ** (1 / 2.2)`."""
+"""The exponent that approximates the sRGB curve: a value is `light ** (1 / 2.2)`."""
 DARKEST = 1e-8
-"""What black is taken as where a power of it is, so that its slope stays finite."""
+"""The value that replaces black in a power, so that its slope stays finite."""
 
 LUMA = (0.299, 0.587, 0.114)
 IN_PHASE = (0.595716, -0.274453, -0.321263)
 QUADRATURE = (0.211456, -0.522591, 0.311135)
-"""The rows of YIQ, television's split of a colour in lightness and two of chroma."""
+"""The rows of YIQ, the colour space of television: luma and two chroma components."""
 CHROMA_TO_RGB = np.linalg.inv(np.array([LUMA, IN_PHASE, QUADRATURE]))[:, 1:]
 
 
 def brightness(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """All values shifted, up or down."""
+    """All values shifted up or down."""
     (shift,) = columns(theta, pictures)
     return pictures + shift
 
 
 def contrast(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Values drawn apart from the picture's mean, or together towards it."""
+    """Values spread away from the picture's mean, or pulled towards it."""
     (change,) = columns(theta, pictures)
-    mean = pictures.mean(3).flatten(1).mean(1).view(-1, 1, 1, 1)  # in two steps: as rounded in any batch
+    mean = pictures.mean(3).flatten(1).mean(1).view(-1, 1, 1, 1)  # in two steps, which round the same in any batch
     return torch.addcmul(-change * mean, pictures, 1 + change)
 
 
@@ -46,35 +46,35 @@ def saturation(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> T
 
 
 def hue(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """All colours turned round the colour circle, from red by yellow to green; lightness stays.
+    """All colours rotated around the colour wheel, from red through yellow to green; lightness stays the same.
 
-    The turn is one of the chroma plane of YIQ, which unlike the hue of HSV is smooth at grey.
+    It rotates the chroma plane of YIQ, which unlike the hue of HSV is smooth at grey.
     """
     (angle,) = columns(torch.deg2rad(theta), pictures)
     first, second = _mixed(pictures, IN_PHASE), _mixed(pictures, QUADRATURE)
     sine, less = torch.sin(angle), torch.cos(angle) - 1
-    back = [pictures.new_tensor(each).view(1, 3, 1, 1) for each in CHROMA_TO_RGB.T]
-    turned = torch.addcmul(pictures, less * first + sine * second, back[0])
-    return torch.addcmul(turned, less * second - sine * first, back[1])
+    back = [pictures.new_tensor(column).view(1, 3, 1, 1) for column in CHROMA_TO_RGB.T]
+    rotated = torch.addcmul(pictures, less * first + sine * second, back[0])
+    return torch.addcmul(rotated, less * second - sine * first, back[1])
 
 
 def gamma(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Midtones made darker or brighter by a power of every value; black and white stay."""
+    """Midtones made darker or brighter by a power of every value; black and white stay the same."""
     (stops,) = columns(theta, pictures)
     return torch.exp(torch.log(pictures.clamp_min(DARKEST)) * _two_to_the(stops))
 
 
 def exposure(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """More or less light on the sensor, in stops: each doubles it, and what gets too bright burns out.
+    """More or less light on the sensor, in stops: each one doubles it, and what gets too bright is clipped.
 
-    Linear light is multiplied. With sRGB's curve taken as the power 2.2 that multiplies the values too.
+    Linear light is multiplied. With the sRGB curve approximated by the power 2.2, this multiplies the values as well.
     """
     (stops,) = columns(theta, pictures)
     return pictures * _two_to_the(stops / DISPLAY_GAMMA)
 
 
 def vignette(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Corners darker than the middle, as of a lens that shades them."""
+    """Corners darker than the middle, as with a lens that shades them."""
     strength, radius = columns(theta, pictures)
     x, y = places(pictures)
     corner = math.hypot(*pictures.shape[2:]) / 2 / side(pictures)
@@ -83,11 +83,11 @@ def vignette(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
 
 
 def _two_to_the(power: Tensor) -> Tensor:
-    return torch.exp(power * math.log(2))  # exp2 rounds by the place in the batch, as pow does
+    return torch.exp(power * math.log(2))  # the rounding of exp2 and pow depends on the position in the batch
 
 
 def _mixed(pictures: Tensor, weights: tuple[float, float, float]) -> Tensor:
-    """The channels added up, `[tests, 1, height, width]`."""
+    """The weighted sum of the channels, `[tests, 1, height, width]`."""
     red, green, blue = pictures.unbind(1)
     return (red * weights[0] + green * weights[1] + blue * weights[2])[:, None]
 

@@ -28,16 +28,17 @@ FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
     TABLE,
 )
 
-PERTURBATIONS: dict[str, Perturbation] = {each.name: each for family in FAMILIES for each in family}
-
+PERTURBATIONS: dict[str, Perturbation] = {
+    perturbation.name: perturbation for family in FAMILIES for perturbation in family
+}
 
 ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_l2": "cw"}
-"""Other names of some, by which they are known too."""
+"""Further names by which some perturbations are known."""
 
 
 def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
-    """A perturbation in words (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`) or as it is, its reach set."""
+    """The perturbation of a specification (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`), at a magnitude."""
     if isinstance(perturbation, str):
-        known = PERTURBATIONS | {name: PERTURBATIONS[of] for name, of in ALIASES.items()}
+        known = PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
         perturbation = read_perturbation(perturbation, known)
     return perturbation.at(magnitude)

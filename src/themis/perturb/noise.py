@@ -1,4 +1,4 @@
-"""Noise: of a sensor, its photons and its broken pixels. It fits inputs of any shape, in any unit."""
+"""Noise of a sensor, its photons and its broken pixels, for inputs of any shape and unit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, column
 
 SOFTNESS = 0.1
-"""Half the width of the ramp between pixels that are hit and those that are not, as a share of the chance to be hit."""
+"""Half the width of the ramp between replaced and unchanged pixels, as a share of the chance to be replaced."""
 NO_WIDTH = 1e-9
 DARKEST = 1e-6
-"""Signal below which photon noise falls no further, so that its slope stays finite; a share of the range."""
+"""Signal below which photon noise does not decrease further, so that its slope stays finite; a share of the range."""
 
 
 def gaussian(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -26,28 +26,28 @@ def gaussian(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tenso
 def shot(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Photon noise on every value: its variance grows with the signal, as when few photons are counted.
 
-    Poisson's distribution is taken as the normal one of the same mean and variance; sigma is `1 / sqrt(photons)` of
-    those that make white.
+    The Poisson distribution is approximated by the normal one with the same mean and variance; sigma is
+    `1 / sqrt(photons)`, where `photons` is the number that makes white.
     """
     signal = (_above_black(inputs, context) / context.span).clamp_min(DARKEST).sqrt()
     return torch.addcmul(inputs, rng.normal(*inputs.shape[1:]) * signal, column(theta, 0, inputs) * context.span)
 
 
 def speckle(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Normal noise in proportion to the signal on every value, as of coherent light or radar."""
+    """Normal noise on every value in proportion to the signal, as with coherent light or radar."""
     grain = _above_black(inputs, context) * rng.normal(*inputs.shape[1:])
     return torch.addcmul(inputs, grain, column(theta, 0, inputs))
 
 
 def impulse(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Some pixels, or values of other inputs, are replaced by random ones."""
+    """Some pixels, or values of inputs that are not pictures, are replaced by random ones."""
     hit = _hit(rng.uniform(*_pixels(inputs)), column(theta, 0, inputs)).to(inputs.dtype)
-    found = rng.uniform(*inputs.shape[1:]).to(inputs.dtype).mul_(context.span).add_(context.bounds[0])
-    return torch.lerp(inputs, found, hit)
+    replacement = rng.uniform(*inputs.shape[1:]).to(inputs.dtype).mul_(context.span).add_(context.bounds[0])
+    return torch.lerp(inputs, replacement, hit)
 
 
 def salt_and_pepper(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Some pixels, or values of other inputs, turn black or white, one as likely as the other."""
+    """Some pixels, or values of inputs that are not pictures, turn black or white with equal chance."""
     chance = rng.uniform(*_pixels(inputs)).mul_(2).sub_(1)
     hit = _hit(chance.abs(), column(theta, 0, inputs)).to(inputs.dtype)
     ends = (chance > 0).to(inputs.dtype).mul_(context.span).add_(context.bounds[0])
@@ -59,14 +59,14 @@ def _above_black(inputs: Tensor, context: Context) -> Tensor:
 
 
 def _pixels(inputs: Tensor) -> tuple[int, ...]:
-    """What is hit as one: a picture's pixel with all its channels, else each value."""
+    """The shape of what is replaced as a unit: a pixel with all its channels, or a single value."""
     return (1, *inputs.shape[2:]) if inputs.ndim == 4 else tuple(inputs.shape[1:])
 
 
 def _hit(chance: Tensor, share: Tensor) -> Tensor:
-    """1 where `chance`, even in 0..1, is below `share` and 0 where above it.
+    """1 where `chance`, uniform in 0..1, is below `share`, and 0 where it is above.
 
-    Between them a smooth ramp gives the share its slope. On average just that share is hit: none at 0, all at 1.
+    A smooth ramp between them gives the share its slope. On average exactly this share is hit: none at 0, all at 1.
     """
     half = SOFTNESS * share * (1 - share)
     ramp = ((share + half - chance) / (2 * half + NO_WIDTH)).clamp(0, 1)

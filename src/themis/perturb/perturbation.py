@@ -1,4 +1,4 @@
-"""`E(theta)`: what a perturbation is, and how it is applied."""
+"""Perturbations `E(theta)`: their definition, and how they are applied."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from themis.perturb.context import Context
 if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
-AT_ONCE = 1 << 20
-"""Values of the inputs that a CPU disturbs at a time: 4 MiB, so that what is made of them on the way stays in its
-caches. No result depends on it."""
+VALUES_AT_ONCE = 1 << 20
+"""Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
+do not depend on it."""
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 
 
@@ -27,8 +27,8 @@ Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 class Theta:
     """One named, bounded parameter of a perturbation.
 
-    low, high: the range that is searched; by default one in which a person still sees the same thing. identity: where
-    it changes nothing, or least. limits: the values that mean anything, however far the range is widened.
+    low, high: the range that is searched; by default one in which a person still sees the same thing. identity: the
+    value that changes nothing, or least. limits: the meaningful values, which no range may exceed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Theta:
         if not self.name.isidentifier():
             raise UsageError(f"theta must have a name of letters, digits and _, got {self.name!r}")
         numbers = (self.low, self.identity, self.high)
-        if not all(math.isfinite(each) for each in numbers) or not self.low <= self.identity <= self.high:
+        if not all(math.isfinite(number) for number in numbers) or not self.low <= self.identity <= self.high:
             raise UsageError(
                 f"theta {self.name!r} must have finite low <= identity <= high, got {self.low}, {self.identity}, "
                 f"{self.high}"
@@ -53,15 +53,16 @@ class Theta:
             self.check(value)
 
     def check(self, value: float) -> None:
-        """Refuse a value that means nothing."""
-        least, most = self.limits
-        if not least <= value <= most:
+        """Raise an error if a value is outside the limits."""
+        lowest, highest = self.limits
+        if not lowest <= value <= highest:
             raise UsageError(
-                f"theta {self.name!r} must lie in {least:g}..{most:g}, got {value:g}: take a smaller magnitude or range"
+                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: take a smaller magnitude or "
+                "range"
             )
 
     def between(self, low: float, high: float) -> Theta:
-        """The same over another range; its identity is the nearest value in it."""
+        """The same theta with a different range; its identity is the nearest value in it."""
         return replace(self, low=low, high=high, identity=min(max(self.identity, low), high))
 
 
@@ -70,16 +71,16 @@ class Perturbation:
     """A named map from inputs and theta to disturbed inputs.
 
     apply: `(inputs [tests, ...], theta [tests, dimensions], rng, context) -> inputs'`, differentiable in theta; its
-        result is clipped to the bounds. Its docstring is what the user reads about it.
-    is_random: whether it draws from `rng`; where not, the same seed and theta give the same test.
-    theta_is_magnitude: `magnitude` is the upper end of its one theta, in its unit.
-    passes: what it spends on the model itself, a test. needs_gradient: whether it uses the model's gradient, which a
+        result is clipped to the bounds. The first sentence of its docstring describes the perturbation to users.
+    is_random: whether it draws from `rng`; if not, the same seed and theta always give the same test.
+    theta_is_magnitude: whether `magnitude` is the upper end of its only theta, in its unit.
+    passes: the model passes that it spends per test. needs_gradient: whether it uses the model's gradient, which a
         `BlackBox` does not have.
     inputs: what it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever the
         bounds are; `table`, rows of features. channels: how many a picture must have, if that matters.
     is_smooth: whether the gradient in theta is the slope of the result, or only a guide.
-    has_identity: whether all of theta at its identity leaves the input as it is.
-    parts: what it was combined of, as long as its theta is theirs.
+    has_identity: whether the input is unchanged if every theta is at its identity.
+    parts: the perturbations that it combines, as long as its theta are theirs.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Perturbation:
     def __post_init__(self) -> None:
         if not self.theta:
             raise UsageError(f"perturbation {self.name!r} must have at least one theta, got none")
-        names = [each.name for each in self.theta]
+        names = [theta.name for theta in self.theta]
         if len(set(names)) < len(names):
             raise UsageError(f"perturbation {self.name!r} must name each theta once, got {', '.join(names)}")
         if self.theta_is_magnitude and len(self.theta) != 1:
@@ -109,11 +110,11 @@ class Perturbation:
 
     @property
     def about(self) -> str:
-        """What it is, in a sentence: the first of its function's docstring."""
+        """A one-sentence description: the first sentence of its function's docstring."""
         return (self.apply.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
 
     def at(self, magnitude: float | None) -> Perturbation:
-        """The same with its reach set: by default 1 is the default range and 0 the identity."""
+        """The same perturbation with its range scaled, 1 being the default; noise and attacks get a new upper end."""
         if magnitude is None:
             return self
         if not (math.isfinite(magnitude) and magnitude > 0):
@@ -121,33 +122,30 @@ class Perturbation:
         if self.theta_is_magnitude:
             return replace(self, theta=(replace(self.theta[0], high=magnitude),), parts=())
 
-        def scaled(t: Theta) -> Theta:
-            return replace(t, low=_scaled(t, t.low, magnitude), high=_scaled(t, t.high, magnitude))
+        def scaled(theta: Theta) -> Theta:
+            low, high = (theta.identity + magnitude * (end - theta.identity) for end in (theta.low, theta.high))
+            return replace(theta, low=low, high=high)
 
-        return replace(self, theta=tuple(scaled(each) for each in self.theta), parts=())
+        return replace(self, theta=tuple(scaled(theta) for theta in self.theta), parts=())
 
     @property
     def code(self) -> str:
-        """Where its function is written: what tells two of the same name apart."""
+        """The qualified name of its function, which distinguishes two perturbations of the same name."""
         return f"{self.apply.__module__}.{self.apply.__qualname__}"
 
     def __add__(self, other: Perturbation) -> Perturbation:
-        """Both, one after the other; theta is that of both."""
+        """Both perturbations, one after the other, with the theta of both."""
         from themis.perturb.combine import combine
 
         return combine(self, other)
 
 
-def _scaled(theta: Theta, end: float, magnitude: float) -> float:
-    return theta.identity + magnitude * (end - theta.identity)
-
-
 def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
-    """Refuse inputs, one of them of this shape, that the perturbation cannot disturb."""
+    """Raise an error if the perturbation cannot disturb inputs of this shape."""
     name, got = perturbation.name, list(shape)
     if perturbation.inputs == "picture":
         if len(shape) != 3:
-            remedy = "for a table there are 'edit' and 'edit_worst'" if len(shape) == 1 else "reshape them"
+            remedy = "for a table, use 'edit' or 'edit_worst'" if len(shape) == 1 else "reshape them"
             raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
         if shape[0] > 4 and shape[2] <= 4:
             raise UsageError(
@@ -155,8 +153,8 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
             )
         if perturbation.channels not in (None, shape[0]):
             raise UsageError(
-                f"{name!r} needs pictures with {perturbation.channels} channels, got {shape[0]} in {got}: choose one "
-                "that fits them, see themis perturbations"
+                f"{name!r} needs pictures with {perturbation.channels} channels, got {shape[0]} in {got}: choose "
+                "another one, see themis perturbations"
             )
     elif perturbation.inputs == "table" and len(shape) != 1:
         raise UsageError(
@@ -166,17 +164,17 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
 
 
 def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
-    """Refuse an attack on a target that has no gradient, before anything runs."""
+    """Raise an error for an attack on a target that has no gradient, before anything runs."""
     if perturbation.needs_gradient and not target.has_gradient:
         raise UsageError(
-            f"perturbation {perturbation.name!r} needs the model's gradient and this target gives none: use a "
-            "disturbance of the input alone, as noise"
+            f"perturbation {perturbation.name!r} needs the model's gradient and this target gives none: use one "
+            "that disturbs only the input, such as noise"
         )
 
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:
-    """The tests' inputs: `inputs` disturbed at `theta`, clipped to the bounds."""
-    size = max(1, AT_ONCE * len(inputs) // max(inputs.numel(), 1))
+    """The inputs of tests: `inputs` disturbed at `theta` and clipped to the bounds."""
+    size = max(1, VALUES_AT_ONCE * len(inputs) // max(inputs.numel(), 1))
     if inputs.device.type != "cpu" or perturbation.passes or size >= len(inputs):
         return apply_inside(perturbation, inputs, theta, Rng(noise_seed), context)
     parts = []
@@ -190,17 +188,17 @@ def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_see
 
 
 def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """What a perturbation makes of inputs, in the units and type they came in and inside their bounds."""
+    """The disturbed inputs, in the same unit and type and within the bounds."""
     low, high = context.bounds
     is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0)
-    given = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
-    given = (given - low) / context.span if is_scaled else given
-    version = given._version
-    disturbed = perturbation.apply(given, theta, rng, context)
-    if given._version != version:
+    passed = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
+    passed = (passed - low) / context.span if is_scaled else passed
+    version = passed._version
+    disturbed = perturbation.apply(passed, theta, rng, context)
+    if passed._version != version:
         raise ModelError(
-            f"perturbation {perturbation.name!r} must leave the inputs it is given as they are, it has changed them in "
-            "place: write inputs + change, not inputs.add_(change)"
+            f"perturbation {perturbation.name!r} must not change its inputs in place, but it did: "
+            "write inputs + change, not inputs.add_(change)"
         )
     if disturbed.shape != inputs.shape:
         raise ModelError(
@@ -210,7 +208,7 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
         disturbed = disturbed * context.span + low
     if disturbed.requires_grad or not disturbed.is_contiguous() or _share_memory(disturbed, inputs):
         return disturbed.clamp(low, high).to(inputs.dtype)
-    return disturbed.clamp_(low, high).to(inputs.dtype)  # one picture's memory less to fetch
+    return disturbed.clamp_(low, high).to(inputs.dtype)  # saves one copy of the pictures
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

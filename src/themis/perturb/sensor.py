@@ -1,4 +1,4 @@
-"""The sensor and what is in front of it: coarse pixels, dead ones, stripes, a hidden patch, a rolling shutter."""
+"""The sensor and what is in front of it: coarse and dead pixels, stripes, occlusion, a rolling shutter."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import doubled, halved, places, side, warp_lines
 
 PARTLY = 0.25
-"""Share of the dead pixels that are so in part only: what makes the result smooth in their share."""
+"""Share of the dead pixels that are only partly dead, which makes the result smooth in their share."""
 STRIPES = 128
-"""Stripes that are drawn; beyond them they are mirrored."""
+"""Number of stripes that are drawn; beyond them they are mirrored."""
 STRIPE_EDGE = 0.25
-"""Share of a stripe's width over which it turns into the next."""
+"""Share of a stripe's width over which it blends into the next."""
 PATCH_EDGE = 0.04
-"""Width of a patch's soft edge, a share of the shorter side."""
+"""Width of the soft edge of a patch, a share of the shorter side."""
 
 
 def pixelate(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Coarse pixels: square blocks of one colour each, its mean there."""
+    """Coarse pixels: square blocks, each filled with its mean colour."""
     (block,) = columns(theta, inputs)
     unit = side(inputs)
-    size = (1 + (block * unit).square().square()).sqrt().sqrt()  # in pixels, of which one is the least
-    x, y = (size / unit * _stepped(each * unit / size, 1 / size) for each in places(inputs))
+    size = (1 + (block * unit).square().square()).sqrt().sqrt()  # in pixels, at least one
+    x, y = (size / unit * _stepped(axis * unit / size, 1 / size) for axis in places(inputs))
     return warp_lines(_averaged(inputs, size), (x, 0 * x), (0 * y, y))
 
 
 def _averaged(pictures: Tensor, size: Tensor) -> Tensor:
-    """Pictures averaged over about `size` pixels, mixed from copies that are halved again and again."""
+    """Pictures averaged over about `size` pixels, mixed from copies that are halved repeatedly."""
     last = max(pictures.shape[2:]).bit_length() - 1
-    level = (size / math.sqrt(3)).log2().clamp(0, last)  # a halved copy, drawn up, is as soft as a block so much wider
+    level = (size / math.sqrt(3)).log2().clamp(0, last)  # an enlarged halved copy is as soft as a block sqrt(3) wider
     halves = [pictures]
     for _ in range(last):
         halves.append(halved(halves[-1]))
@@ -51,7 +51,7 @@ def _hat(x: Tensor) -> Tensor:
 
 
 def _stepped(x: Tensor, edge: Tensor | float) -> Tensor:
-    """The middle between the whole numbers around `x`; near one of them, within `edge` in all, a slope to the next."""
+    """The middle between the whole numbers around `x`; near a whole number, a slope of width `edge` to the next."""
     whole = x.detach().round()
     part = ((x - whole) / edge).clamp(-0.5, 0.5)
     return whole + part * (1.5 - 2 * part * part)
@@ -67,7 +67,7 @@ def dead_pixels(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Te
 
 
 def stripes(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Straight stripes, each darker or brighter at random, as rows or columns of a sensor that amplify unevenly."""
+    """Straight stripes, each darker or brighter at random, as from rows or columns of a sensor with uneven gain."""
     strength, width, angle = columns(theta, inputs)
     angle = torch.deg2rad(angle)
     x, y = places(inputs)
@@ -87,13 +87,13 @@ def occlusion(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 
 
 def _covered(x: Tensor, size: Tensor, edge: float) -> Tensor:
-    """How much of a window of width `edge` about `x` lies in a span of width `size` about zero."""
+    """The share of a window of width `edge` around `x` that lies in an interval of width `size` around zero."""
     start, end = (-size / 2).maximum(x - edge / 2), (size / 2).minimum(x + edge / 2)
     return (end - start).clamp(min=0) / edge
 
 
 def rolling_shear(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """A rolling shutter in a moving camera: each row is read later than the one above it, so uprights lean and wave."""
+    """A rolling shutter in a moving camera: each row is read after the one above, so vertical lines lean and wave."""
     skew, wobble, waves = columns(theta, inputs)
     x, y = places(inputs)
     time = y * (side(inputs) / inputs.shape[2])

@@ -1,4 +1,4 @@
-"""Perturbations in words: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `mine:BAND`."""
+"""Specifications of perturbations: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `mine:BAND`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 
 
 def read_perturbation(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
-    """Names joined by `+`; after each, in brackets, ranges of its theta (`LOW:HIGH`) or values it is held at.
+    """Read names joined by `+`, each optionally with ranges (`LOW:HIGH`) or fixed values of its theta in brackets.
 
-    A name with a colon is `module:perturbation` of the user's own.
+    A name with a colon, `module:perturbation`, is one of the user's own.
     """
-    parts = [_read_part(each.strip(), known) for each in _split(text, "+")]
+    parts = [_read_part(part.strip(), known) for part in _split(text, "+")]
     return parts[0] if len(parts) == 1 else combine(*parts)
 
 
@@ -27,11 +27,11 @@ def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
     match = PART.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"perturbation must be names joined by +, each with its theta in brackets if need be, got {text!r}: write "
+            f"perturbation must be names joined by +, each optionally with theta in brackets, got {text!r}: write "
             "for instance rain(angle=-10:10) + fog"
         )
     name, ranges = match[1].strip(), match[2]
-    chosen = _own(name) if ":" in name else known.get(name)
+    chosen = _load_own(name) if ":" in name else known.get(name)
     if chosen is None:
         hint = nearest(name, known).partition("known:")[0]
         raise UsageError(
@@ -39,27 +39,27 @@ def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
         )
     if ranges is None or not ranges.strip():
         return chosen
-    return narrowed(chosen, dict(_read_range(each, name) for each in _split(ranges, ",")))
+    return narrowed(chosen, dict(_read_range(part, name) for part in _split(ranges, ",")))
 
 
-def _own(name: str) -> Perturbation:
+def _load_own(name: str) -> Perturbation:
     from themis.target.loaders.factory import call_factory
 
     try:
-        made = call_factory(name, "perturb")
+        loaded = call_factory(name, "perturb")
     except DataError as error:
         raise UsageError(
-            f"--perturb {name!r} must be a themis.Perturbation, or a function without arguments that makes one: {error}"
+            f"--perturb {name!r} must be a themis.Perturbation, or a function that returns one: {error}"
         ) from error
-    if not isinstance(made, Perturbation):
-        raise UsageError(f"--perturb {name!r} must be a themis.Perturbation, got {type(made).__name__}")
-    return replace(made, name=name, parts=())
+    if not isinstance(loaded, Perturbation):
+        raise UsageError(f"--perturb {name!r} must be a themis.Perturbation, got {type(loaded).__name__}")
+    return replace(loaded, name=name, parts=())
 
 
 def _read_range(text: str, name: str) -> tuple[str, Range]:
     theta, _, value = text.partition("=")
     try:
-        ends = [float(each) for each in value.split(":")]
+        ends = [float(end) for end in value.split(":")]
     except ValueError:
         ends = []
     if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
@@ -69,13 +69,13 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
     return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
 
-def _split(text: str, at: str) -> list[str]:
-    """`text` cut at each `at` that stands in no bracket."""
+def _split(text: str, separator: str) -> list[str]:
+    """`text` split at each `separator` outside of brackets."""
     parts, depth = [""], 0
-    for each in text:
-        depth += (each == "(") - (each == ")")
-        if each == at and depth == 0:
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == separator and depth == 0:
             parts.append("")
         else:
-            parts[-1] += each
+            parts[-1] += letter
     return parts

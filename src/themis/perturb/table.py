@@ -1,8 +1,8 @@
-"""Tables: features of a row take other valid values; and, apart from these, the noise that leaves the valid rows.
+"""Tables: features of a row take other valid values, or get noise that leaves the valid rows.
 
-A row lies in the inputs as `Features.place` puts it. How far a feature moves is a share of its range there. What is
-applied is discrete, the gradient in theta is that of the same change without rounding, so only a guide: the feature
-next in rank fades in as `count` grows, and an integer moves as a number would.
+`Features.place` maps a row to the inputs. A feature moves by a share of its range there. The change is discrete, but
+the gradient in theta is that of the same change without rounding, so it is only a guide: the feature that ranks next
+fades in as `count` grows, and an integer moves like a number.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 
 
-class Steps(NamedTuple):
-    """Where a step takes each feature of each row, `[tests, features]`."""
+class FeatureSteps(NamedTuple):
+    """The result of a step for each feature of each row, `[tests, features]`."""
 
     place: Tensor
     is_open: Tensor  # whether the step is permitted and changes the row
 
 
 def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Some features of a table's row, chosen at random, take another valid value, in a direction they may change.
+    """Some features of a table row, chosen at random, take another valid value, in a direction they may change.
 
-    Binary features flip, whatever the amount; integers move by one at the least.
+    Binary features flip, whatever the amount; integers move by at least one.
     """
     features = _features(context)
     order, coin = rng.uniform(inputs.shape[1]), rng.uniform(inputs.shape[1])
@@ -41,22 +41,23 @@ def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def edit_worst(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Those features of a table's row take another valid value whose change promises to raise the model's loss most.
+    """The features of a table row whose change is expected to raise the model's loss most take another valid value.
 
-    What a change promises is the loss's gradient times the step. Features that promise nothing are left as they are.
+    The expected increase is the gradient of the loss times the step. Features without one are left unchanged.
     """
     features = _features(context)
     slope = context.loss_gradient(inputs).to(inputs.dtype)
     up, down = _steps(inputs, theta, features)
-    gain_up, gain_down = (slope * (each.place - inputs.detach()) * each.is_open for each in (up, down))
+    gain_up, gain_down = (slope * (step.place - inputs.detach()) * step.is_open for step in (up, down))
     gain, place = torch.maximum(gain_up, gain_down), torch.where(gain_up >= gain_down, up.place, down.place)
     return _change(inputs, theta, features, place, torch.where(gain > 0, 1 / gain, torch.inf))
 
 
 def table_noise(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Normal noise on every feature of a table, in units of its range: continuous, so that the rows are not valid ones.
+    """Normal noise on every feature of a table, in units of its range: continuous, so that the rows are not valid.
 
-    It is the paper's noise. Values stay in their ranges but between whole numbers, and features move that may not.
+    This is the paper's noise. Values stay in their ranges, but integers become fractional, and features that must not
+    change are disturbed too.
     """
     low, high = _ends(inputs, _features(context))
     (sigma,) = columns(theta, inputs)
@@ -70,32 +71,32 @@ def _features(context: Context) -> Features:
 
 
 def _ends(inputs: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-    """Where the valid ranges begin and end."""
+    """The ends of the valid ranges."""
     limits = features.limits(inputs.device, inputs.dtype if features.axes is None else torch.float64)
     return features.place(limits.low).to(inputs.dtype), features.place(limits.high).to(inputs.dtype)
 
 
-def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[Steps, Steps]:
+def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[FeatureSteps, FeatureSteps]:
     """Each feature's valid value that lies `amount` of its range above, and the one below."""
     dtype = inputs.dtype if features.axes is None else torch.float64
     limits = features.limits(inputs.device, dtype)
     here, low, high = inputs.detach().to(dtype), features.place(limits.low), features.place(limits.high)
-    whole, reach = features.value(here).round(), theta.detach()[:, 1:] * (high - low)
+    value, reach = features.value(here).round(), theta.detach()[:, 1:] * (high - low)
 
-    def step(way: int, further: Callable[[Tensor, Tensor], Tensor], may_change: Tensor) -> Steps:
-        moved = (here + way * reach).clamp_(low, high)
-        reached = further(features.value(moved).round(), whole + way).clamp_(limits.low, limits.high)
+    def step(sign: int, further: Callable[[Tensor, Tensor], Tensor], may_change: Tensor) -> FeatureSteps:
+        moved = (here + sign * reach).clamp_(low, high)
+        reached = further(features.value(moved).round(), value + sign).clamp_(limits.low, limits.high)
         place = further(torch.where(limits.is_number, moved, features.place(reached)), here).to(inputs.dtype)
         is_open = may_change & (place != inputs)
-        if features.axes is not None:  # there, a place may differ from a value's by rounding
-            is_open &= limits.is_number | (reached != whole)
-        return Steps(place, is_open)
+        if features.axes is not None:  # there, a place may differ from that of a value by rounding
+            is_open &= limits.is_number | (reached != value)
+        return FeatureSteps(place, is_open)
 
     return step(1, torch.maximum, limits.may_rise), step(-1, torch.minimum, limits.may_fall)
 
 
 def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, order: Tensor) -> Tensor:
-    """Put the first `count` features by `order` at `place`; it is infinite for those that stay where they are."""
+    """Move the first `count` features by `order` to `place`; `order` is infinite for features that do not change."""
     count, amount = columns(theta, inputs)
     first = _first(order, count)
     rank = torch.arange(first.shape[1], device=first.device)
@@ -104,21 +105,21 @@ def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, or
     changed = inputs.detach().scatter(1, first, torch.where(weight.detach() >= 0.5, after, before))
     if not (weight.requires_grad or inputs.requires_grad):
         return changed
-    low, high = (each[first] for each in _ends(inputs, features))
+    low, high = (ends[first] for ends in _ends(inputs, features))
     moved = (before + (after - before).sign() * amount * (high - low)).clamp(low, high)
     is_free = ~features.limits(inputs.device).is_binary[first]
     step = weight * (after - before + is_free * (moved - moved.detach()))
     relaxed = inputs + torch.zeros_like(inputs, dtype=step.dtype).scatter(1, first, step)
-    return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # less a zero that has a slope
+    return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # subtracts a zero that has the slope
 
 
 def _first(order: Tensor, count: Tensor) -> Tensor:
-    """The first features by `order`, `[tests, n]` for an n that is enough for every `count`; of equals the left one."""
+    """The first features by `order`, `[tests, n]`, where n is enough for every `count`; of equal ones the leftmost."""
     n = order.shape[1]
-    most = n if count.is_cuda else min(n, int(count.detach().max()) + 1)  # a GPU would have to be waited for
-    bits = order.float().view(torch.int32).long()  # of positive floats they are in the same order
+    n_first = n if count.is_cuda else min(n, int(count.detach().max()) + 1)  # reading it would wait for a GPU
+    bits = order.float().view(torch.int32).long()  # the bits of positive floats have the same order
     key = (bits << 32) + torch.arange(n, device=order.device)
-    return key.topk(most, dim=1, largest=False).indices
+    return key.topk(n_first, dim=1, largest=False).indices
 
 
 COUNT = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))

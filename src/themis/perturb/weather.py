@@ -1,4 +1,4 @@
-"""Weather that lies over the whole scene: fog, frost on the lens, the sun's glare, shadows and the dark."""
+"""Weather that affects the whole scene: fog, frost on the lens, glare of the sun, shadows and darkness."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
-from themis.perturb.picture import eased, field, places, read_turned, side
+from themis.perturb.picture import eased, field, places, sample_rotated, side
 
 DETAIL = 56
-"""Pixels along the shorter side that are enough to draw clouds."""
+"""Pixels along the shorter side at which clouds are drawn at most."""
 HORIZON = 0.6
 """Share of the height, from the bottom."""
 LUMA = (0.299, 0.587, 0.114)
 
 
 def fog(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Fog in drifting banks: of the light exp(-density * depth) is left, and grey takes the place of the rest.
+    """Fog in drifting banks: exp(-density * depth) of the light remains, and grey replaces the rest.
 
-    The depth of the scene is taken to grow from the bottom of the picture up to a horizon above its middle.
+    The depth of the scene is assumed to grow from the bottom of the picture up to a horizon above its middle.
     """
     density, patchiness, scale = columns(theta, inputs)
     banks = 1 + patchiness * (eased(_clouds(inputs, rng, scale) * 2 - 0.5) * 2 - 1)
@@ -34,7 +34,7 @@ def fog(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def _clouds(pictures: Tensor, rng: Rng, scale: Tensor) -> Tensor:
-    """A smooth random field, drawn no finer than need be."""
+    """A smooth random field, drawn no finer than necessary."""
     height, width = pictures.shape[2:]
     times = max(1, side(pictures) // DETAIL)
     coarse = pictures.new_empty(len(pictures), 1, -(-height // times), -(-width // times))
@@ -43,16 +43,16 @@ def _clouds(pictures: Tensor, rng: Rng, scale: Tensor) -> Tensor:
 
 
 def frost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """Ice that grows over the lens in crossing needles, from its edges, and leaves the middle clear for longest."""
+    """Ice that grows over the lens in crossing needles, starting at the edges; the middle stays clear longest."""
     amount, scale = columns(theta, inputs)
     x, y = places(inputs)
     unit = side(inputs)
-    bottom, right = (each / unit / 2 for each in inputs.shape[2:])
+    bottom, right = (length / unit / 2 for length in inputs.shape[2:])
     inward = torch.minimum(right - x.abs(), bottom - y.abs())
     turn = rng.uniform(1, 1, 1).to(inputs.dtype) * math.pi
-    thin = (scale * scale + (2.5 / unit) ** 2).sqrt()  # no finer than pixels show
+    thin = (scale * scale + (2.5 / unit) ** 2).sqrt()  # no finer than a few pixels
     away = torch.full_like(amount, math.inf)
-    for k in range(6):  # three ways, coarse and then fine
+    for k in range(6):  # three directions, first coarse and then fine
         needle = _needle(inputs, rng, turn + math.pi / 3 * k, thin if k < 3 else thin * 0.5)
         away = torch.minimum(away, needle if k < 3 else needle + 0.25)
     needles = 1 / (1 + away)
@@ -62,21 +62,21 @@ def frost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def _needle(pictures: Tensor, rng: Rng, turn: Tensor, thin: Tensor) -> Tensor:
-    """How far, squared, pixels are from long lines all one way: those along which a stretched random field is 0."""
+    """The squared distance of pixels from long lines in one direction, along which a stretched random field is 0."""
     rows, columns = 8, 48
     lattice = rng.uniform(1, rows, columns).to(pictures.dtype) * 8 - 4
-    return read_turned(lattice, pictures, turn, thin * columns, thin * (8 * rows)).square()
+    return sample_rotated(lattice, pictures, turn, thin * columns, thin * (8 * rows)).square()
 
 
 def glare(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The sun in the picture: its disc, bloom and rays, two ghosts of it in the lens, and stray light everywhere."""
+    """The sun in the picture: its disc, bloom and rays, two ghost images in the lens, and stray light everywhere."""
     strength, x, y, size = columns(theta, inputs)
     right, below = places(inputs)
     turn = rng.uniform(1, 1, 1).to(inputs.dtype) * (math.pi / 2)
     area = size * size
     dx, dy = (right - x) / size, (below - y) / size
     off = dx * dx + dy * dy
-    # The cosine of twice the angle around the sun, and then of eight times it.
+    # The cosine of twice the angle around the sun, and then of eight times the angle.
     cos = (turn.cos() * dx * dx - turn.cos() * dy * dy + 2 * turn.sin() * dx * dy) / (off + 0.1)
     for _ in range(2):
         cos = 2 * cos * cos - 1
@@ -89,7 +89,7 @@ def glare(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def shadow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """A cast shadow: a band across the picture that gets less light, with edges as soft as the sun makes them."""
+    """A cast shadow: a band across the picture that gets less light, with soft edges."""
     strength, offset, angle, width, softness = columns(theta, inputs)
     x, y = places(inputs)
     lean = (rng.uniform(2, 1, 1, 1).to(inputs.dtype) - 0.5) * 0.5  # its edges are not quite parallel
@@ -102,15 +102,15 @@ def shadow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def low_light(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """A dark scene: less light, the noise of the few photons that remain and of the sensor, and paler colours."""
+    """A dark scene: less light, noise of the few remaining photons and of the sensor, and paler colours."""
     stops, noise, fade = columns(theta, inputs)
-    left = torch.exp2(stops * (-1 / 2.2))  # of a value as displays encode it
-    grey = _grey(inputs) * left
+    remaining = torch.exp2(stops * (-1 / 2.2))  # of a value as displays encode it
+    grey = _grey(inputs) * remaining
     sigma = (grey * 0.5 + 0.1).sqrt() * noise  # photons, and the sensor itself
     is_coloured = inputs.shape[1] == 3
     channels = []
-    for channel in inputs.chunk(inputs.shape[1], 1):  # one by one: smaller pieces are faster to draw
-        dim = channel * left
+    for channel in inputs.chunk(inputs.shape[1], 1):  # one by one: noise is faster to draw in smaller pieces
+        dim = channel * remaining
         dim = dim + (grey - dim) * fade if is_coloured else dim
         channels.append(dim + rng.normal(*channel.shape[1:]).to(inputs.dtype) * sigma)
     return torch.cat(channels, 1)
@@ -118,21 +118,21 @@ def low_light(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 
 def _grey(pictures: Tensor) -> Tensor:
     n = pictures.shape[1]
-    shares = LUMA if n == 3 else (1 / n,) * n
-    grey = pictures[:, :1] * shares[0]
+    weights = LUMA if n == 3 else (1 / n,) * n
+    grey = pictures[:, :1] * weights[0]
     for k in range(1, n):
-        grey = grey + pictures[:, k : k + 1] * shares[k]
+        grey = grey + pictures[:, k : k + 1] * weights[k]
     return grey
 
 
-def _mixed(pictures: Tensor, left: Tensor, colour: tuple[float, float, float]) -> Tensor:
-    """What is `left` of the pictures, and light of a colour, or of its grey, in place of the rest."""
-    gone = 1 - left
+def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) -> Tensor:
+    """A `share` of the pictures' light, and light of a colour, or of its grey, in place of the rest."""
+    rest = 1 - share
     if pictures.shape[1] == 3 and len(set(colour)) > 1:
         parts = zip(pictures.chunk(3, 1), colour, strict=True)
-        return torch.cat([each * left + gone * light for each, light in parts], 1)
-    grey = sum(share * light for share, light in zip(LUMA, colour, strict=True))
-    return (pictures * left).add_(gone * grey)
+        return torch.cat([channel * share + rest * light for channel, light in parts], 1)
+    grey = sum(weight * light for weight, light in zip(LUMA, colour, strict=True))
+    return (pictures * share).add_(rest * grey)
 
 
 _weather = partial(Perturbation, inputs="picture", family="weather")
