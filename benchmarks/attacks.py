@@ -1,16 +1,17 @@
-"""Attacks beside foolbox's and ART's: how often, by how little and how fast they break the same pictures.
+"""Attacks compared with those of foolbox and ART: success rate, distortion and speed on the same pictures.
 
     [THEMIS_DATA=FOLDER] python benchmarks/attacks.py [--device cuda] [--n 256] [--long] [--json FILE]
 
-On ResNet-56 (CIFAR-10) and LeNet-5 (MNIST); without a data folder on a LeNet-5 that is trained on the embedded digits.
-`--data` and `--weights` are CIFAR-10's as in paper.py. The references come with `pip install "themis-dl[attacks]"`.
+The models are ResNet-56 (CIFAR-10) and LeNet-5 (MNIST); without a data folder a LeNet-5 that is trained on the
+embedded digits. `--data` and `--weights` are those of CIFAR-10 as in paper.py. The references are installed with `pip
+install "themis-dl[attacks]"`.
 
-Both sides get the same model, batches, radius, steps, step size and one random start, and take turns; time is the best
-of some repeats, distortion (the largest change of a value, or the Euclidean norm) the mean over pictures that both have
-broken. In Carlini and Wagner's attack ours sets its own step, by settings that were chosen on the first pictures of
-both sets (`--skip` leaves them out), and foolbox gets the best of the steps and weights tried; `--long` adds a row
-where the reference searches nine times longer. Where foolbox's fails it gives a black picture, and calls it a success
-if that is answered otherwise: here it is a failure.
+Both sides get the same model, batches, radius, steps, step size and one random start, and alternate. Time is the best
+of several repeats. Distortion (the largest change of a value, or the Euclidean norm) is the mean over pictures that
+both sides have broken. In Carlini and Wagner's attack, ours chooses its own step, with settings that were tuned on
+the first pictures of both sets (`--skip` leaves them out), and foolbox gets the best of several steps and weights;
+`--long` adds a row in which the reference searches nine times longer. If foolbox's attack fails, it returns a black
+picture and counts it as a success if its answer differs: here it counts as a failure.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from themis.perturb.carlini import SEARCHES
 from themis.perturb.carlini import STEPS as CARLINI_STEPS
 
 POINTS, MORE = 1.0, 1.05
-"""Aims: success no more than so many points under the reference's, and no more than so many times its distortion."""
+"""Aims: success at most `POINTS` points below the reference, and at most `MORE` times its distortion."""
 BATCH = {"cpu": 64, "cuda": 256}
 SHORT = f"{SEARCHES}x{CARLINI_STEPS}"
-OURS = {each.name: each for each in ATTACKS}
+OURS = {attack.name: attack for attack in ATTACKS}
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A model, pictures that it classifies correctly, and how hard it is attacked."""
+class AttackedModel:
+    """A model, pictures that it classifies correctly, and the strength of the attacks."""
 
     name: str
     target: Target
@@ -61,7 +62,7 @@ class Bench:
     confidence: float
     rate: float
     first_weight: float
-    """Foolbox's step and first weight in Carlini and Wagner's attack: of some, those with which it does best."""
+    """Foolbox's step and first weight in Carlini and Wagner's attack: the best of several."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Row:
     theirs: Callable[[Tensor, Tensor], Tensor]
 
 
-class Whole(nn.Module):
-    """The model with its preprocessing, as the references take it."""
+class WithPreprocessing(nn.Module):
+    """The model including its preprocessing, as the references expect it."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -84,10 +85,10 @@ class Whole(nn.Module):
         return self.target.forward(inputs)
 
 
-def rows(bench: Bench, wanted: list[str], is_long: bool) -> list[Row]:
-    whole, device = Whole(bench.target).eval(), bench.target.device
+def rows(bench: AttackedModel, requested: list[str], is_long: bool) -> list[Row]:
+    module, device = WithPreprocessing(bench.target).eval(), bench.target.device
     foolbox = reference("foolbox")
-    model = foolbox.PyTorchModel(whole, bounds=bench.target.bounds, device=device)
+    model = foolbox.PyTorchModel(module, bounds=bench.target.bounds, device=device)
 
     def fixed(attack: Any, radius: float) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda inputs, labels: attack(model, inputs, labels, epsilons=radius)[1]
@@ -106,24 +107,24 @@ def rows(bench: Bench, wanted: list[str], is_long: bool) -> list[Row]:
     box, ball = bench.box, bench.ball
     in_box = foolbox.attacks.LinfProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
     in_ball = foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
-    found = [
+    candidates = [
         Row("fgsm", box, "1", "max", fixed(foolbox.attacks.LinfFastGradientAttack(), box)),
         Row("pgd", box, str(STEPS), "max", fixed(in_box, box)),
         Row("pgd_l2", ball, str(STEPS), "l2", fixed(in_ball, ball)),
         Row("cw", 0.0, SHORT, "l2", nearest(0.0, SEARCHES, CARLINI_STEPS, False)),
         Row("cw", bench.confidence, SHORT, "l2", nearest(bench.confidence, SEARCHES, CARLINI_STEPS, False)),
     ]
-    if "apgd" in wanted:
-        found.insert(3, Row("apgd", box, str(AUTO_STEPS), "max", auto(whole, bench)))
+    if "apgd" in requested:
+        candidates.insert(3, Row("apgd", box, str(AUTO_STEPS), "max", auto(module, bench)))
     if is_long:
-        found.append(Row("cw", 0.0, f"{SHORT}, theirs 9x100", "l2", nearest(0.0, 9, 100, True)))
-    return [each for each in found if each.attack in wanted]
+        candidates.append(Row("cw", 0.0, f"{SHORT}, theirs 9x100", "l2", nearest(0.0, 9, 100, True)))
+    return [row for row in candidates if row.attack in requested]
 
 
-def auto(whole: Whole, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
+def auto(module: WithPreprocessing, bench: AttackedModel) -> Callable[[Tensor, Tensor], Tensor]:
     device = bench.target.device
     classifier = reference("art.estimators.classification").PyTorchClassifier(
-        whole, nn.CrossEntropyLoss(), tuple(bench.inputs.shape[1:]), 10, clip_values=bench.target.bounds,
+        module, nn.CrossEntropyLoss(), tuple(bench.inputs.shape[1:]), 10, clip_values=bench.target.bounds,
         device_type="cpu" if device.type == "cpu" else "gpu",
     )  # fmt: skip
 
@@ -138,16 +139,16 @@ def auto(whole: Whole, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def reference(module: str) -> Any:
-    """A library of attacks; ends the program where it is not installed."""
+    """A library of attacks; exits if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except ImportError as error:
-        sys.exit(f'the attacks beside which ours are measured are missing ({error}): pip install "themis-dl[attacks]"')
+        sys.exit(f'the reference attacks must be installed ({error}): pip install "themis-dl[attacks]"')
 
 
-def ours(row: Row, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
+def ours(row: Row, bench: AttackedModel) -> Callable[[Tensor, Tensor], Tensor]:
     def run(inputs: Tensor, labels: Tensor) -> Tensor:
         def margin(outputs: Tensor) -> Tensor:
             return Wrong().compare(outputs, outputs, labels).margin
@@ -159,41 +160,43 @@ def ours(row: Row, bench: Bench) -> Callable[[Tensor, Tensor], Tensor]:
     return run
 
 
-def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: Bench) -> tuple[Tensor, float]:
-    """The attacked pictures, and the seconds it took."""
+def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: AttackedModel) -> tuple[Tensor, float]:
+    """The attacked pictures, and the seconds that the attack took."""
     device = bench.inputs.device
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     size = BATCH[device.type]
     wait()
-    began = perf_counter()
-    found = torch.cat([attack(*pair) for pair in zip(bench.inputs.split(size), bench.labels.split(size), strict=True)])
+    start = perf_counter()
+    attacked = torch.cat(
+        [attack(*pair) for pair in zip(bench.inputs.split(size), bench.labels.split(size), strict=True)]
+    )
     wait()
-    return found, perf_counter() - began
+    return attacked, perf_counter() - start
 
 
-def judge(found: Tensor, row: Row, bench: Bench) -> tuple[Tensor, Tensor]:
+def judge(attacked: Tensor, row: Row, bench: AttackedModel) -> tuple[Tensor, Tensor]:
     """Which pictures were broken, and how far each was changed."""
     with torch.no_grad():
-        outputs = torch.cat([bench.target.forward(each) for each in found.split(BATCH[found.device.type])])
+        outputs = torch.cat([bench.target.forward(batch) for batch in attacked.split(BATCH[attacked.device.type])])
     margin = Wrong().compare(outputs, outputs, bench.labels).margin
-    change = (found - bench.inputs).flatten(1)
+    change = (attacked - bench.inputs).flatten(1)
     length = change.norm(dim=1) if row.norm == "l2" else change.abs().amax(1)
-    is_broken = (margin < -(row.theta if row.attack == "cw" else 0.0)) & found.flatten(1).any(1)
+    is_broken = (margin < -(row.theta if row.attack == "cw" else 0.0)) & attacked.flatten(1).any(1)
     if row.attack != "cw":
         assert float(length.max()) <= row.theta * (1 + 1e-4) + 1e-6, "inside the ball"
     return is_broken, length
 
 
-def measure(row: Row, bench: Bench, repeats: int) -> dict[str, Any]:
+def measure(row: Row, bench: AttackedModel, repeats: int) -> dict[str, Any]:
     sides = {"ours": ours(row, bench), "theirs": row.theirs}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     judged: dict[str, tuple[Tensor, Tensor]] = {}
     torch.manual_seed(0)
     for _ in range(repeats):
         for side, attack in sides.items():
-            found, took = in_batches(attack, bench)
-            seconds[side].append(took)
-            judged.setdefault(side, judge(found, row, bench))
+            attacked, elapsed = in_batches(attack, bench)
+            seconds[side].append(elapsed)
+            judged.setdefault(side, judge(attacked, row, bench))
     both = judged["ours"][0] & judged["theirs"][0]
     result: dict[str, Any] = {"model": bench.name, "attack": row.attack, "theta": row.theta, "steps": row.steps}
     for side, (is_broken, length) in judged.items():
@@ -223,53 +226,59 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
         both = [r["ours"], r["theirs"]]
         table.add_row(
             r["model"], r["attack"], f"{r['theta']:.4g}", r["steps"], str(r["n"]),
-            " / ".join(f"{100 * each['success']:.1f}" for each in both),
-            " / ".join("-" if each["distortion"] is None else f"{each['distortion']:.4f}" for each in both),
-            " / ".join(f"{each['per_second']:,.1f}" for each in both),
+            " / ".join(f"{100 * side['success']:.1f}" for side in both),
+            " / ".join("-" if side["distortion"] is None else f"{side['distortion']:.4f}" for side in both),
+            " / ".join(f"{side['per_second']:,.1f}" for side in both),
             f"{r['ratio']:.2f}", "met" if is_met(r) else "missed",
         )  # fmt: skip
     console.print(table)
 
 
-def benches(arguments: argparse.Namespace, device: torch.device) -> list[Bench]:
-    """As many correctly classified pictures of each model as asked for."""
-    found = []
+def benches(arguments: argparse.Namespace, device: torch.device) -> list[AttackedModel]:
+    """Every model with `--n` correctly classified pictures."""
+    models = []
     if os.environ.get("THEMIS_DATA") or (arguments.data and arguments.weights):
         pictures, target = read_pictures(arguments.data), read_target(arguments.weights, device)
-        found.append(("ResNet-56", target, pictures.inputs, pictures.labels, (0.5 / 255, 0.1, 5.0, 0.01, 1e-3)))
+        models.append(("ResNet-56", target, pictures.inputs, pictures.labels, (0.5 / 255, 0.1, 5.0, 0.01, 1e-3)))
     if os.environ.get("THEMIS_DATA"):
         from themis import zoo
 
         target, digits = zoo.load("lenet5-mnist"), zoo.data("lenet5-mnist")
-        found.append(("LeNet-5", target, digits.inputs, digits.labels, (0.1, 1.0, 5.0, 0.3, 1.0)))
-    if not found:
+        models.append(("LeNet-5", target, digits.inputs, digits.labels, (0.1, 1.0, 5.0, 0.3, 1.0)))
+    if not models:
         from themis.cli.demo import make_data, make_model
 
         digits = make_data()
-        found.append(("LeNet-5, digits", Target(make_model()), digits.inputs, digits.labels, (0.1, 1.5, 5.0, 0.3, 1.0)))
-    made = []
-    for name, target, inputs, labels, strength in found:
+        models.append(
+            ("LeNet-5, digits", Target(make_model()), digits.inputs, digits.labels, (0.1, 1.5, 5.0, 0.3, 1.0))
+        )
+    attacked_models = []
+    for name, target, inputs, labels, strength in models:
         target.module.eval().to(device)
-        some = slice(arguments.skip, arguments.skip + 2 * arguments.n)
-        inputs, labels = inputs[some].to(device), labels[some].to(device)
+        window = slice(arguments.skip, arguments.skip + 2 * arguments.n)
+        inputs, labels = inputs[window].to(device), labels[window].to(device)
         with torch.no_grad():
-            answers = torch.cat([target.forward(each).argmax(1) for each in inputs.split(BATCH[device.type])])
-        at = (answers == labels).nonzero().squeeze(1)[: arguments.n]
-        made.append(Bench(name, target, inputs[at].contiguous(), labels[at], *strength))
-    return made
+            answers = torch.cat([target.forward(batch).argmax(1) for batch in inputs.split(BATCH[device.type])])
+        correct = (answers == labels).nonzero().squeeze(1)[: arguments.n]
+        attacked_models.append(AttackedModel(name, target, inputs[correct].contiguous(), labels[correct], *strength))
+    return attacked_models
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--n", type=int, default=256, help="pictures of each model; a quarter for cw")
-    parser.add_argument("--skip", type=int, default=0, help="pictures at the beginning to leave out")
+    parser.add_argument("--n", type=int, default=256, help="pictures per model; a quarter of them for cw")
+    parser.add_argument("--skip", type=int, default=0, help="number of pictures to leave out at the beginning")
     parser.add_argument("--attacks", default=",".join(OURS), help="apgd needs ART, the others foolbox")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--long", action="store_true", help="also Carlini and Wagner against a longer search of theirs")
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="also compare Carlini and Wagner's attack with a longer search of the reference",
+    )
     parser.add_argument("--data", type=Path, help="NumPy archive of CIFAR-10's test set, instead of the data folder")
     parser.add_argument("--weights", type=Path, help="ResNet-56's state dict, instead of the data folder's")
-    parser.add_argument("--json", "--out", help="write the raw figures to this file")
+    parser.add_argument("--json", "--out", help="write the raw results to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     results = []

@@ -1,10 +1,10 @@
-"""What criteria cost: tests a second of each on ResNet-56 beside the bare forward pass; the ratio is of one run.
+"""The cost of criteria: tests per second of each on ResNet-56, compared with the bare forward pass in the same run.
 
     THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--batch N] [--json FILE]
 
-A criterion learns from 2,000 CIFAR-10 pictures, then takes in others under Gaussian noise, a batch at a time: forward
-pass with its layers watched, readings, update. Bare and watched passes take turns and the ratio is that of their
-medians, over the last batches of each. `held` is what a fitted criterion keeps, in MiB: what it learnt, and its state.
+A criterion is fitted to 2,000 CIFAR-10 pictures and then measures others under Gaussian noise, one batch at a time:
+forward pass with traced layers, readings, update. Bare and traced passes alternate, and the ratio is that of their
+medians over the last batches of each. `held` is the memory of a fitted criterion in MiB: fitted values and state.
 `--data` and `--weights` are as in paper.py.
 """
 
@@ -30,10 +30,10 @@ COVERAGE = ("nc", "kmnc", "nbc", "snac", "tknc", "tknp", "nlc", "cc", "idc", "mc
 SURPRISE = ("lsa", "dsa", "mdsa")
 AIMS = {**dict.fromkeys(COVERAGE, 1.3), **dict.fromkeys(SURPRISE, 2.0)}
 WIDE = ("nlc", "mcdc", "cc")
-"""Not of elements: there are too many pairs of them, and cc would keep every test."""
+"""Not measured on elements: there are too many pairs of them, and cc would keep every test."""
 TRAINING = 2_000
 BATCHES, FIRST = 12, 4
-"""Batches a criterion takes in, and how many of them are not timed."""
+"""Batches per criterion, and how many of them are not timed."""
 
 
 def clock(device: torch.device) -> float:
@@ -42,8 +42,8 @@ def clock(device: torch.device) -> float:
     return perf_counter()
 
 
-class Watched:
-    """Forward passes whose layers a criterion is shown."""
+class TracedPasses:
+    """Forward passes whose activations a criterion measures."""
 
     def __init__(self, target: Target, criterion: Criterion, example: torch.Tensor) -> None:
         self.target, self.criterion = target, criterion
@@ -59,7 +59,7 @@ class Watched:
         return self.criterion.update(self.view.end(len(inputs), outputs, seed))
 
     def keep_clean(self, inputs: torch.Tensor) -> None:
-        """Not timed: a campaign runs clean inputs once."""
+        """Run the clean inputs; not timed, since a campaign runs them once."""
         self._pass(inputs)
         self.view.keep_clean(0, len(inputs), len(inputs))
 
@@ -73,18 +73,18 @@ class Watched:
 
 
 def measure(target: Target, spec: str, pictures: Seeds, batch: int) -> dict[str, Any]:
-    """Medians of a bare and of a watched pass over a batch, and what the criterion says at the end."""
+    """Median times of a bare and of a traced pass over a batch, and the final score of the criterion."""
     device = target.device
-    began = perf_counter()
+    start = perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of classes with few pictures: speed is measured here
+        warnings.simplefilter("ignore", RuntimeWarning)  # about classes with few pictures: only speed is measured
         criterion = fit_to(choose_criterion(spec), target, pictures[torch.arange(TRAINING)])
-    fitted = perf_counter() - began
-    bare, watched = [], []
+    fit_seconds = perf_counter() - start
+    bare, traced = [], []
     generator = torch.Generator(device).manual_seed(0)
     with target.opened(), torch.no_grad():
         clean = pictures.inputs[TRAINING : TRAINING + batch].to(device)
-        run = Watched(target, criterion, clean[0])
+        run = TracedPasses(target, criterion, clean[0])
         if "clean" in criterion.needs:
             run.keep_clean(clean)
         for _ in range(BATCHES):
@@ -96,9 +96,9 @@ def measure(target: Target, spec: str, pictures: Seeds, batch: int) -> dict[str,
             run(tests, clean)
             times.append(clock(device))
             bare.append(times[1] - times[0])
-            watched.append(times[2] - times[1])
-    base, own = (statistics.median(each[FIRST:]) for each in (bare, watched))
-    held = [sum(each.nbytes for each in part.values()) / 2**20 for part in (criterion.learnt, criterion.state)]
+            traced.append(times[2] - times[1])
+    base, own = (statistics.median(times[FIRST:]) for times in (bare, traced))
+    held = [sum(tensor.nbytes for tensor in part.values()) / 2**20 for part in (criterion.learnt, criterion.state)]
     assert criterion.layout is not None
     return {
         "criterion": str(criterion),
@@ -106,8 +106,8 @@ def measure(target: Target, spec: str, pictures: Seeds, batch: int) -> dict[str,
         "bare_tests_a_second": batch / base,
         "tests_a_second": batch / own,
         "ratio": own / base,
-        "first_ratio": statistics.median(watched[1:FIRST]) / statistics.median(bare[1:FIRST]),
-        "fit_seconds": fitted,
+        "first_ratio": statistics.median(traced[1:FIRST]) / statistics.median(bare[1:FIRST]),
+        "fit_seconds": fit_seconds,
         "learnt_mib": held[0],
         "state_mib": held[1],
         "score": criterion.score(),
@@ -118,19 +118,19 @@ def show(results: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
     for name in ("criterion", "neurons", "bare/s", "tests/s", "ratio", "at first", "aim", "fit s", "held"):
         table.add_column(name, justify="left" if name == "criterion" else "right")
-    for each in results:
-        aim = AIMS[each["criterion"].partition("(")[0]]
-        mark = "" if each["ratio"] <= aim else " *"
+    for result in results:
+        aim = AIMS[result["criterion"].partition("(")[0]]
+        mark = "" if result["ratio"] <= aim else " *"
         table.add_row(
-            each["criterion"],
-            f"{each['neurons']:,}",
-            f"{each['bare_tests_a_second']:,.0f}",
-            f"{each['tests_a_second']:,.0f}",
-            f"{each['ratio']:.2f}{mark}",
-            f"{each['first_ratio']:.2f}",
+            result["criterion"],
+            f"{result['neurons']:,}",
+            f"{result['bare_tests_a_second']:,.0f}",
+            f"{result['tests_a_second']:,.0f}",
+            f"{result['ratio']:.2f}{mark}",
+            f"{result['first_ratio']:.2f}",
             f"{aim:.1f}",
-            f"{each['fit_seconds']:.1f}",
-            f"{each['learnt_mib']:.1f} + {each['state_mib']:.1f}",
+            f"{result['fit_seconds']:.1f}",
+            f"{result['learnt_mib']:.1f} + {result['state_mib']:.1f}",
         )
     return table
 
@@ -146,9 +146,8 @@ def main() -> None:
         for name in arguments.only.split(",") if arguments.only else (*COVERAGE, *SURPRISE):
             if neurons == "channel" or name not in WIDE:
                 results.append(measure(target, f"{name}(neurons={neurons})", pictures, batch))
-                each = results[-1]
-                print(f"{each['criterion']} {neurons}: {each['ratio']:.2f}", flush=True)
-    Console(width=120).print(show(results, f"ResNet-56 on {device}, {batch} tests a pass; * misses its aim"))
+                print(f"{results[-1]['criterion']} {neurons}: {results[-1]['ratio']:.2f}", flush=True)
+    Console(width=120).print(show(results, f"ResNet-56 on {device}, {batch} tests per pass; * misses its aim"))
     if arguments.json:
         write_json(arguments.json, device, results)
 

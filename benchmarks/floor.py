@@ -1,9 +1,9 @@
-"""The floor: a campaign's time over the bare passes it makes; same model, same batches, one run.
+"""The overhead of a campaign: its time divided by that of its bare forward passes, with the same model and batches.
 
     python benchmarks/floor.py [--device cuda] [--models lenet5,resnet56] [--json FILE]
 
-Campaign and bare passes take turns, and the ratio is that of their medians. The profile comes from one more campaign
-whose parts are timed by wrapping them; it says where the rest goes.
+Campaigns and bare passes alternate, and the ratio is that of their medians. The profile comes from another campaign
+whose parts are timed by wrapping them; it shows where the remaining time is spent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from themis.zoo import lenet5, resnet56
 
 AIM = 1.3
 MODELS = {
-    # builder, input shape, seeds, tests (about ten a seed, as campaigns have), magnitude
+    # builder, input shape, seeds, tests (about ten per seed, as in real campaigns), magnitude
     "lenet5": (lenet5, (1, 28, 28), 2000, 19_200, 0.25),
     "resnet56": (resnet56, (3, 32, 32), 320, 3_200, 0.05),
 }
@@ -46,7 +46,7 @@ PARTS = {
     "judge": [(loop, "judge"), (loop, "conclude")],
     "search": [(loop, "_propose")],
     "count and keep faults": [(State, "add"), (Recorder, "add_faults")],
-    "forward passes, watched": [(Target, "forward")],
+    "forward passes, traced": [(Target, "forward")],
 }
 
 
@@ -61,41 +61,43 @@ def make(name: str, device: torch.device, scale: float) -> tuple[Target, torch.T
     inputs = torch.rand(n_seeds, *shape, generator=torch.Generator().manual_seed(0))
     model = builder()
     with torch.no_grad():
-        for _ in range(30):  # batch norms get the statistics of real activations; untrained ones fade to denormals
+        for _ in range(
+            30
+        ):  # gives batch norms the statistics of real activations; otherwise activations fade to denormals
             model.train()(inputs[:64])
-    never = {"tolerance": 1e-12, "plateau": None}  # the whole budget is run
-    options = {"magnitude": magnitude, "max_tests": int(n_tests * scale), **never}
+    endless = {"tolerance": 1e-12, "plateau": None}  # the full budget is used
+    options = {"magnitude": magnitude, "max_tests": int(n_tests * scale), **endless}
     return Target(model.eval().to(device)), inputs, options
 
 
 def bare(target: Target, inputs: torch.Tensor, n_passes: int, chunk: int) -> float:
-    """Seconds of `n_passes` forward passes in batches of `chunk`, and nothing else."""
+    """Seconds for `n_passes` forward passes in batches of `chunk`, without anything else."""
     batches = [inputs[k : k + chunk].to(target.device) for k in range(0, len(inputs) - chunk + 1, chunk)]
     with target.opened(), torch.no_grad():
         target.module(batches[0])
         synchronize(target.device)
-        began = perf_counter()
+        start = perf_counter()
         for k in range(n_passes // chunk):
             target.module(batches[k % len(batches)])
         synchronize(target.device)
-        return (perf_counter() - began) * n_passes / (n_passes // chunk * chunk)
+        return (perf_counter() - start) * n_passes / (n_passes // chunk * chunk)
 
 
 @contextmanager
 def timed(parts, device):
-    """Wraps the parts of a campaign; gives the seconds each spent in itself, not in another part."""
+    """Wrap the parts of a campaign; yields the seconds spent in each part, without those in nested parts."""
     spent, stack, originals = defaultdict(float), [], []
 
     def wrap(name, function):
         def call(*args, **kwargs):
             synchronize(device)
-            began = perf_counter()
+            start = perf_counter()
             stack.append(0.0)
             try:
                 return function(*args, **kwargs)
             finally:
                 synchronize(device)
-                total = perf_counter() - began
+                total = perf_counter() - start
                 spent[name] += total - stack.pop()
                 if stack:
                     stack[-1] += total
@@ -124,9 +126,9 @@ def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict
         floors.append(bare(target, inputs, result.rounds[-1].passes, result.start.chunk))
     with timed(PARTS, device) as spent:
         profiled = themis.run(target, inputs, "gaussian", **options).seconds.total
-    watched = spent.pop("forward passes, watched")
+    traced = spent.pop("forward passes, traced")
     floor = statistics.median(floors)
-    profile = {"forward passes": min(watched, floor), "seeing activations": max(0.0, watched - floor), **spent}
+    profile = {"forward passes": min(traced, floor), "seeing activations": max(0.0, traced - floor), **spent}
     profile["everything else"] = max(0.0, profiled - sum(profile.values()))
     last = result.rounds[-1]
     return {
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of tests")
-    parser.add_argument("--json", help="write the raw figures to this file")
+    parser.add_argument("--json", help="write the raw results to this file")
     arguments = parser.parse_args()
     device, console = torch.device(arguments.device), Console()
     results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
@@ -168,7 +170,7 @@ def main() -> None:
         profile.add_column("seconds", justify="right")
         profile.add_column("of bare", justify="right")
         floor = statistics.median(r["bare_seconds"])
-        for part, seconds in sorted(r["profile_seconds"].items(), key=lambda each: -each[1]):
+        for part, seconds in sorted(r["profile_seconds"].items(), key=lambda item: -item[1]):
             profile.add_row(part, f"{seconds:.3f}", f"{seconds / floor:.1%}")
         console.print(profile)
     if arguments.json:

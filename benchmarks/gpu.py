@@ -1,4 +1,4 @@
-"""What a GPU must get right: the same campaign twice, faults that replay, half precision, memory that stays flat.
+"""Checks of campaigns on a GPU: reproducible faults, replay, half precision, and constant memory.
 
     THEMIS_DATA=FOLDER python benchmarks/gpu.py [--device cuda] [--json FILE]
 
@@ -32,7 +32,7 @@ CAMPAIGNS: dict[str, dict[str, Any]] = {
 
 
 def campaign(target: Target, seeds: Seeds, options: dict[str, Any], tests: int = TESTS) -> tuple[Run, float]:
-    """A campaign of so many tests, and the peak of the device's memory in GiB."""
+    """A campaign of `tests` tests, and the peak memory of the device in GiB."""
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     result = themis.run(target, seeds, **options, max_tests=tests, tolerance=1e-12, plateau=None)
@@ -40,7 +40,7 @@ def campaign(target: Target, seeds: Seeds, options: dict[str, Any], tests: int =
 
 
 def same_faults(one: Run, other: Run) -> bool:
-    """Whether both found the same faults, to the last bit."""
+    """Whether both runs found exactly the same faults."""
     a, b = one.faults.columns, other.faults.columns
     return a.keys() == b.keys() and all(
         len(a[name]) == len(b[name]) and np.array_equal(a[name], b[name], equal_nan=a[name].dtype.kind == "f")
@@ -53,7 +53,7 @@ def check(target: Target, seeds: Seeds, options: dict[str, Any]) -> dict[str, An
     first, peak = campaign(target, seeds, options)
     second, _ = campaign(target, seeds, options)
     replays = [fault.replay() for fault in first.faults[:REPLAYED]]
-    columns = [{(f.id, f.seed_id, f.answer) for f in each.faults} for each in (first, second)]
+    columns = [{(f.id, f.seed_id, f.answer) for f in run.faults} for run in (first, second)]
     return {
         "faults": len(first.faults),
         "distinct_faults": first.rounds[-1].distinct_faults,
@@ -61,7 +61,7 @@ def check(target: Target, seeds: Seeds, options: dict[str, Any]) -> dict[str, An
         "faults_in_one_only": len(columns[0] ^ columns[1]),
         "near_ties": len(first.near_ties),
         "replayed": len(replays),
-        "replays_same": sum(each.is_same for each in replays),
+        "replays_same": sum(replay.is_same for replay in replays),
         "seconds": first.seconds.total,
         "peak_gib": peak,
         "peak_gib_long": peak_long,

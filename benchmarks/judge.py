@@ -1,10 +1,11 @@
-"""Phase 2: the time to judge neurons, by the paper's route and by this package's judges; one run.
+"""Phase 2: the time to judge neurons with the paper's method and with the judges of this package, in one run.
 
     python benchmarks/judge.py [--paper-neurons 5] [--skip-large] [--json FILE]
 
-The paper's route is one PyMC model a neuron: normal likelihood over all its sensitivities, `pm.sample` with its
-defaults (4 chains of 1,000 draws), `arviz.summary`. A few neurons are timed after one that is not (compilation), and
-the time for 1,000 is scaled up from their median; needs the extra `bayes`. The judges are timed as they are.
+The paper's method is one PyMC model per neuron: a normal likelihood over all its sensitivities, `pm.sample` with its
+defaults (4 chains of 1,000 draws), and `arviz.summary`. A few neurons are timed after a first one that is not counted
+(compilation), and the time for 1,000 neurons is extrapolated from their median; this needs the extra `bayes`. The
+judges of this package are timed in full.
 """
 
 from __future__ import annotations
@@ -39,24 +40,27 @@ AIMS = {
 
 
 def seconds(action: Callable[[], object], repeats: int) -> list[float]:
-    """Times of some repeats, after one that is not counted."""
+    """Times of several repeats, after one that is not counted."""
     times = []
     for _ in range(repeats + 1):
-        began = perf_counter()
+        start = perf_counter()
         action()
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
     return times[1:]
 
 
 def time_paper(sensitivity: torch.Tensor) -> list[float]:
-    """Seconds a neuron by the paper's route, `[tests, neurons]`; the first neuron, which compiles, is not counted."""
+    """Seconds per neuron with the paper's method; the first neuron, which compiles, is not counted.
+
+    sensitivity: `[tests, neurons]`.
+    """
     import arviz
     import pymc
 
     logging.getLogger("pymc").setLevel(logging.ERROR)
     times = []
     for observed in sensitivity.double().numpy().T:
-        began = perf_counter()
+        start = perf_counter()
         with pymc.Model():
             samples = pymc.Data("samples", observed)
             mu = pymc.Normal("mu", 0, 1)
@@ -64,12 +68,12 @@ def time_paper(sensitivity: torch.Tensor) -> list[float]:
             pymc.Normal("sensitivity", mu, sigma, observed=samples)
             trace = pymc.sample(progressbar=False)
         arviz.summary(trace)
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
     return times[1:]
 
 
 def large_moments() -> Moments:
-    """Moments of as many neurons as ResNet-56 has, spread over six orders of magnitude."""
+    """Moments of `LARGE` neurons, spread over six orders of magnitude."""
     rng = torch.Generator().manual_seed(0)
     mean = 10 ** torch.empty(LARGE, dtype=torch.float64).uniform_(-5, 1, generator=rng)
     return Moments(torch.tensor(TESTS), mean, mean.square() * TESTS)
@@ -83,9 +87,9 @@ def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
     if not skip_large:
         large = large_moments()
         results["exact large"] = seconds(lambda: JUDGES["exact"](large), repeats)
-        began = perf_counter()
+        start = perf_counter()
         JUDGES["gibbs"](large)
-        results["gibbs large"] = [perf_counter() - began]
+        results["gibbs large"] = [perf_counter() - start]
     if n_paper:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -99,39 +103,43 @@ def show(results: dict[str, Any], console: Console) -> None:
     paper = NEURONS * median["paper a neuron"] if has_paper else None
 
     table = Table(title=f"Judging neurons after {TESTS:,} tests, 4,000 draws, {torch.get_num_threads()} threads")
-    for column in ("judge", "neurons", "seconds", "faster than the paper's route", "aim", ""):
+    for column in ("judge", "neurons", "seconds", "faster than the paper's method", "aim", ""):
         table.add_column(column, justify="left" if column in ("judge", "aim", "") else "right")
 
-    def add(judge: str, neurons: int, taken: float, aim: str = "", is_met: bool | None = None) -> None:
-        ratio = f"{paper / taken:,.0f} x" if paper and neurons == NEURONS and taken != paper else ""
+    def add(judge: str, neurons: int, elapsed: float, aim: str = "", is_met: bool | None = None) -> None:
+        ratio = f"{paper / elapsed:,.0f} x" if paper and neurons == NEURONS and elapsed != paper else ""
         verdict = "" if is_met is None else "met" if is_met else "missed"
-        table.add_row(judge, f"{neurons:,}", f"{taken:,.1f}" if taken >= 10 else f"{taken:.2g}", ratio, aim, verdict)
+        table.add_row(
+            judge, f"{neurons:,}", f"{elapsed:,.1f}" if elapsed >= 10 else f"{elapsed:.2g}", ratio, aim, verdict
+        )
 
     if paper:
-        add("paper's route (scaled up)", NEURONS, paper)
+        add("paper's method (extrapolated)", NEURONS, paper)
     least = AIMS["gibbs over paper"]
     is_met = paper / median["gibbs"] >= least if paper else None
     add("gibbs, all diagnostics", NEURONS, median["gibbs"], f"{least:,} x or more", is_met)
     add("exact", NEURONS, median["exact"])
     for judge, label in (("gibbs", "gibbs, all diagnostics"), ("exact", "exact")):
         if f"{judge} large" in median:
-            most, taken = AIMS[f"{judge} large seconds"], median[f"{judge} large"]
-            add(label, LARGE, taken, f"under {most:g} s", taken < most)
+            most, elapsed = AIMS[f"{judge} large seconds"], median[f"{judge} large"]
+            add(label, LARGE, elapsed, f"under {most:g} s", elapsed < most)
     console.print(table)
     if paper:
         times = results["paper a neuron"]
         console.print(
-            f"The paper's route was not run for {NEURONS:,} neurons: {len(times)} were timed warm "
+            f"The paper's method was not run for {NEURONS:,} neurons: {len(times)} were timed after a warm-up "
             f"({min(times):.2f} to {max(times):.2f} s each), and {NEURONS:,} times their median is shown."
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--paper-neurons", type=int, default=5, help="neurons timed by the paper's route; 0 skips it")
+    parser.add_argument(
+        "--paper-neurons", type=int, default=5, help="neurons timed with the paper's method; 0 skips it"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip-large", action="store_true", help=f"leave out the {LARGE:,} neurons")
-    parser.add_argument("--json", help="write the raw figures to this file")
+    parser.add_argument("--json", help="write the raw results to this file")
     arguments = parser.parse_args()
     results = measure(arguments.paper_neurons, arguments.repeats, arguments.skip_large)
     show(results, Console())

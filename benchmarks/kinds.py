@@ -1,10 +1,10 @@
-"""What breaks a model: every picture perturbation at its default range, on a model of the zoo.
+"""The fault rate of a model of the zoo under every picture perturbation, at its default range.
 
     [THEMIS_DATA=FOLDER] python benchmarks/kinds.py [--zoo NAME] [--device cuda] [--tests 2000] [--json FILE]
 
-The zoo's resnet56-cifar10 by default; without a data folder the demo's LeNet-5 and its digits, where what needs colours
-is left out. Tests are drawn uniformly over seeds and theta, so that the rates are the model's and not the search's.
-SSIM is that of the faults: how much of the picture was still there when it was misread.
+The default is the zoo's resnet56-cifar10; without a data folder it is the demo's LeNet-5 with its digits, without the
+perturbations that need colours. Tests are drawn uniformly over seeds and theta, so that the rates are those of the
+model and not of a search. SSIM is the median over faults: how similar they still are to their seeds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from themis.runs.run import percent
 
 
 def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict:
-    began = perf_counter()
+    start = perf_counter()
     run = themis.run(
         target, data, name, policy="random", uniform_share=1.0, max_tests=tests, max_seeds=seeds, plateau=None,
         tolerance=1e-9,
     )  # fmt: skip
-    similar = [each.ssim for each in run.faults if each.ssim is not None]
+    ssims = [fault.ssim for fault in run.faults if fault.ssim is not None]
     rate = run.fault_rate
     return {
         "perturbation": name,
@@ -41,8 +41,8 @@ def measure(name: str, target: themis.Target, data: object, tests: int, seeds: i
         "high": rate.high,
         "failing_seeds": run.rounds[-1].failing_seeds,
         "seeds": run.start.n_usable,
-        "ssim": median(similar) if similar else None,
-        "tests_per_second": run.rounds[-1].tests / (perf_counter() - began),
+        "ssim": median(ssims) if ssims else None,
+        "tests_per_second": run.rounds[-1].tests / (perf_counter() - start),
     }
 
 

@@ -1,10 +1,10 @@
-"""The paper's figure: tests until every sampled neuron of ResNet-56 has converged under Gaussian noise 0.05.
+"""The paper's experiment: tests until all sampled neurons of ResNet-56 have converged under Gaussian noise of 0.05.
 
     THEMIS_DATA=FOLDER python benchmarks/paper.py [--device cuda] [--json FILE]
 
-Seeds are 2,000 correctly classified pictures of the CIFAR-10 test set. On a machine without Pillow, or without the data
-folder, `--data` names a NumPy archive of all test pictures (`inputs`, uint8 `[10000, 3, 32, 32]`, and `labels`) and
-`--weights` the model's state dict.
+The seeds are 2,000 correctly classified pictures of the CIFAR-10 test set. On a machine without Pillow or without the
+data folder, `--data` is a NumPy archive of all test pictures (`inputs`, uint8 `[10000, 3, 32, 32]`, and `labels`),
+and `--weights` is the model's state dict.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from themis.zoo import resnet56
 N_SEEDS = 2_000
 MAGNITUDE = 0.05
 PROTOTYPE_TESTS = 23_000
-"""Tests a prototype of the method needed; the paper's average over its models is 21,399."""
+"""Tests that a prototype of the method needed; the paper's average over its models is 21,399."""
 TOLERATED = 0.2
 
 
 def read_target(weights: Path | None, device: torch.device, neurons: str = "element") -> Target:
-    """ResNet-56 with the published weights, which have no counters of batches."""
+    """ResNet-56 with the published weights, which lack the counters of batch normalisation."""
     path = weights or data_folder() / "cifar10" / "weights" / "resnet56_akamaster.pt"
     model = resnet56()
     missing, unexpected = model.load_state_dict(torch.load(path, weights_only=True), strict=False)
-    if unexpected or any(not each.endswith("num_batches_tracked") for each in missing):
+    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
         sys.exit(f"{path} does not fit ResNet-56: missing {missing}, unexpected {unexpected}")
     normalize = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     return Target(model.eval().to(device), preprocess=normalize, neurons=neurons)
@@ -67,12 +67,12 @@ def correct_seeds(target: Target, pictures: Seeds, n: int = N_SEEDS) -> Seeds:
 
 
 def run_paper(target: Target, seeds: Seeds, **options: Any) -> Run:
-    """The campaign of the paper's figure."""
+    """The campaign of the paper's experiment."""
     return themis.run(target, seeds, "gaussian", magnitude=MAGNITUDE, preset="paper", **options)
 
 
 def is_within(tests: int) -> bool:
-    """Whether the tests to stop are close enough to the prototype's."""
+    """Whether the number of tests is close enough to that of the prototype."""
     return abs(tests / PROTOTYPE_TESTS - 1) <= TOLERATED
 
 
@@ -81,11 +81,11 @@ def show(result: Run, console: Console) -> None:
     table = Table(title=f"ResNet-56, {result.start.n_usable:,} seeds, Gaussian {MAGNITUDE}, preset paper")
     for column in ("round", "tests", "coverage, sampled", "coverage, all", "distinct faults", "seconds"):
         table.add_column(column, justify="right")
-    for each in result.rounds:
-        coverage = each.coverage
+    for round in result.rounds:
+        coverage = round.coverage
         table.add_row(
-            str(each.number), f"{each.tests:,}", f"{coverage.sampled:.3f}", f"{coverage.all:.5f}",
-            f"{each.distinct_faults:,}", f"{each.seconds:.1f}",
+            str(round.number), f"{round.tests:,}", f"{coverage.sampled:.3f}", f"{coverage.all:.5f}",
+            f"{round.distinct_faults:,}", f"{round.seconds:.1f}",
         )  # fmt: skip
     console.print(table)
     verdict = "met" if is_within(last.tests) and result.stop_reason == "coverage" else "missed"
@@ -97,24 +97,26 @@ def show(result: Run, console: Console) -> None:
 
 
 def write_json(path: str, device: torch.device, results: Any) -> None:
-    """Raw figures, with the command that made them."""
+    """Write raw results together with the command that produced them."""
     command = shlex.join(["python", *sys.argv])
     with open(path, "w") as file:
         json.dump({"command": command, "environment": describe_environment(device), "results": results}, file, indent=1)
 
 
 def parse(description: str, **defaults: Any) -> argparse.Namespace:
-    """The options that benchmarks on CIFAR-10 share; ends the program when there is no data to run on."""
+    """Parse the options that benchmarks on CIFAR-10 share; exits if there is no data."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, help="NumPy archive of the test set, instead of the data folder")
-    parser.add_argument("--weights", type=Path, help="state dict, instead of the data folder's")
-    parser.add_argument("--json", help="write the raw figures to this file")
+    parser.add_argument("--weights", type=Path, help="state dict, instead of that in the data folder")
+    parser.add_argument("--json", help="write the raw results to this file")
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     arguments = parser.parse_args()
     if not os.environ.get("THEMIS_DATA") and not (arguments.data and arguments.weights):
-        print("skipped: it runs on CIFAR-10; set THEMIS_DATA to the data folder, or pass --data and --weights")
+        print(
+            "skipped: this benchmark needs CIFAR-10; set THEMIS_DATA to the data folder, or pass --data and --weights"
+        )
         sys.exit(0)
     return arguments
 
@@ -127,9 +129,9 @@ def main() -> None:
     result = run_paper(target, seeds, random_seed=arguments.random_seed)
     show(result, Console())
     if arguments.json:
-        rounds = [asdict(each) for each in result.rounds]
-        for each in rounds:
-            del each["coverage"]["by_layer"]
+        rounds = [asdict(round) for round in result.rounds]
+        for record in rounds:
+            del record["coverage"]["by_layer"]
         write_json(arguments.json, device, {"summary": result.summary(), "rounds": rounds})
 
 

@@ -1,14 +1,14 @@
-"""Pictures a second of every perturbation, beside the libraries that have the same operation.
+"""Pictures per second of every perturbation, compared with libraries that have the same operation.
 
     python benchmarks/perturb.py [--device cuda] [--sizes 32,224] [--only rain,fog] [--json FILE]
 
-Needs what it compares with: pip install "themis-dl[bench]" (kornia, albumentations); torchvision is used where it is
-installed. Every picture has parameters of its own, as in a campaign: kornia has that too; torchvision has one parameter
-a call and is called once a picture; its figure for a whole batch at one parameter stands beside it, as what a campaign
-cannot use. albumentations takes one picture at a time, on the CPU, at its own number of threads. All get float32
-pictures. The operations are the nearest that the libraries have, at a like strength: the figures say what the same
-wish costs, not that pixels agree. kornia's snow is left out: it lightens dark pixels and draws no flakes. Rivals take
-turns in one run, each timed at its best of several rounds.
+The libraries are installed with pip install "themis-dl[bench]" (kornia, albumentations); torchvision is used if it is
+installed. Every picture has its own parameters, as in a campaign. kornia supports that too. torchvision has one
+parameter per call and is called once per picture; its rate for a whole batch with one parameter, which a campaign
+cannot use, is shown as well. albumentations processes one picture at a time, on the CPU, with its own number of
+threads. All get float32 pictures. The operations are the closest ones in the libraries, at similar strength: the
+rates compare the cost of similar effects, not of identical pixels. kornia's snow is left out: it lightens dark pixels
+and draws no flakes. The libraries alternate in one run, and the best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from themis.perturb import PERTURBATIONS, Context, perturb
 
 ROUNDS = 3
 ONE_THETA = "torchvision, one theta"
-Rival = Callable[[], object]
+Operation = Callable[[], object]
 
 
-def kornia_rivals(pictures: Tensor) -> dict[str, Rival]:
+def kornia_rivals(pictures: Tensor) -> dict[str, Operation]:
     """kornia's operations, each with its own parameters for every picture."""
     try:
         import kornia.augmentation as K
@@ -43,7 +43,7 @@ def kornia_rivals(pictures: Tensor) -> dict[str, Rival]:
     sigma = 0.015 * size
     kernel = 2 * math.ceil(3 * sigma) + 1
     streak = max(3, round(0.06 * size) // 2 * 2 + 1)
-    made = {
+    operations = {
         "gaussian": K.RandomGaussianNoise(std=0.05, p=1),
         "salt_and_pepper": K.RandomSaltAndPepperNoise(amount=(0.01, 0.05), p=1),
         "gaussian_blur": K.RandomGaussianBlur((kernel, kernel), (sigma / 2, sigma), p=1),
@@ -64,10 +64,10 @@ def kornia_rivals(pictures: Tensor) -> dict[str, Rival]:
         "rain": K.RandomRain(p=1) if size > 40 else None,
         "shadow": K.RandomPlasmaShadow(p=1),
     }
-    return {name: lambda op=op: op(pictures) for name, op in made.items() if op is not None}
+    return {name: lambda op=op: op(pictures) for name, op in operations.items() if op is not None}
 
 
-def albumentations_rivals(pictures: Tensor) -> dict[str, Rival]:
+def albumentations_rivals(pictures: Tensor) -> dict[str, Operation]:
     """albumentations' operations, picture by picture."""
     if pictures.device.type != "cpu":
         return {}
@@ -81,13 +81,13 @@ def albumentations_rivals(pictures: Tensor) -> dict[str, Rival]:
     size = pictures.shape[-1]
     sigma, streak = 0.015 * size, max(3, round(0.06 * size) // 2 * 2 + 1)
     drop = max(2, size // 12)
-    one, disc = (0.05, 0.05), max(1, round(0.02 * size))
-    made = {
-        "gaussian": A.GaussNoise(std_range=one, p=1),
-        "shot": A.ShotNoise(scale_range=one, p=1),
+    amount, disc = (0.05, 0.05), max(1, round(0.02 * size))
+    operations = {
+        "gaussian": A.GaussNoise(std_range=amount, p=1),
+        "shot": A.ShotNoise(scale_range=amount, p=1),
         "speckle": A.MultiplicativeNoise((0.8, 1.2), per_channel=True, elementwise=True, p=1),
         "impulse": A.PixelDropout(0.05, drop_value=None, p=1),
-        "salt_and_pepper": A.SaltAndPepper(amount=one, p=1),
+        "salt_and_pepper": A.SaltAndPepper(amount=amount, p=1),
         "gaussian_blur": A.GaussianBlur(blur_limit=0, sigma_limit=(sigma, sigma), p=1),
         "motion_blur": A.MotionBlur(blur_limit=(streak, streak), p=1),
         "defocus_blur": A.Defocus(radius=(disc, disc), p=1),
@@ -114,12 +114,12 @@ def albumentations_rivals(pictures: Tensor) -> dict[str, Rival]:
         "shadow": A.RandomShadow(p=1),
         "raindrops": A.Spatter(mode="rain", p=1),
     }
-    images = [np.ascontiguousarray(each) for each in pictures.permute(0, 2, 3, 1).numpy()]
-    return {name: lambda op=op: [op(image=each)["image"] for each in images] for name, op in made.items()}
+    images = [np.ascontiguousarray(picture) for picture in pictures.permute(0, 2, 3, 1).numpy()]
+    return {name: lambda op=op: [op(image=image)["image"] for image in images] for name, op in operations.items()}
 
 
 def torchvision_operations(size: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """torchvision's operations on a batch, all of it at one parameter."""
+    """torchvision's operations on a batch, with one parameter for all pictures."""
     try:
         from torchvision.transforms import v2
         from torchvision.transforms.v2 import functional as V
@@ -150,23 +150,23 @@ def torchvision_operations(size: int) -> dict[str, Callable[[Tensor], Tensor]]:
     }
 
 
-def torchvision_rivals(pictures: Tensor) -> dict[str, Rival]:
+def torchvision_rivals(pictures: Tensor) -> dict[str, Operation]:
     """torchvision's operations, picture by picture."""
     operations = torchvision_operations(pictures.shape[-1])
-    ones = pictures.split(1)
-    return {name: lambda op=op: torch.cat([op(each) for each in ones]) for name, op in operations.items()}
+    singles = pictures.split(1)
+    return {name: lambda op=op: torch.cat([op(picture) for picture in singles]) for name, op in operations.items()}
 
 
-def torchvision_batches(pictures: Tensor) -> dict[str, Rival]:
-    """torchvision's operations, one parameter for the whole batch: what a campaign cannot use."""
+def torchvision_batches(pictures: Tensor) -> dict[str, Operation]:
+    """torchvision's operations, with one parameter for the whole batch, which a campaign cannot use."""
     operations = torchvision_operations(pictures.shape[-1])
     return {name: lambda op=op: op(pictures) for name, op in operations.items()}
 
 
-def ours(name: str, pictures: Tensor) -> Rival:
-    """One of ours, theta drawn from its box and noise anew each time."""
+def ours(name: str, pictures: Tensor) -> Operation:
+    """A perturbation of Themis with theta drawn from its box and new noise in every call."""
     perturbation, n = PERTURBATIONS[name], len(pictures)
-    low, high = (torch.tensor([getattr(each, end) for each in perturbation.theta]) for end in ("low", "high"))
+    low, high = (torch.tensor([getattr(parameter, end) for parameter in perturbation.theta]) for end in ("low", "high"))
     draw = torch.Generator().manual_seed(0)
     theta = (low + torch.rand(n, len(low), generator=draw) * (high - low)).to(pictures.device)
     seeds = torch.arange(n, device=pictures.device)
@@ -179,21 +179,21 @@ def ours(name: str, pictures: Tensor) -> Rival:
     return once
 
 
-def rates(rivals: dict[str, Rival], n: int, is_cuda: bool, seconds: float) -> dict[str, float]:
-    """Pictures a second of each, at its best of the rounds that they take in turns."""
+def rates(rivals: dict[str, Operation], n: int, is_cuda: bool, seconds: float) -> dict[str, float]:
+    """Pictures per second of each library, the best of several rounds in which they alternate."""
     best = dict.fromkeys(rivals, 0.0)
     for _ in range(ROUNDS):
         for name, rival in rivals.items():
             rival()
             if is_cuda:
                 torch.cuda.synchronize()
-            began, times = perf_counter(), 0
-            while perf_counter() - began < seconds or times < 2:
+            start, times = perf_counter(), 0
+            while perf_counter() - start < seconds or times < 2:
                 rival()
                 times += 1
                 if is_cuda:
                     torch.cuda.synchronize()
-            best[name] = max(best[name], n * times / (perf_counter() - began))
+            best[name] = max(best[name], n * times / (perf_counter() - start))
     return best
 
 
@@ -201,9 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", default="32,224")
-    parser.add_argument("--only", default="", help="names, with commas between them")
-    parser.add_argument("--seconds", type=float, default=0.4, help="given to each rival in each of the rounds")
-    parser.add_argument("--json", help="write the raw figures to this file")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--seconds", type=float, default=0.4, help="per library in each round")
+    parser.add_argument("--json", help="write the raw results to this file")
     arguments = parser.parse_args()
     is_cuda = arguments.device.startswith("cuda")
     names = arguments.only.split(",") if arguments.only else list(PERTURBATIONS)
@@ -217,7 +217,7 @@ def main() -> None:
     console, rows = Console(width=140), []
     warnings.simplefilter("ignore")
     torch.set_grad_enabled(False)
-    torch.empty(31 << 18).fill_(0)  # what glibc has freed once it keeps: later arrays of up to 31 MiB cost no new pages
+    torch.empty(31 << 18).fill_(0)  # glibc keeps freed memory: later arrays of up to 31 MiB need no new pages
     for size in map(int, arguments.sizes.split(",")):
         n = 256 if size <= 64 else 64
         pictures = torch.rand(n, 3, size, size, generator=torch.Generator().manual_seed(0)).to(arguments.device)
@@ -225,8 +225,8 @@ def main() -> None:
         others = {library: operations for library, operations in others.items() if operations}
         if not others:
             raise SystemExit('nothing to compare with: pip install "themis-dl[bench]"')
-        table = Table(title=f"pictures a second, {size} x {size}, batches of {n}, {arguments.device}")
-        for head in ("perturbation", "Themis", *(head for each in others for head in (each, "ratio"))):
+        table = Table(title=f"pictures per second, {size} x {size}, batches of {n}, {arguments.device}")
+        for head in ("perturbation", "Themis", *(head for library in others for head in (library, "ratio"))):
             table.add_column(head, justify="left" if head == "perturbation" else "right")
         for name in names:
             rivals = {"themis": ours(name, pictures)}
@@ -239,10 +239,14 @@ def main() -> None:
                 cells += [f"{rate[library]:,.0f}", f"{rate['themis'] / rate[library]:.2f}"] if has else ["-", "-"]
             table.add_row(name, *cells)
         console.print(table)
-    ratios = [row["themis"] / row[each] for row in rows for each in makers if each in row and each != ONE_THETA]
+    ratios = [
+        row["themis"] / row[library] for row in rows for library in makers if library in row and library != ONE_THETA
+    ]
     slow = sum(ratio < 0.5 for ratio in ratios)
     faster = sum(ratio > 1 for ratio in ratios)
-    console.print(f"{faster} of {len(ratios)} comparisons faster than the library, {slow} slower than half of it")
+    console.print(
+        f"{faster} of {len(ratios)} comparisons are faster than the library, {slow} reach less than half its speed"
+    )
     if arguments.json:
         write_json(arguments.json, torch.device(arguments.device), rows)
 

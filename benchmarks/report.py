@@ -1,10 +1,10 @@
-"""A report of a campaign with more than 10,000 faults: its size, and how soon after opening it can be used.
+"""The report of a campaign with more than 10,000 faults: its size, and the time until it is usable in a browser.
 
     python benchmarks/report.py [--repeats N] [--json FILE]
 
-LeNet-5 on digits under strong noise. Usable is when the gallery has drawn its pictures and a filter has answered, from
-the moment the address is given to a browser that has nothing in its caches; driving the browser is counted too. Needs
-Chromium and playwright; without them only writing is measured.
+LeNet-5 on digits under strong noise. The report is usable when the gallery has drawn its pictures and a filter has
+responded; the time starts when the address is passed to a browser with empty caches, and includes driving the
+browser. Needs Chromium and playwright; without them only writing is measured.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ AIM_SECONDS, AIM_BYTES = 2.0, 20e6
 
 
 def measure_opening(report: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds until the gallery is drawn, and until a filter and a sorting have answered after that."""
+    """Seconds until the gallery is drawn, and until filtering and sorting have responded after that."""
     from playwright.sync_api import sync_playwright
 
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    found: dict[str, list[float]] = {"drawn": [], "filtered": [], "sorted": [], "usable": []}
+    seconds: dict[str, list[float]] = {"drawn": [], "filtered": [], "sorted": [], "usable": []}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(repeats):
             context = browser.new_context(viewport={"width": 1280, "height": 900})
             page = context.new_page()
-            at = [perf_counter()]
+            times = [perf_counter()]
             page.goto(report.resolve().as_uri())
             page.wait_for_function("() => document.querySelector('#cards img')?.naturalWidth > 1")
-            at.append(perf_counter())
+            times.append(perf_counter())
             for choice, value in (("answer", "8"), ("sort", "ssim")):
                 page.select_option(f"#filter-{choice}", value)
                 page.wait_for_selector("#cards article")
-                at.append(perf_counter())
-            spans = [after - before for before, after in pairwise(at)]
-            for name, seconds in zip(found, [*spans, at[2] - at[0]], strict=True):
-                found[name].append(seconds)
+                times.append(perf_counter())
+            spans = [after - before for before, after in pairwise(times)]
+            for name, span in zip(seconds, [*spans, times[2] - times[0]], strict=True):
+                seconds[name].append(span)
             context.close()
         browser.close()
-    return found
+    return seconds
 
 
 def main() -> None:
@@ -66,9 +66,9 @@ def main() -> None:
         limits = {"coverage": None, "max_tests": 16_000}
         out = Path(folder) / "run"
         run = themis.run(make_model(), make_data(), "gaussian", magnitude=1.0, policy="corners", **limits, out=out)
-        began = perf_counter()
+        start = perf_counter()
         report = write_report(out)
-        result = {"faults": len(run.faults), "bytes": report.stat().st_size, "written": perf_counter() - began}
+        result = {"faults": len(run.faults), "bytes": report.stat().st_size, "written": perf_counter() - start}
         try:
             opening = measure_opening(report, arguments.repeats)
         except (ImportError, StopIteration):

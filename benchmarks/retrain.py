@@ -1,12 +1,13 @@
-"""Retraining from what techniques choose: score regained on judge seeds, with the same inputs, recipe and compute.
+"""Retraining on inputs chosen by different techniques: the score on judge seeds, with the same recipe and compute.
 
     THEMIS_DATA=FOLDER python benchmarks/retrain.py [--device cuda] [--workers 12] [--json FILE]
 
-Each technique searches the same seeds for the same passes and chooses the same number of inputs; a copy of the model is
-trained on each choice and on clean inputs of the training data, and judged on other test seeds by the same uniform
-tests. Once a random seed; intervals of themis less a rival are Student's t over random seeds, paired. With `--json`
-what the file has is not run again. On a CPU `--quick` is the default: LeNet-5 and the PDF model, two random seeds.
-`--pack FILE` keeps models and data in one file, to be read with `--packed FILE` on a machine without the data folder.
+Each technique searches the same seeds with the same number of passes and chooses the same number of inputs. A copy of
+the model is trained on each choice and on clean inputs of the training data, and judged on other test seeds by the
+same uniform tests, once per random seed. Intervals of the difference between themis and a rival are Student's t
+intervals over random seeds, paired. With `--json`, results that the file already has are not computed again. On a
+CPU, `--quick` is the default: LeNet-5 and the PDF model, two random seeds. `--pack FILE` writes models and data to
+one file, which `--packed FILE` reads on a machine without the data folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from rich.console import Console
 from searching.arguments import complete, row_parser
 from searching.files import write_results
-from searching.packs import Held, hold, read_pack, write_pack
+from searching.packs import ModelWithData, load_model, read_pack, write_pack
 
 from themis.errors import ThemisError
 from themis.experiments.contest.cells import Case, Contest, failed_cell
@@ -40,7 +41,7 @@ from themis.perturb import choose_perturbation
 from themis.target.ledger import Ledger
 
 EVERY = 10
-"""Cells after which a row's intervals are made anew before it is whole."""
+"""The intervals of an incomplete row are updated after this many cells."""
 TECHNIQUES = "themis,nc,kmnc,idc,lsa,random,corners"
 QUICK: dict[str, Any] = {"rows": ["lenet5 gaussian*", "pdf*"], "random_seeds": 2, "share": 0.5}
 FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0}
@@ -48,7 +49,7 @@ FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0}
 
 @dataclass(frozen=True)
 class Row:
-    """One setting. Passes are those of a campaign after its clean sweep; inputs those that each technique chooses."""
+    """One setting. Passes are those after the clean passes; inputs are those that each technique chooses."""
 
     name: str
     model: str
@@ -68,7 +69,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "table": {"epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "fresh": 0.0, "share": 0.5},
 }
 NEAR = "regression:0.1"
-"""Within a tenth of the label: the usual two standard deviations leave the drive no room to gain."""
+"""Within a tenth of the label: the default of two standard deviations leaves no room for a gain on the drive."""
 ROWS = (
     Row("lenet5 gaussian 0.8", "lenet5-mnist", "gaussian", 0.8, 4_000, "small"),
     Row("resnet56 gaussian 0.1", "resnet56-cifar10", "gaussian", 0.1, 4_000, "deep"),
@@ -83,12 +84,12 @@ ROWS = (
     Row("lenet5 fog", "lenet5-mnist", "fog", None, 4_000, "small"),
     Row("pdf edit", "mlp-pdf", "edit", 3.0, 4_000, "table"),
 )
-"""In the order in which they are run: noise on every model first, then attacks, which take longest."""
+"""In the order in which they are run: noise on every model first, attacks (the slowest) later."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a row is run, and on how much of the seeds."""
+    """The device of a row, and the share of the seeds that is used."""
 
     row: Row
     device: str
@@ -96,21 +97,21 @@ class Setting:
     share: float
 
     def case(self) -> Case:
-        held = _held(self.row.model, self.device, self.packed)
-        parts = held.parts(self.share)
-        target = held.settled(self.row.oracle, parts.search)
+        loaded = _model(self.row.model, self.device, self.packed)
+        parts = loaded.parts(self.share)
+        target = loaded.with_settled_oracle(self.row.oracle, parts.search)
         perturbation = choose_perturbation(self.row.perturbation, self.row.magnitude)
         return Case(target, parts, perturbation, Ledger(), parts.train)
 
     def plan(self, n_search: int, inputs: int | None = None, **options: Any) -> ContestPlan:
-        """Passes are counted from the end of the clean sweep."""
+        """The plan of a contest; passes are counted from the end of the clean passes."""
         row, passes = self.row, round(self.row.passes * self.share) + n_search + 5
         return ContestPlan.of(inputs=inputs, most_inputs=row.most_inputs, passes=passes, draws=row.draws, **options)
 
 
 @cache
-def _held(model: str, device: str, packed: str | None) -> Held:
-    return hold(model, device) if packed is None else read_pack(packed, model, device)
+def _model(model: str, device: str, packed: str | None) -> ModelWithData:
+    return load_model(model, device) if packed is None else read_pack(packed, model, device)
 
 
 @lru_cache(2)
@@ -120,14 +121,14 @@ def _contest(setting: Setting, inputs: int | None) -> Contest:
 
 
 def count(setting: Setting) -> tuple[int, dict[str, Any], Any]:
-    """How many inputs each technique is to choose: the distinct faults that themis finds; and the model as it came."""
+    """The number of inputs to choose (the distinct faults that themis finds), the recipe, and the original reading."""
     torch.set_num_threads(1)
     contest = _contest(setting, None)
     return contest.inputs(), contest.recipe.as_dict(), contest.before()
 
 
 def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict[str, Any]:
-    """One cell: a technique on a row, once."""
+    """One cell: a technique on a row with one random seed."""
     torch.set_num_threads(1)
     cell = ContestCell(choose_competitor(technique), random_seed)
     outcome = attempt(_contest(setting, inputs).run, cell)
@@ -135,23 +136,24 @@ def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict
 
 
 def contest(settings: list[Setting], results: dict[str, Any], arguments: argparse.Namespace, console: Console) -> None:
-    """Run what is missing, a row's random seeds one after the other, and show each row as soon as it is whole."""
-    names = [each.name for each in ContestPlan(techniques=arguments.techniques).chosen()]
-    began, running, left, before = perf_counter(), {}, {}, {}
+    """Run missing cells, ordered by random seed within a row, and show each row as soon as it is complete."""
+    names = [technique.name for technique in ContestPlan(techniques=arguments.techniques).chosen()]
+    start, running, left, before = perf_counter(), {}, {}, {}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        counted = [(each, pool.submit(count, each)) for each in settings]
+        counted = [(setting, pool.submit(count, setting)) for setting in settings]
         for setting, counting in counted:
             name = setting.row.name
             try:
                 inputs, recipe, before[name] = counting.result()
-            except ThemisError as error:  # the other rows stand
+            except ThemisError as error:  # the other rows are not affected
                 console.print(f"{name} failed: {error}", highlight=False)
                 continue
             row = results["rows"].setdefault(name, {"row": asdict(setting.row), "cells": []})
             inputs = row.setdefault("inputs", inputs)
             row |= {"before": before[name].as_dict(), "recipe": recipe}
-            kept = {(each["technique"], each["random_seed"]) for each in row["cells"]}
-            cells = [(who, k) for k in range(arguments.random_seeds) for who in names if (who, k) not in kept]
+            finished = {(cell["technique"], cell["random_seed"]) for cell in row["cells"]}
+            pairs = ((technique, k) for k in range(arguments.random_seeds) for technique in names)
+            cells = [pair for pair in pairs if pair not in finished]
             left[name] = len(cells)
             running |= {pool.submit(run, setting, inputs, *cell): setting for cell in cells}
             if not cells:
@@ -161,7 +163,7 @@ def contest(settings: list[Setting], results: dict[str, Any], arguments: argpars
             row, name = results["rows"][setting.row.name], setting.row.name
             row["cells"].append(record)
             left[name] -= 1
-            console.print(_progress(setting, record, n_done, len(running), perf_counter() - began), highlight=False)
+            console.print(_progress(setting, record, n_done, len(running), perf_counter() - start), highlight=False)
             if not left[name] or n_done % EVERY == 0:
                 _conclude(setting, row, before[name], arguments, None if left[name] else console)
             _write(arguments, results)
@@ -169,22 +171,23 @@ def contest(settings: list[Setting], results: dict[str, Any], arguments: argpars
 
 
 def _progress(setting: Setting, record: dict[str, Any], n_done: int, n: int, seconds: float) -> str:
-    """A cell in a line."""
-    who = (
+    """One line about a cell."""
+    prefix = (
         f"{n_done}/{n} {seconds:.0f} s  {setting.row.name}: {record['technique']}, random seed {record['random_seed']}"
     )
     if "error" in record:
-        return f"{who} failed: {record['error']}"
-    took = ", ".join(f"{name} {each:.1f}" for name, each in record["seconds"].items())
-    return f"{who}: disturbed {record['reading']['disturbed']:.4f}, clean {record['reading']['clean']:.4f} ({took} s)"
+        return f"{prefix} failed: {record['error']}"
+    seconds_text = ", ".join(f"{name} {value:.1f}" for name, value in record["seconds"].items())
+    reading = record["reading"]
+    return f"{prefix}: disturbed {reading['disturbed']:.4f}, clean {reading['clean']:.4f} ({seconds_text} s)"
 
 
 def _conclude(setting: Setting, row: dict[str, Any], reading: Any, arguments: Any, console: Console | None) -> None:
-    """The row's intervals beside its cells, and its table where there is a console."""
+    """Add the intervals of a row, and print its table if there is a console."""
     plan = setting.plan(0, row["inputs"], techniques=arguments.techniques, random_seeds=arguments.random_seeds)
     recipe = Recipe.of(**row["recipe"])
     result = summarise(setting.row.name, plan, recipe, reading, row["cells"], {})
-    row["standings"] = [asdict(each) for each in result.standings]
+    row["standings"] = [asdict(standing) for standing in result.standings]
     if console is not None:
         console.print()
         show(result, console)
@@ -196,29 +199,29 @@ def _write(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
 
 
 def aims(results: dict[str, Any], console: Console) -> None:
-    """All rows: where themis stands against the best rival, and what became of the clean score."""
+    """Show all rows: themis compared with its best rival, and the change of the clean score."""
     from rich.table import Table
 
     table = Table(title="themis against its best rival, points of disturbed score")
     for head in ("row", "before", "themis", "best rival", "above by (over random seeds)", "clean change"):
         table.add_column(head, justify="left" if head in ("row", "best rival") else "right")
     for name, row in results["rows"].items():
-        standings = [each for each in row.get("standings", []) if each["shifts"]]
-        own = next((each for each in standings if each["technique"] == "themis"), None)
-        rivals = [each for each in standings if each["technique"] != "themis"]
+        standings = [standing for standing in row.get("standings", []) if standing["shifts"]]
+        own = next((standing for standing in standings if standing["technique"] == "themis"), None)
+        rivals = [standing for standing in standings if standing["technique"] != "themis"]
         if own is None or not rivals:
             continue
-        best = max(rivals, key=lambda each: each["shifts"]["disturbed"]["after"])
+        best = max(rivals, key=lambda rival: rival["shifts"]["disturbed"]["after"])
         lead = (best["lead"] or {}).get("over_runs")
         low, value, high = (None if lead is None else 100 * lead[end] for end in ("low", "value", "high"))
-        said = "-" if lead is None else f"{value:+.2f} ({low:+.2f}..{high:+.2f})"
+        lead_text = "-" if lead is None else f"{value:+.2f} ({low:+.2f}..{high:+.2f})"
         disturbed, clean = own["shifts"]["disturbed"], own["shifts"]["clean"]
         table.add_row(
             name,
             f"{100 * disturbed['before']:.2f}",
             f"{100 * disturbed['after']:.2f}",
             f"{best['technique']} {100 * best['shifts']['disturbed']['after']:.2f}",
-            said,
+            lead_text,
             f"{100 * (clean['after'] - clean['before']):+.2f}",
         )
     console.print(table)
@@ -226,38 +229,38 @@ def aims(results: dict[str, Any], console: Console) -> None:
 
 def parse() -> argparse.Namespace:
     parser = row_parser(__doc__)
-    parser.add_argument("--techniques", default=TECHNIQUES, help="by commas")
-    parser.add_argument("--random-seeds", type=int, help="trainings each")
-    parser.add_argument("--share", type=float, help="of the seeds and passes")
-    parser.add_argument("--json", help="file of the raw figures, rewritten after each training")
+    parser.add_argument("--techniques", default=TECHNIQUES, help="names, separated by commas")
+    parser.add_argument("--random-seeds", type=int, help="trainings per technique")
+    parser.add_argument("--share", type=float, help="share of the seeds and passes")
+    parser.add_argument("--json", help="file for the raw results, rewritten after each training")
     return complete(parser.parse_args(), QUICK, FULL)
 
 
 def read_results(path: str | None, share: float) -> dict[str, Any]:
-    """What an earlier call left in the file."""
+    """The results of an earlier call in the file."""
     import json
 
     if path is None or not os.path.exists(path):
         return {"share": share, "rows": {}}
     results: dict[str, Any] = json.loads(Path(path).read_text())["results"]
     if results["share"] != share:
-        sys.exit(f"{path} must hold contests on {share} of the seeds, it has {results['share']}: name another file")
+        sys.exit(f"{path} must hold contests on {share} of the seeds, it has {results['share']}: give another file")
     for row in results["rows"].values():
-        row["cells"] = [each for each in row["cells"] if "error" not in each]
+        row["cells"] = [cell for cell in row["cells"] if "error" not in cell]
     return results
 
 
 def main() -> None:
     arguments, console = parse(), Console(width=None if sys.stdout.isatty() else 160)
-    rows = [each for each in ROWS if any(fnmatch(each.name, glob) for glob in arguments.rows)]
+    rows = [row for row in ROWS if any(fnmatch(row.name, glob) for glob in arguments.rows)]
     if not (os.environ.get("THEMIS_DATA") or arguments.packed):
-        print("skipped: it runs on real data; set THEMIS_DATA to the data folder, or pass --packed")
+        print("skipped: this benchmark needs real data; set THEMIS_DATA to the data folder, or pass --packed")
         return
     if arguments.pack:
-        write_pack(Path(arguments.pack), list(dict.fromkeys(each.model for each in rows)))
+        write_pack(Path(arguments.pack), list(dict.fromkeys(row.model for row in rows)))
         return
     results = read_results(arguments.json, arguments.share)
-    settings = [Setting(each, arguments.device, arguments.packed, arguments.share) for each in rows]
+    settings = [Setting(row, arguments.device, arguments.packed, arguments.share) for row in rows]
     contest(settings, results, arguments, console)
     aims(results, console)
 

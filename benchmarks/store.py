@@ -69,20 +69,20 @@ def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tupl
     batches = [make_faults(k * n, n, shape, rng) for k in range(n_flushes)]
     store = Writer(folder / "run")
     store.create(RECORD, max_stored=n * n_flushes)
-    began = perf_counter()
+    start = perf_counter()
     for k, (columns, tensors) in enumerate(batches):
         store.add_faults((k + 1) * n, columns, tensors)
         store.flush(now=True)
-    ours = perf_counter() - began
+    ours = perf_counter() - start
     store.close()
     blocks = [tensors.inputs.numpy().tobytes() * 2 for _, tensors in batches]
-    began = perf_counter()
+    start = perf_counter()
     with (folder / "plain").open("wb") as file:
         for block in blocks:
             file.write(block)
             file.flush()
             os.fsync(file.fileno())
-    return ours, perf_counter() - began, sum(map(len, blocks))
+    return ours, perf_counter() - start, sum(map(len, blocks))
 
 
 def campaigns() -> dict[str, tuple[Target, object, dict[str, object]]]:
@@ -107,10 +107,10 @@ def compare(target: Target, data: object, options: dict[str, object], repeats: i
         for k in range(2 * repeats):
             has_folder = k % 4 in (1, 2)  # neither always goes first
             with tempfile.TemporaryDirectory(dir=".") as folder:
-                began = perf_counter()
+                start = perf_counter()
                 out = Path(folder) / "run" if has_folder else None
                 result = themis.run(target, data, "gaussian", out=out, **options)
-                seconds[has_folder].append(perf_counter() - began)
+                seconds[has_folder].append(perf_counter() - start)
     without, with_folder = statistics.median(seconds[False]), statistics.median(seconds[True])
     return {
         "faults": len(result.faults),
@@ -143,7 +143,7 @@ def main() -> None:
         results["append"][name] = dict(
             zip(("faults_a_second", "mb_a_second", "plain_mb_a_second", "ratio"), rates, strict=True)
         )
-        table.add_row(f"{n_flushes} x {n} {name}", *(f"{each:,.1f}" for each in rates))
+        table.add_row(f"{n_flushes} x {n} {name}", *(f"{rate:,.1f}" for rate in rates))
     console.print(table)
     columns = ("campaign", "faults", "without (s)", "with folder (s)", "ratio", "in the store")
     table = Table(*columns, title=f"Durability; goal {AIM}")

@@ -1,1 +1,1 @@
-"""Parts of benchmarks/search.py."""
+"""Shared parts of benchmarks/search.py and benchmarks/retrain.py."""

@@ -7,19 +7,19 @@ from typing import Any
 
 
 def row_parser(text: str | None) -> argparse.ArgumentParser:
-    """A parser with what all of them take."""
+    """A parser with the shared options."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action=argparse.BooleanOptionalAction, help="by default on a CPU")
-    parser.add_argument("--rows", nargs="+", help="globs over the rows' names")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--rows", nargs="+", help="glob patterns of the names of rows")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument("--pack", metavar="FILE")
     parser.add_argument("--packed", metavar="FILE")
     return parser
 
 
 def complete(arguments: argparse.Namespace, quick: dict[str, Any], full: dict[str, Any]) -> argparse.Namespace:
-    """Fill in what was not said, by how long it may take."""
+    """Fill in missing options with those of a quick or a full run."""
     is_quick = arguments.device == "cpu" if arguments.quick is None else arguments.quick
     for name, value in (quick if is_quick else full).items():
         if getattr(arguments, name) is None:

@@ -1,4 +1,4 @@
-"""Campaigns of one technique on one row, and what they had found when so many passes were paid."""
+"""Campaigns of one technique on one row, and their results after given numbers of passes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from themis.search import Policy, choose_policy
 
 AT = (2_000, 5_000, 10_000, 20_000)
 ROUND_SIZE = 640
-"""Tests a round for all, the default on a CPU: left to themselves `paper`, and all on a GPU, would learn less often."""
+"""Tests per round, the default on a CPU; otherwise `paper`, and all policies on a GPU, would learn less often."""
 FINDING_LAYERS = 5
-"""Passes of a campaign before its first test, beside one a seed."""
+"""Passes of a campaign before its first test, in addition to one per seed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Task:
         return (self.row.model, self.row.data, self.seeds, self.device, self.packed)
 
     def run(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """What each campaign found, and the seeds that any of them broke."""
+        """The record of each campaign, and the seeds that failed in any of them."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         records, broken = [], set()
@@ -68,12 +68,12 @@ class Task:
         )  # fmt: skip
         columns = run.faults.columns if len(run.faults) else {"seed_id": np.zeros(0, int), "answer": np.zeros(0, int)}
         paid = passes_paid(run, clean, 1 + perturbation.passes)
-        counted = [paid <= each for each in counts(self.passes)]
+        counted = [paid <= passes for passes in counts(self.passes)]
         pairs = [np.stack([columns["seed_id"][rows], columns["answer"][rows]], 1) for rows in counted]
         record = {
             "random_seed": random_seed,
-            "distinct_faults": [len(np.unique(each, axis=0)) for each in pairs],
-            "failing_seeds": [len(np.unique(each[:, 0])) for each in pairs],
+            "distinct_faults": [len(np.unique(rows, axis=0)) for rows in pairs],
+            "failing_seeds": [len(np.unique(rows[:, 0])) for rows in pairs],
             "tests": run.rounds[-1].tests,
             "passes": run.rounds[-1].passes - clean,
             "kinds": run.kinds,
@@ -84,17 +84,17 @@ class Task:
 
 
 def passes_paid(run: themis.Run, clean: int, cost: int) -> NDArray[np.float64]:
-    """The passes after the clean sweep that had been paid once each fault's test was run.
+    """The number of passes, after the clean ones, that had been used when the test of each fault was finished.
 
-    A round runs its uniform tests first, for `cost` passes each; what is left of its passes falls evenly on the others.
+    A round runs its uniform tests first, with `cost` passes each; its other tests share the other passes evenly.
     """
     if not len(run.faults):
         return np.zeros(0)
     number = run.faults.columns["id"]
-    tests = np.array([0] + [each.tests for each in run.rounds])
-    passes = np.array([clean] + [each.passes for each in run.rounds]) - clean
+    tests = np.array([0] + [round.tests for round in run.rounds])
+    passes = np.array([clean] + [round.passes for round in run.rounds]) - clean
     share, size = run.start.settings.uniform_share, np.diff(tests)
-    n_uniform = np.array([round(each * share) for each in size.tolist()])
+    n_uniform = np.array([round(n * share) for n in size.tolist()])
     each_of_search = (np.diff(passes) - cost * n_uniform) / np.maximum(size - n_uniform, 1)
     at = np.searchsorted(tests, number, side="right") - 1
     within = number - tests[at] + 1
@@ -104,8 +104,8 @@ def passes_paid(run: themis.Run, clean: int, cost: int) -> NDArray[np.float64]:
 
 
 def counts(passes: int) -> list[int]:
-    """The counts of passes at which is looked."""
-    return [each for each in AT if each < passes] + [passes]
+    """The numbers of passes at which results are compared."""
+    return [count for count in AT if count < passes] + [passes]
 
 
 def make_policy(name: str) -> Policy:
@@ -118,16 +118,16 @@ def make_policy(name: str) -> Policy:
 
 
 def time_policy(policy: Policy) -> list[float]:
-    """From now on the seconds that a policy takes are added up in the first place of what is returned."""
+    """Time a policy from now on; its total seconds are the only element of the returned list."""
     spent = [0.0]
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            began = perf_counter()
+            start = perf_counter()
             try:
                 return function(*arguments)
             finally:
-                spent[0] += perf_counter() - began
+                spent[0] += perf_counter() - start
 
         return call
 
@@ -137,7 +137,7 @@ def time_policy(policy: Policy) -> list[float]:
 
 
 def run_tasks(tasks: list[Task], n_workers: int) -> Iterator[tuple[Task, list[dict[str, Any]], list[int]]]:
-    """Tasks with their results, in the order in which they are done."""
+    """Tasks with their results, in the order of completion."""
     if n_workers == 1:
         for task in tasks:
             yield task, *task.run()

@@ -1,4 +1,4 @@
-"""Models with seeds to search, to train on and to judge by, and one file of them for a machine without the data."""
+"""Models with seeds for searching, training and judging, and a file of them for machines without the data folder."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ from themis.runs.source import Origin
 from themis.target.target import Target
 
 SEEDS = {"dave2-udacity": (900, 450), "resnet56-cifar10": (3_000, 1_500)}
-"""Test seeds and training inputs at most; of others these:"""
-USUAL = (4_000, 2_000)
+"""Maximum numbers of test seeds and training inputs."""
+DEFAULT_SEEDS = (4_000, 2_000)
 SHARES = (0.4, 0.0, 0.6)
-"""Of the test seeds: searched, and judged on. What is trained on besides comes from the training data."""
+"""Shares of the test seeds for searching and judging. Clean training inputs come from the training data."""
 
 FILTERS = [{"id": lzma.FILTER_DELTA, "dist": 1}, {"id": lzma.FILTER_LZMA2, "preset": 1}]
-"""Pixels by how far they are from their neighbours: it halves pictures."""
+"""Stores differences between neighbouring pixels, which halves the size of pictures."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A model, test seeds, and inputs of the training data none of which is among them."""
+class ModelWithData:
+    """A model, test seeds, and training inputs that are not among the test seeds."""
 
     target: Target
     test: Seeds
     train: Seeds
 
-    def settled(self, oracle: str | None, seeds: Seeds) -> Target:
-        """The target with its oracle, or another, fixed by seeds' clean outputs."""
+    def with_settled_oracle(self, oracle: str | None, seeds: Seeds) -> Target:
+        """The target with its oracle, or another one, settled on the clean outputs of seeds."""
         return with_settled_oracle(self.target if oracle is None else replace(self.target, oracle=oracle), seeds)
 
     def parts(self, share: float) -> Parts:
-        """Search, train and judge seeds; a share of each."""
+        """A share of the search, train and judge seeds."""
         part = choose_part(seed_hashes(self.test), SHARES, 0)
         search, judge = (torch.from_numpy(np.flatnonzero(part == k)) for k in (0, 2))
-        some = (self.test[search], self.train, self.test[judge])
-        return Parts(*(read_seeds(each, max(1, round(len(each) * share))) for each in some))
+        parts = (self.test[search], self.train, self.test[judge])
+        return Parts(*(read_seeds(seeds, max(1, round(len(seeds) * share))) for seeds in parts))
 
 
-def hold(model: str, device: str) -> Held:
+def load_model(model: str, device: str) -> ModelWithData:
     """A model of the zoo with its data."""
-    n_test, n_train = SEEDS.get(model, USUAL)
+    n_test, n_train = SEEDS.get(model, DEFAULT_SEEDS)
     origin = Origin(zoo=model, device=device)
     target, test = origin.target(), read_seeds(origin.read(), n_test)
     train = read_seeds(origin.read_train(), n_train + n_test)
     if not isinstance(target, Target):
         raise SystemExit(f"{model} must be a PyTorch model to be retrained")
     is_new = ~np.isin(seed_hashes(train), seed_hashes(test))  # tables repeat rows
-    return Held(target, test, read_seeds(train[torch.from_numpy(np.flatnonzero(is_new))], n_train))
+    return ModelWithData(target, test, read_seeds(train[torch.from_numpy(np.flatnonzero(is_new))], n_train))
 
 
 def write_pack(path: Path, models: list[str]) -> None:
-    """Keep models in one file; pictures as whole numbers where they are 255ths."""
-    kept = {}
+    """Write models to one file; pictures are stored as bytes if their values are multiples of 1/255."""
+    packed = {}
     for model in models:
-        held = hold(model, "cpu")
-        how = {name: getattr(held.target, name) for name in TARGET}
-        kept[model] = {"target": how, "test": _pack(held.test), "train": _pack(held.train)}
+        loaded = load_model(model, "cpu")
+        target = {name: getattr(loaded.target, name) for name in TARGET}
+        packed[model] = {"target": target, "test": _pack(loaded.test), "train": _pack(loaded.train)}
     with lzma.open(path, "wb", filters=FILTERS) as file:
-        pickle.dump(kept, file)
+        pickle.dump(packed, file)
 
 
 @cache
 def _read(path: str) -> dict[str, dict[str, Any]]:
     with lzma.open(path, "rb") as file:
-        kept: dict[str, dict[str, Any]] = pickle.load(file)
-        return kept
+        packed: dict[str, dict[str, Any]] = pickle.load(file)
+        return packed
 
 
-def read_pack(path: str, model: str, device: str) -> Held:
-    """A model out of a packed file."""
-    kept = _read(path)
-    if model not in kept:
-        raise SystemExit(f"{path} must hold {model}, it has {', '.join(kept)}: pack it too")
-    target = Target(**kept[model]["target"])
+def read_pack(path: str, model: str, device: str) -> ModelWithData:
+    """A model from a packed file."""
+    packed = _read(path)
+    if model not in packed:
+        raise SystemExit(f"{path} must hold {model}, it has {', '.join(packed)}: pack it too")
+    target = Target(**packed[model]["target"])
     target.module.to(torch.device(device))
-    return Held(target, *(_seeds(*kept[model][name]) for name in ("test", "train")))
+    return ModelWithData(target, *(_seeds(*packed[model][name]) for name in ("test", "train")))

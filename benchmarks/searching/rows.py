@@ -1,4 +1,4 @@
-"""What policies are compared on: rows of a model, its data and a perturbation, and how they are made."""
+"""The rows on which policies are compared: a model, its data and a perturbation, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TRAIN_INPUTS = 10_000
 """Training inputs that a criterion learns from, a fixed random sample."""
 BATCH = 256
 TARGET = ("module", "bounds", "preprocess", "layers", "neurons", "oracle")
-"""What a target is made again from."""
+"""Attributes from which a target is restored."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting of the comparison. `model` is a name of the zoo or `module:factory`; the zoo's has its own data."""
+    """One setting of the comparison. `model` is a name in the zoo, which implies the data, or `module:factory`."""
 
     name: str
     model: str
@@ -40,12 +40,12 @@ class Row:
 
     @staticmethod
     def of(text: str) -> Row:
-        """A row of the user's own: `MODEL|DATA|PERTURBATION|MAGNITUDE`; DATA and MAGNITUDE may be empty."""
-        parts = [each.strip() for each in text.split("|")]
+        """A user's row: `MODEL|DATA|PERTURBATION|MAGNITUDE`; DATA and MAGNITUDE may be empty."""
+        parts = [part.strip() for part in text.split("|")]
         if len(parts) != 4 or not parts[0] or not parts[2]:
             raise SystemExit(f"--holdout must be MODEL|DATA|PERTURBATION|MAGNITUDE, got {text!r}")
         model, data, perturbation, magnitude = parts
-        name = " ".join(each for each in (model, data, perturbation, magnitude) if each)
+        name = " ".join(filter(None, (model, data, perturbation, magnitude)))
         return Row(name, model, perturbation, float(magnitude) if magnitude else None, data)
 
 
@@ -68,8 +68,8 @@ ROWS = (
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A model, the seeds that it answers rightly, and what criteria learn from."""
+class SearchedModel:
+    """A model, the seeds that it answers correctly, and the data that criteria are fitted to."""
 
     target: AnyTarget
     seeds: Seeds
@@ -77,73 +77,73 @@ class Bench:
 
 
 @cache
-def make_bench(model: str, data: str, n_seeds: int, device: str, packed: str | None) -> Bench:
-    """The bench of a row's model: out of a packed file that has it, else from its origin."""
+def make_bench(model: str, data: str, n_seeds: int, device: str, packed: str | None) -> SearchedModel:
+    """The model of a row with its data, from a packed file if that has it, otherwise from its origin."""
     if packed is not None and (model, data) in (kept := _read_pack(packed)):
         return _unpack(kept[model, data], n_seeds, device)
     is_own = ":" in model or "." in model
     origin = Origin(model=model if is_own else "", zoo=None if is_own else model, data=data, device=device)
     target, train = origin.target(), origin.read_train()
-    seeds = right_seeds(target, read_seeds(origin.read()), n_seeds)
-    return Bench(target, seeds, None if train is None else read_seeds(train, TRAIN_INPUTS))
+    seeds = correct_seeds(target, read_seeds(origin.read()), n_seeds)
+    return SearchedModel(target, seeds, None if train is None else read_seeds(train, TRAIN_INPUTS))
 
 
 @cache
 def fitted(name: str, bench: tuple[Any, ...]) -> Criterion:
-    """A criterion of the paper at its settings, fitted once; `bench` is what makes the bench."""
-    made = make_bench(*bench)
-    return fit_to(choose_criterion(PAPER[name]), made.target, made.seeds if made.train is None else made.train)
+    """A criterion of the paper with its settings, fitted once; `bench` holds the arguments of `make_bench`."""
+    model = make_bench(*bench)
+    return fit_to(choose_criterion(PAPER[name]), model.target, model.seeds if model.train is None else model.train)
 
 
-def right_seeds(target: AnyTarget, everything: Seeds, n: int) -> Seeds:
-    """A fixed random sample of the seeds that the model answers as it should, by the task's oracle."""
+def correct_seeds(target: AnyTarget, seeds: Seeds, n: int) -> Seeds:
+    """A fixed random sample of the seeds that the model answers correctly according to its oracle."""
     outputs = []
     with target.opened(), torch.no_grad():
-        for first in range(0, len(everything), BATCH):
-            rows = torch.arange(first, min(first + BATCH, len(everything)))
-            outputs.append(target.forward(everything.take(rows).to(target.device)).float())
-    clean, labels = torch.cat(outputs), everything.labels
+        for first in range(0, len(seeds), BATCH):
+            rows = torch.arange(first, min(first + BATCH, len(seeds)))
+            outputs.append(target.forward(seeds.take(rows).to(target.device)).float())
+    clean, labels = torch.cat(outputs), seeds.labels
     labels = None if labels is None else labels.to(clean.device)
     is_usable = choose_oracle(target.oracle).settle(clean, labels).check(clean, labels)
-    return read_seeds(everything[is_usable.cpu().nonzero().squeeze(1)], n)
+    return read_seeds(seeds[is_usable.cpu().nonzero().squeeze(1)], n)
 
 
-# One file for a machine without the data folder
+# A file for machines without the data folder
 
 
 def write_pack(path: Path, benches: list[tuple[Any, ...]]) -> None:
-    """Keep benches in one file; pictures as whole numbers where they are 255ths, so that it stays small."""
-    kept = {}
-    for what in dict.fromkeys(benches):
-        bench = make_bench(*what)
+    """Write models to one file; pictures are stored as bytes if their values are multiples of 1/255."""
+    packed = {}
+    for arguments in dict.fromkeys(benches):
+        bench = make_bench(*arguments)
         train = None if bench.train is None else _pack(bench.train)
         if not isinstance(bench.target, Target):
-            raise SystemExit(f"--pack must be of PyTorch models, {what[0]} is none: leave it out")
-        how = {name: getattr(bench.target, name) for name in TARGET}
-        kept[what[0], what[1]] = {"target": how, "seeds": _pack(bench.seeds), "train": train}
+            raise SystemExit(f"--pack supports PyTorch models only, {arguments[0]} is not one: leave it out")
+        target = {name: getattr(bench.target, name) for name in TARGET}
+        packed[arguments[0], arguments[1]] = {"target": target, "seeds": _pack(bench.seeds), "train": train}
     with gzip.open(path, "wb", compresslevel=3) as file:
-        pickle.dump(kept, file)
+        pickle.dump(packed, file)
 
 
 @cache
 def _read_pack(path: str) -> dict[tuple[str, str], dict[str, Any]]:
     with gzip.open(path, "rb") as file:
-        kept: dict[tuple[str, str], dict[str, Any]] = pickle.load(file)
-        return kept
+        packed: dict[tuple[str, str], dict[str, Any]] = pickle.load(file)
+        return packed
 
 
-def _unpack(kept: dict[str, Any], n_seeds: int, device: str) -> Bench:
+def _unpack(kept: dict[str, Any], n_seeds: int, device: str) -> SearchedModel:
     target = Target(**kept["target"])
     target.module.to(torch.device(device))
     train = None if kept["train"] is None else _seeds(*kept["train"])
-    return Bench(target, read_seeds(_seeds(*kept["seeds"]), n_seeds), train)
+    return SearchedModel(target, read_seeds(_seeds(*kept["seeds"]), n_seeds), train)
 
 
 def _pack(seeds: Seeds) -> tuple[Any, ...]:
     inputs = seeds.take(torch.arange(len(seeds)))
-    whole = (inputs * 255).round().to(torch.uint8)
+    pixels = (inputs * 255).round().to(torch.uint8)
     features = seeds.features if inputs.ndim == 2 else None
-    return whole if torch.equal(whole.float() / 255, inputs) else inputs, seeds.labels, seeds.seed_id, features
+    return pixels if torch.equal(pixels.float() / 255, inputs) else inputs, seeds.labels, seeds.seed_id, features
 
 
 def _seeds(inputs: Tensor, labels: Tensor | None, seed_id: Tensor, features: Any) -> Seeds:
