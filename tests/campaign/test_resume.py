@@ -212,7 +212,7 @@ sys.stdin.read()
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r"already holds a run: choose another, or resume it with `themis resume .*run`"):
+    with pytest.raises(UsageError, match=r"holds a run: choose another, or resume it with `themis resume .*run`"):
         themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     assert Reader(tmp_path / "run").summary()["tests"] == 100
 

@@ -133,7 +133,7 @@ WRONG = {
         run_from_python,
     ),
     "resume what another writes": (["resume", "done"], 3, "must have one writer, process", write_at_the_same_time),
-    "resume a newer run": (["resume", "done"], 3, "it has 9: a newer version of Themis wrote it", then(write_the_schema(9))),
+    "resume a newer run": (["resume", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),
     "resume a damaged run": (["resume", "done"], 3, "run.sqlite cannot be read", then(cut("run.sqlite"))),
     "resume a damaged state": (["resume", "done"], 3, "it is damaged", then(cut("state/*"))),
     "resume an empty state": (["resume", "done"], 3, "it is damaged", then(cut("state/*", 0))),

@@ -125,9 +125,11 @@ def prepare(
 
 
 def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
-    """Decide once whether tests can have a gradient in theta; a policy that needs one may use finite differences."""
-    if policy.needs_gradient or policy.uses_gradient:
-        calculator.probe_gradient()
+    """Decide once whether tests have a gradient in theta; without one, a policy that needs it uses finite differences.
+
+    The probe runs under every policy, so that all of them have the same number of passes left.
+    """
+    calculator.probe_gradient()
     if policy.rivals and not calculator.has_gradient:
         raise UsageError(
             "policy 'deepxplore' needs the gradient of the outputs in theta, which the model or the perturbation does "
