@@ -114,13 +114,15 @@ def test_given_names_take_precedence(tmp_path):
 def test_names_must_cover_all_classes():
     data = Named()
     data.classes = ["dark", "bright"]
-    with pytest.warns(RuntimeWarning, match="a name for each of the model's 3 answers, got 2.*numbers are shown"):
+    with pytest.warns(RuntimeWarning, match="one name for each of the model's 3 answers, got 2.*numbers are shown"):
         assert run(None, data).start.classes is None
-    with pytest.raises(UsageError, match="a name for each of the model's 3 answers, got 2"):
+    with pytest.raises(UsageError, match="one name for each of the model's 3 answers, got 2"):
         run(None, Named(), classes=["dark", "bright"])
     data.target_transform = {0: 0, 1: 4, 2: 4}.get
     assert read_seeds(data).classes is None  # names of other numbers
     target = themis.Target(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), oracle="regression:9")
     data = torch.rand(9, 1, 4, 4), torch.rand(9)
-    with pytest.raises(UsageError, match="classes must be left out where answers are no classes, got 3 names"):
+    with pytest.raises(
+        UsageError, match="classes must be left out if the model's answers are not classes, got 3 names"
+    ):
         themis.run(target, data, "brightness", classes=NAMES)

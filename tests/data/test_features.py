@@ -66,8 +66,10 @@ def test_infinite_values_are_refused():
 
 def test_features_are_set_by_name_or_glob():
     base = Features.of(TABLE, NAMES)
-    said = base.set("perm_*", change="raise").set("n_files", low=-5, high=20.7, change="lower").set("*", kind="number")
-    assert plain(said) == (
+    changed = (
+        base.set("perm_*", change="raise").set("n_files", low=-5, high=20.7, change="lower").set("*", kind="number")
+    )
+    assert plain(changed) == (
         ("number",) * 4,
         pytest.approx([0, -5, 0.25, 7]),
         [1, 20, 1.5, 7],  # the last whole number, when it was one
@@ -79,7 +81,7 @@ def test_features_are_set_by_name_or_glob():
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("changed", "message"),
     [
         ({"name": "n_file", "low": 1}, "that matches 'n_file' must be in the table: did you mean 'n_files'"),
         ({"name": "share", "kind": "whole"}, "'share' must have a known kind, got 'whole'"),
@@ -90,9 +92,9 @@ def test_features_are_set_by_name_or_glob():
         ({"name": "perm_sms", "high": 2}, "'perm_sms' must have a range within 0..1, it is binary"),
     ],
 )
-def test_invalid_features_are_refused(said, message):
+def test_invalid_features_are_refused(changed, message):
     with pytest.raises(UsageError, match=message):
-        Features.of(TABLE, NAMES).set(**said)
+        Features.of(TABLE, NAMES).set(**changed)
 
 
 def test_every_feature_needs_all_its_values():
@@ -112,8 +114,8 @@ def test_equal_features_have_equal_hashes():
 
 def test_a_file_overrides_what_the_data_shows(tmp_path):
     path = write(tmp_path, "name,change,high\n*,raise,\n\nperm_*,fixed,\nn_files, ,100\n")
-    said = read_features(path, Features.of(TABLE, NAMES))
-    assert plain(said) == (
+    changed = read_features(path, Features.of(TABLE, NAMES))
+    assert plain(changed) == (
         ("binary", "integer", "number", "integer"),
         [0, -2, 0.25, 7],
         [1, 100, 1.5, 7],
@@ -158,16 +160,16 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("changed", "message"),
     [
         ({"high": 5}, r"'n_files' must be a whole number in -2..5, seed 2 has 10"),
         ({"kind": "binary"}, r"'n_files' must be a whole number in 0..1, seed 0 has 3"),
     ],
 )
-def test_seeds_outside_their_range_are_named(said, message):
+def test_seeds_outside_their_range_are_named(changed, message):
     seeds = read_seeds(TABLE).with_feature_names(NAMES)
     with pytest.raises(DataError, match=message):
-        seeds.with_features(seeds.features.set("n_files", **said))
+        seeds.with_features(seeds.features.set("n_files", **changed))
     with pytest.raises(DataError, match=r"'2' must be a whole number in 1..1, seed 0 has 0.5"):
         seeds.with_features(Features.of(TABLE).set("2", kind="integer"))
 
@@ -184,8 +186,8 @@ def test_a_sample_has_the_features_of_all_the_data():
         assert len(sample) == 5
         assert plain(sample.features) == plain(Features.of(table))
         assert sample[torch.tensor([1, 3])].features is sample.features, "found once"
-        said = sample.with_features(sample.features.set("0", change="fixed"))
-        assert said[:2].in_memory().features.change[0] == read_seeds(said, 3).features.change[0] == "fixed"
+        changed = sample.with_features(sample.features.set("0", change="fixed"))
+        assert changed[:2].in_memory().features.change[0] == read_seeds(changed, 3).features.change[0] == "fixed"
 
 
 class _Items(Dataset):
@@ -304,8 +306,8 @@ def test_a_later_line_restores_the_range_of_a_column(tmp_path):
         "version,number,,,",
     )
     path = write(tmp_path, "\n".join(lines))
-    said = read_features(path, Features.of(TABLE, NAMES))
-    assert plain(said)[0] == ("binary", "integer", "number", "number")
-    assert said.low.tolist() == [0.0, -2.0, 0.25, 7.0]
-    assert said.high.tolist() == [1.0, 10.0, 1.5, 7.0]
-    assert said.change == ("raise", "any", "raise", "raise")
+    changed = read_features(path, Features.of(TABLE, NAMES))
+    assert plain(changed)[0] == ("binary", "integer", "number", "number")
+    assert changed.low.tolist() == [0.0, -2.0, 0.25, 7.0]
+    assert changed.high.tolist() == [1.0, 10.0, 1.5, 7.0]
+    assert changed.change == ("raise", "any", "raise", "raise")

@@ -78,8 +78,8 @@ def test_weights_from_elsewhere_have_an_empty_ledger(tmp_path):
     net = nn.Linear(2, 2)
     torch.save(net.state_dict(), tmp_path / "plain.pt")
     save_file(net.state_dict(), tmp_path / "plain.safetensors")
-    save_file(net.state_dict(), tmp_path / "said.safetensors", {"format": "pt"})
-    for name in ("plain.pt", "plain.safetensors", "said.safetensors"):
+    save_file(net.state_dict(), tmp_path / "labelled.safetensors", {"format": "pt"})
+    for name in ("plain.pt", "plain.safetensors", "labelled.safetensors"):
         assert len(read_ledger(tmp_path / name)) == 0
     with pytest.raises(DataError, match="the weights file must exist"):
         read_ledger(tmp_path / "none.safetensors")

@@ -48,8 +48,10 @@ def test_options_that_break_a_rule_are_refused(options, words):
 def test_every_option_is_a_flag_with_help():
     parser = Parser(prog="themis retrain")
     add_fields(parser, Recipe)
-    values, said = parse(parser, ["--mix", "0.25", "--layers", "fc*,conv2.*", "--patience", "null", "--epochs", "1e1"])
-    assert said == {"mix", "layers", "patience", "epochs"}
+    values, explicit_options = parse(
+        parser, ["--mix", "0.25", "--layers", "fc*,conv2.*", "--patience", "null", "--epochs", "1e1"]
+    )
+    assert explicit_options == {"mix", "layers", "patience", "epochs"}
     recipe = Recipe(**vars(values))
     assert recipe == Recipe(mix=0.25, layers=["fc*", "conv2.*"], patience=None, epochs=10)
     assert all(each.metadata["help"] for each in fields(Recipe))

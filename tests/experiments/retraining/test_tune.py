@@ -61,16 +61,16 @@ def scores(target, seeds):
 def test_a_model_improves_on_unseen_seeds_and_the_original_is_not_changed(case):
     target, material, judge = case
     before, flags = weights(target), [each.training for each in target.module.modules()]
-    told = []
-    tuned = tune(target, material, NOISE, Recipe(epochs=3, batches=40), oracle=WRONG, on_epoch=told.append)
+    epochs = []
+    tuned = tune(target, material, NOISE, Recipe(epochs=3, batches=40), oracle=WRONG, on_epoch=epochs.append)
     assert same(weights(target), before)
     assert flags == [each.training for each in target.module.modules()]
     assert all(each.grad is None for each in target.module.parameters())
     (clean, noisy), (clean_after, noisy_after) = scores(target, judge), scores(tuned.target, judge)
     assert noisy_after > noisy + 0.1
     assert clean_after > clean - 0.03
-    assert tuple(told) == tuned.history
-    assert [each.number for each in told] == list(range(4))
+    assert tuple(epochs) == tuned.history
+    assert [each.number for each in epochs] == list(range(4))
     assert (
         tuned.best
         == max(range(4), key=lambda k: (tuned.history[k].is_kept, tuned.history[k].score, -tuned.history[k].loss))
@@ -129,11 +129,11 @@ def test_a_training_that_is_interrupted_after_any_epoch_resumes_to_the_same_weig
 
         with pytest.raises(StoppedError):
             tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=stop)
-        told = []
-        resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=told.append)
+        epochs = []
+        resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=epochs.append)
         assert same(weights(resumed.target), weights(whole.target))
         assert resumed.best == whole.best
-        assert [(each.number, each.score) for each in told] == [(each.number, each.score) for each in whole.history]
+        assert [(each.number, each.score) for each in epochs] == [(each.number, each.score) for each in whole.history]
     again = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
     assert again.history == resumed.history
     assert same(weights(again.target), weights(whole.target))
@@ -275,9 +275,9 @@ def test_attacks_use_the_current_weights(case):
 def test_weights_move_back_until_the_clean_score_holds(case):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=12, share=0.8)
-    told = tune(target, material, NOISE, recipe, oracle=WRONG).history
-    for each in told[1:]:
-        assert not each.is_kept or each.clean >= told[0].clean - recipe.keep_clean - 1e-9
+    epochs = tune(target, material, NOISE, recipe, oracle=WRONG).history
+    for each in epochs[1:]:
+        assert not each.is_kept or each.clean >= epochs[0].clean - recipe.keep_clean - 1e-9
         assert each.share in [0.8 * share for share in SHARES]
         assert each.is_kept or each.share == 0.8 * SHARES[-1]
     free = tune(target, material, NOISE, replace(recipe, keep_clean=None), oracle=WRONG).history
@@ -300,11 +300,11 @@ def test_the_clean_score_must_hold_on_searched_seeds_separately(case):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("themis.experiments.retraining.tune.HeldOut", Watching)
-        told = tune(target, material, NOISE, Recipe(epochs=2, batches=30, learning_rate=3e-3), oracle=WRONG).history
+        epochs = tune(target, material, NOISE, Recipe(epochs=2, batches=30, learning_rate=3e-3), oracle=WRONG).history
     first = marks[0].part_scores
     assert len(first) == 2
     tried = iter(marks[1:])
-    for epoch in told[1:]:
+    for epoch in epochs[1:]:
         n_tried = 1 + [0.35 * share for share in SHARES].index(epoch.share)
         held = [
             all(now >= then - 0.0025 for now, then in zip(next(tried).part_scores, first, strict=True))
