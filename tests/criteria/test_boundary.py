@@ -1,4 +1,4 @@
-"""NBC and SNAC against what the public tools do, one value at a time."""
+"""NBC and SNAC, compared with what the public tools compute, one value at a time."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def data(seed=0, n_train=30, n_tests=50, n=15):
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
 @pytest.mark.parametrize("sigma", [0, 0.5, 2])
-def test_it_is_what_the_tool_computes(kind, variant, sigma):
+def test_it_equals_the_computation_of_the_tool(kind, variant, sigma):
     for seed in range(3):
         train, tests = data(seed)
         criterion = kind(sigma, variant=variant).fit(train.split(7))
@@ -59,7 +59,7 @@ def test_it_is_what_the_tool_computes(kind, variant, sigma):
 
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
-def test_batches_are_as_good_as_one_by_one(kind, variant):
+def test_batches_give_the_same_result_as_single_tests(kind, variant):
     train, tests = data()
     tests = torch.cat([tests, tests[-1:].expand(20, -1), torch.full((1, 15), 9.0)])
     whole = kind(0.3, variant=variant).fit([train])
@@ -72,7 +72,7 @@ def test_batches_are_as_good_as_one_by_one(kind, variant):
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
 @pytest.mark.parametrize("chunk", [1, 300, 700])
-def test_a_few_neurons_at_a_time_are_as_good_as_all(kind, variant, chunk, monkeypatch):
+def test_chunks_of_neurons_give_the_same_result_as_all_at_once(kind, variant, chunk, monkeypatch):
     train, tests = data()
     whole = kind(variant=variant).fit([train])
     part = whole.fresh()
@@ -85,7 +85,7 @@ def test_a_few_neurons_at_a_time_are_as_good_as_all(kind, variant, chunk, monkey
 
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
-def test_merged_halves_are_the_whole(kind, variant):
+def test_merged_halves_equal_the_whole(kind, variant):
     train, tests = data()
     whole = kind(variant=variant).fit([train])
     one, other = whole.fresh(), whole.fresh()
@@ -96,7 +96,7 @@ def test_merged_halves_are_the_whole(kind, variant):
 
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
-def test_training_inputs_cross_no_boundary_unless_it_is_theirs(kind, variant):
+def test_training_inputs_cross_no_boundary_unless_it_is_inclusive(kind, variant):
     train, _ = data()
     criterion = kind(variant=variant).fit([train])
     criterion.update(train)
@@ -114,13 +114,13 @@ def test_one_training_input_has_no_spread(kind, variant, sigma):
 
 
 @pytest.mark.parametrize(("kind", "variant"), KINDS)
-def test_what_is_not_finite_covers_nothing(kind, variant):
+def test_non_finite_values_cover_nothing(kind, variant):
     criterion = kind(variant=variant).fit([torch.randn(9, 2)])
     assert not criterion.update(torch.tensor([[torch.nan, torch.inf], [-torch.inf, torch.nan]])).any()
     assert criterion.score() == 0
 
 
-def test_spread_is_that_of_all_batches_together():
+def test_the_standard_deviation_is_that_of_all_batches_together():
     rng = torch.Generator().manual_seed(3)
     train = torch.randn(64, 5, generator=rng) * 0.01 + 100
     for sizes in ([64], [1] * 64, [1, 30, 33]):
@@ -129,6 +129,6 @@ def test_spread_is_that_of_all_batches_together():
 
 
 @pytest.mark.parametrize("sigma", [-1, float("nan"), float("inf")])
-def test_a_wrong_sigma_is_refused(sigma):
+def test_an_invalid_sigma_is_rejected(sigma):
     with pytest.raises(UsageError, match="sigma must be a number of at least 0"):
         SNAC(sigma)

@@ -1,4 +1,4 @@
-"""CC against keeping tests one by one."""
+"""CC, compared with keeping tests one by one."""
 
 import math
 
@@ -12,7 +12,7 @@ from themis.errors import UsageError
 
 
 def slow(layers, threshold):
-    """Which tests were kept in some layer, and how many in all, test after test."""
+    """Which tests were kept in some layer, test by test, and how many in total."""
     kept = {name: [] for name in layers}
     raised = []
     for i in range(len(next(iter(layers.values())))):
@@ -38,7 +38,7 @@ def some(layers, rows):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 3.0, 10.0, 1e6])
-def test_agrees_with_one_by_one(threshold):
+def test_it_agrees_with_keeping_tests_one_by_one(threshold):
     layers = drawn()
     want, count = slow(layers, threshold)
     at_once, alone, parts = CC(threshold), CC(threshold), CC(threshold)
@@ -77,15 +77,15 @@ def test_ordered_streams(stream, threshold):
     criterion = CC(threshold)
     assert criterion.update(values).tolist() == want
     assert criterion.score() == count
-    assert not criterion.update(values).any()  # nothing is new twice
+    assert not criterion.update(values).any()  # a test is new only once
 
 
-def test_the_threshold_itself_is_not_far():
+def test_a_distance_equal_to_the_threshold_is_not_far():
     criterion = CC(25.0)
     assert criterion.update(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 4.001]])).tolist() == [True, False, True]
 
 
-def test_equal_tests_far_from_zero_are_one():
+def test_equal_tests_far_from_zero_are_kept_once():
     values = (torch.randn(1, 50) * 1e6).expand(20, -1)
     criterion = CC(0.0)
     criterion.update(values)
@@ -93,7 +93,7 @@ def test_equal_tests_far_from_zero_are_one():
     assert criterion.score() == 1
 
 
-def test_what_is_not_finite_is_kept_nowhere():
+def test_non_finite_tests_are_not_kept():
     layers = drawn(10)
     layers["layer0"][0, 1] = math.nan
     for values in layers.values():
@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_kept_nowhere():
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-9, 2.0])
-def test_pairs_that_a_product_cannot_tell_are_measured(threshold):
+def test_pairs_that_a_product_cannot_decide_are_measured(threshold):
     random = torch.Generator().manual_seed(5)
     near = torch.randn(1, 40, generator=random, dtype=torch.float64) * 1e4
     steps = torch.randint(0, 4, (50, 2), generator=random) * math.sqrt(threshold / 2 or 1e-9)
@@ -124,7 +124,7 @@ def test_pairs_that_a_product_cannot_tell_are_measured(threshold):
     assert criterion.score() == count
 
 
-def test_layers_that_keep_more_and_less():
+def test_layers_that_keep_different_numbers_of_tests():
     layers = drawn(60, (5, 5, 5, 5))
     for values, scale in zip(layers.values(), (0.0, 0.1, 1.0, 30.0), strict=True):
         values *= scale
@@ -136,7 +136,7 @@ def test_layers_that_keep_more_and_less():
     assert counts[0] == counts[1] == 1 < counts[2] < counts[3] == 60
 
 
-def test_it_refuses_to_keep_too_much(monkeypatch):
+def test_keeping_too_much_is_rejected(monkeypatch):
     monkeypatch.setattr(cc, "MAX_BYTES", 1000)
     criterion = CC()
     criterion.update(torch.arange(10.0)[:, None] * 10)
@@ -145,7 +145,7 @@ def test_it_refuses_to_keep_too_much(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
-def test_rounds_are_as_one_after_the_other(share):
+def test_parallel_selection_equals_sequential_selection(share):
     random = torch.Generator().manual_seed(2)
     is_near, is_open = torch.rand(3, 50, 50, generator=random) < share, torch.rand(3, 50, generator=random) < 0.8
     is_near[1] = torch.eye(50).roll(-1, 0).bool()  # each near the one before it
@@ -163,7 +163,7 @@ def test_huge_values():
     assert criterion.update(values).tolist() == [True, False, True, True]
 
 
-def test_a_double_batch_after_a_single_one():
+def test_a_double_precision_batch_after_a_single_precision_one():
     criterion = CC(1.0)
     criterion.update(torch.zeros(1, 2))
     assert criterion.update(torch.tensor([[0.5, 0.0], [2.0, 0.0]], dtype=torch.float64)).tolist() == [False, True]
@@ -181,6 +181,6 @@ def test_it_grows_and_depends_on_the_order():
 
 
 @pytest.mark.parametrize("threshold", [-1.0, math.nan, math.inf])
-def test_wrong_options(threshold):
+def test_invalid_options_are_rejected(threshold):
     with pytest.raises(UsageError, match="threshold"):
         CC(threshold)

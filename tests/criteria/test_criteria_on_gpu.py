@@ -1,4 +1,4 @@
-"""On a GPU every criterion says what it says on a CPU."""
+"""Every criterion gives the same results on a GPU as on a CPU."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def on_gpu(batch):
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_it_says_the_same(case):
+def test_the_results_are_the_same(case):
     if str(case) == "scc-mindarmour":
         pytest.skip("its chains are random, by the device's own generator")
     here, there = case.make(), case.make()

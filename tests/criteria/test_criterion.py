@@ -1,4 +1,4 @@
-"""What every criterion has from the protocol: what it reads, what it refuses, how it keeps what it knows."""
+"""The protocol of all criteria: what they read, what they reject, and how they keep their state."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_a_channel_is_its_mean_and_an_element_itself():
     assert as_neurons(conv.double(), "channel").dtype == torch.float64
 
 
-def test_predicted_classes_are_the_largest_outputs_unless_given():
+def test_predicted_classes_are_the_largest_outputs_unless_passed():
     criterion = NC()
     assert criterion.read(LAYERS).predicted.tolist() == LAYERS["output"].argmax(1).tolist()
     given = torch.arange(6)
@@ -29,7 +29,7 @@ def test_predicted_classes_are_the_largest_outputs_unless_given():
     assert criterion.read(LAYERS["fc"]).predicted is None
 
 
-def test_only_the_wanted_layers_are_read_in_the_order_of_the_pass():
+def test_only_the_requested_layers_are_read_in_forward_order():
     criterion = NC(layers=["output", "conv"])
     assert criterion.read(LAYERS).layout.names == ("conv", "output")
     with pytest.raises(UsageError, match="layers must be among those given, got 'fcc': did you mean 'fc'"):
@@ -55,13 +55,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_read_is_refused_in_words(name):
+def test_unreadable_input_is_rejected_with_an_explanation(name):
     use, error, message = WRONG[name]
     with pytest.raises(error, match=message):
         use(NC())
 
 
-def test_other_layers_than_before_are_refused():
+def test_layers_that_differ_from_earlier_batches_are_rejected():
     criterion = NC()
     criterion.update(LAYERS)
     with pytest.raises(DataError, match="'fc' has 4 and had 5"):
@@ -81,7 +81,7 @@ def test_a_fit_that_fails_leaves_nothing_behind():
         criterion.update(LAYERS)
 
 
-def test_fitting_again_forgets():
+def test_fitting_again_forgets_the_first_fit():
     criterion = KMNC(5).fit([LAYERS])
     criterion.update(LAYERS)
     other = {name: each * 0.5 for name, each in LAYERS.items()}
@@ -90,7 +90,7 @@ def test_fitting_again_forgets():
     assert criterion.update(LAYERS).any()
 
 
-def test_merging_needs_the_same_kind_setting_and_training():
+def test_merging_needs_the_same_class_options_and_training():
     one = KMNC(5).fit([LAYERS])
     one.update(LAYERS)
     assert one.merge(one.fresh()).score() == one.score()
@@ -112,6 +112,6 @@ def test_gradients_are_not_kept():
     assert not any(each.requires_grad for each in criterion.state.values())
 
 
-def test_laws_are_of_the_variant():
+def test_laws_belong_to_the_variant():
     assert KMNC().laws == Laws(bounded=True, monotone=True, order_free=True, mergeable=True)
     assert not KMNC(variant="deepimportance").laws.bounded

@@ -1,4 +1,4 @@
-"""IDC against a slow reference and at its edges."""
+"""IDC, compared with a slow reference, and its edge cases."""
 
 import sys
 
@@ -82,7 +82,7 @@ def test_reference(m):
     assert 0 < criterion.score() <= 1
 
 
-def test_humps_are_found(fitted):
+def test_separate_clusters_are_found(fitted):
     # 4 and 2 are equally relevant, the lower comes first; 5 has no humps.
     assert fitted.learnt["neurons"].tolist() == [2, 4, 0, 5]
     assert fitted.learnt["n_clusters"].tolist()[:3] == [3, 4, 2]
@@ -93,7 +93,7 @@ def test_humps_are_found(fitted):
 @given(
     st.integers(0, 99), st.lists(st.integers(1, 40), min_size=1, max_size=4), st.sampled_from(["as", "twice", "sorted"])
 )
-def test_batches_are_as_one_by_one(fitted, seed, sizes, order):
+def test_batches_equal_single_tests(fitted, seed, sizes, order):
     tests = traces(seed, 60)
     if order == "twice":
         tests = tests.repeat(2, 1)
@@ -145,7 +145,7 @@ def test_few_training_inputs(column, n_clusters):
     assert criterion.score() == 1
 
 
-def test_a_test_that_is_not_finite_covers_nothing(fitted):
+def test_a_non_finite_test_covers_nothing(fitted):
     criterion = fitted.fresh()
     assert not criterion.update(torch.full((3, 6), torch.nan)).any()
     assert not criterion.update(torch.full((3, 6), torch.inf)).any()
@@ -177,13 +177,13 @@ def test_many_training_inputs_are_thinned_by_quantiles():
     assert torch.allclose(few.learnt["centroids"], whole.learnt["centroids"], atol=0.05)
 
 
-def test_fewer_neurons_than_m_all_count():
+def test_all_neurons_are_used_if_there_are_fewer_than_m():
     with pytest.warns(UserWarning, match="6 neurons, fewer than m=12"):
         criterion = IDC(relevance=RELEVANCE).fit([traces(0)])
     assert criterion.learnt["neurons"].tolist() == [2, 4, 0, 5, 3, 1]
 
 
-def test_prepare_finds_the_relevance():
+def test_prepare_computes_the_relevance():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 8), nn.ReLU(), nn.Linear(8, 3))
     target, inputs, hidden = Target(net), torch.rand(40, 1, 8, 8), {}
@@ -211,7 +211,7 @@ def test_prepare_finds_the_relevance():
     assert "relevance" not in criterion.options()
 
 
-def test_wrong_uses(monkeypatch):
+def test_invalid_use_is_rejected(monkeypatch):
     for wrong in ({"m": 0}, {"max_clusters": 1}, {"silhouette_sample": 2}, {"max_traces": 1}, {"variant": "original"}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             IDC(**wrong)

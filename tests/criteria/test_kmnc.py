@@ -1,4 +1,4 @@
-"""KMNC against what the public tools do, one value at a time."""
+"""KMNC, compared with what the public tools compute, one value at a time."""
 
 import math
 
@@ -14,7 +14,7 @@ VARIANTS = list(KMNC.variants)
 
 
 def section(variant, a, low, high, k):
-    """The section of one float32 value as a tool has it; None where it counts nothing."""
+    """The section of one float32 value as computed by a tool; None if it does not count."""
     a, low, high, k = np.float32(a), np.float32(low), np.float32(high), np.float32(k)
     if not np.isfinite(a):
         return None
@@ -67,7 +67,7 @@ def taken(criterion, tests, size):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("k", [1, 7, 100, 1000])
-def test_it_is_what_the_tool_computes(variant, k):
+def test_it_equals_the_computation_of_the_tool(variant, k):
     for seed in range(3):
         train, tests = data(seed=seed)
         criterion = KMNC(k, variant=variant).fit(train.split(6))
@@ -79,7 +79,7 @@ def test_it_is_what_the_tool_computes(variant, k):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_batches_are_as_good_as_one_by_one(variant, is_compiled, monkeypatch):
+def test_batches_give_the_same_result_as_single_tests(variant, is_compiled, monkeypatch):
     if not is_compiled:
         monkeypatch.setattr("themis.compute.native.library_for", lambda tensor: None)
     train, tests = data()
@@ -94,7 +94,7 @@ def test_batches_are_as_good_as_one_by_one(variant, is_compiled, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_merged_halves_are_the_whole(variant):
+def test_merged_halves_equal_the_whole(variant):
     train, tests = data(n_tests=80)
     whole = KMNC(30, variant=variant).fit([train])
     one, other = whole.fresh(), whole.fresh()
@@ -122,7 +122,7 @@ def test_ends_of_the_range():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_point_has_no_sections(variant):
+def test_a_range_that_is_a_point_has_no_sections(variant):
     criterion = KMNC(10, variant=variant).fit([torch.ones(5, 2)])
     criterion.update(torch.tensor([[1.0, 1.0], [2.0, 0.0], [torch.nan, torch.inf]]))
     assert criterion.n_covered() == (2 if variant == "deepimportance" else 0)
@@ -136,20 +136,20 @@ def test_one_training_input_and_ranges_that_float32_cannot_hold(variant):
     huge = KMNC(10, variant=variant).fit([torch.tensor([[-3e38], [3e38]])])
     huge.update(torch.linspace(-3e38, 3e38, 50)[:, None])
     assert huge.score() <= 1
-    tiny = KMNC(1000, variant=variant).fit([torch.tensor([[0.0], [1e-43]])])  # no section of that has a width
+    tiny = KMNC(1000, variant=variant).fit([torch.tensor([[0.0], [1e-43]])])  # its sections have no width
     tiny.update(torch.linspace(0, 1e-43, 50)[:, None])
     assert tiny.score() <= 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_not_finite_covers_nothing(variant):
+def test_non_finite_values_cover_nothing(variant):
     train, _ = data()
     criterion = KMNC(variant=variant).fit([train])
     assert not criterion.update(torch.tensor([torch.nan, torch.inf, -torch.inf])[:, None].expand(3, 12)).any()
     assert criterion.score() == 0
 
 
-def test_laws_are_those_of_the_variant():
+def test_laws_belong_to_the_variant():
     train = torch.tensor([[0.0], [1.0]])
     for variant in VARIANTS:
         criterion = KMNC(4, variant=variant).fit([train])
@@ -161,7 +161,7 @@ def test_laws_are_those_of_the_variant():
     assert isinstance(KMNC(), Criterion)
 
 
-def test_sections_far_beyond_the_range_are_one():
+def test_sections_far_beyond_the_range_count_once():
     criterion = KMNC(1000, variant="deepimportance").fit([torch.tensor([[0.0, 0.0], [1.0, 1.0]])])
     assert criterion.update(torch.tensor([[1e30, -1e30]])).all()
     assert not criterion.update(torch.tensor([[3e30, -3e30]])).any()
@@ -198,6 +198,6 @@ def test_layers_and_channels():
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.5, True, 1 << 25])
-def test_a_wrong_k_is_refused(k):
+def test_an_invalid_k_is_rejected(k):
     with pytest.raises(UsageError, match="k must be a whole number"):
         KMNC(k)

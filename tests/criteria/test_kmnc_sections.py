@@ -1,4 +1,4 @@
-"""The section of a value is the same to the bit in C, in a kernel, in torch and in NumPy; and what each sets is too."""
+"""The section of a value and the bits it sets are identical in C, in a kernel, in torch and in NumPy."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this mac
 
 
 def made(low, high, k, rule):
-    """Sections of the range low..high, as NumPy makes their width in float32."""
+    """Sections of the range low..high, with their width computed by NumPy in float32."""
     is_ceil, is_clamped = RULES[rule]
     low, high = low.numpy(), high.numpy()
     width = (high - low) if is_ceil else (high - low) / np.float32(k)
@@ -55,7 +55,7 @@ def hit_in(bits, k):
 
 
 def example(n_tests, n, seed=0):
-    """Ranges of all sizes, and values in and out of them, on their ends and on the borders of sections."""
+    """Ranges of all sizes, and values inside and outside of them, on their ends and on the borders of sections."""
     rng = torch.Generator().manual_seed(seed)
     low = torch.randn(n, generator=rng) * 10.0 ** torch.randint(-6, 6, (n,), generator=rng)
     high = low + torch.rand(n, generator=rng) * 10.0 ** torch.randint(-6, 6, (n,), generator=rng)
@@ -104,7 +104,7 @@ def test_any_range_and_value(rule, one, other, values, k):
 @needs_c
 @pytest.mark.parametrize("rule", RULES)
 def test_subnormal_ranges(rule):
-    tiny = np.float32(1e-45)  # the smallest there is
+    tiny = np.float32(1e-45)  # the smallest number
     steps = np.array([0, 1, 2, 3, 700, 1499, 1500, 99999], np.float32)
     low, high = torch.zeros(8), torch.from_numpy(tiny * steps)
     values = torch.from_numpy(np.stack([tiny * np.full(8, step, np.float32) for step in range(0, 1600, 7)]))
@@ -132,7 +132,7 @@ def test_every_strip_and_every_chunk(n, monkeypatch):
 
 
 @needs_c
-def test_many_threads_set_what_one_does():
+def test_many_threads_give_the_same_result_as_one():
     low, high, values = example(40, 3000)
     sections = made(low, high, 1000, "int")
     found = []
@@ -146,7 +146,7 @@ def test_many_threads_set_what_one_does():
     assert found[0][1:] == found[1][1:]
 
 
-def test_other_layouts_and_precisions_give_the_same():
+def test_other_layouts_and_precisions_give_the_same_result():
     low, high, values = example(6, 40)
     sections = made(low, high, 64, "int")
     bits, other = no_bits(40, 64, low.device), no_bits(40, 64, low.device)
@@ -161,7 +161,7 @@ def test_other_layouts_and_precisions_give_the_same():
     }
 
 
-def test_a_row_is_as_long_as_it_must_be():
+def test_a_row_is_as_long_as_necessary():
     assert [n_words(k) for k in (1, 32, 33, 1000)] == [1, 1, 2, 32]
     assert no_bits(3, 1000, torch.device("cpu")).nbytes == 3 * 128
 
@@ -170,7 +170,7 @@ def test_a_row_is_as_long_as_it_must_be():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (127, 32), (129, 33), (5000, 1000)])
-def test_the_kernel_does_what_torch_does(rule, n, k):
+def test_the_kernel_agrees_with_torch(rule, n, k):
     from themis.criteria import kernels_cuda
 
     low, high, values = example(37, n, k)
@@ -178,7 +178,7 @@ def test_the_kernel_does_what_torch_does(rule, n, k):
     there = Sections(*(each.cuda() for each in (sections.low, sections.high, sections.width)), k, *RULES[rule])
     bits, on_gpu, plain = no_bits(n, k, low.device), no_bits(n, k, "cuda"), no_bits(n, k, "cuda")
     assert kernels_cuda.can_cover_sections(on_gpu.device)
-    for _ in range(2):  # on a full set too
+    for _ in range(2):  # also if all bits are set
         raised, n_set = cover_sections_in_torch(sections, values, bits)
         for rows, way in ((on_gpu, cover_sections), (plain, cover_sections_in_torch)):
             found = way(there, values.cuda(), rows)

@@ -1,4 +1,4 @@
-"""Every criterion keeps the laws that it declares, and breaks those that it does not."""
+"""Every criterion obeys the laws that it declares, and violates those that it does not."""
 
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ FEW = settings(max_examples=8)
 
 @st.composite
 def streams(draw_):
-    """Some tests, among them equal ones; and how they are cut into batches."""
+    """Tests, some of them equal, and how they are split into batches."""
     n = draw_(st.integers(1, 24))
     batch = draw(
         draw_(st.integers(0, 10_000)), n, scale=draw_(st.sampled_from([0.3, 1.0, 3.0])), is_broken=draw_(st.booleans())
@@ -34,7 +34,7 @@ _made = {}
 
 
 def made(case):
-    """A fitted criterion that has seen nothing; each is fitted once."""
+    """A fitted criterion that has seen no tests; each one is fitted only once."""
     if case not in _made:
         _made[case] = case.make()
     return _made[case].fresh()
@@ -69,7 +69,7 @@ def test_before_the_first_test(case):
 @ALL
 @FEW
 @given(streams())
-def test_raised_is_as_one_by_one(case, stream):
+def test_raised_is_the_same_as_for_single_tests(case, stream):
     batch, sizes = stream
     whole, pieces, alone = made(case), made(case), made(case)
     raised, scores = [], [0.0]
@@ -141,11 +141,11 @@ def test_mergeable(case, stream, at):
     assert merged.score() == close(whole.score())
     assert merged.tests == whole.tests
     after(merged, batch)
-    assert (one.score(), other.score()) == scores  # what was merged is left alone
+    assert (one.score(), other.score()) == scores  # merging does not change its operands
 
 
 def violations():
-    """Streams that are apt to break a law: values far off, one test many times before or after others."""
+    """Streams that are likely to violate a law: extreme values, one test many times before or after others."""
     for seed in range(30):
         batch = draw(seed, 24, scale=(1.0, 6.0)[seed % 2])
         yield batch
@@ -180,7 +180,7 @@ def test_a_law_that_is_not_declared_is_broken(case):
 @ALL
 @FEW
 @given(streams())
-def test_inputs_are_left_alone(case, stream):
+def test_inputs_are_not_modified(case, stream):
     batch, _ = stream
     before = {name: each.clone() for name, each in batch.activations.items()}
     clean = {name: each.clone() for name, each in batch.clean.items()}
@@ -195,7 +195,7 @@ def test_inputs_are_left_alone(case, stream):
 @ALL
 @FEW
 @given(streams(), st.integers(1, 30))
-def test_fresh_and_restored_ones_go_on_alone(case, stream, at):
+def test_fresh_and_restored_criteria_are_independent(case, stream, at):
     batch, _ = stream
     first, second = rows(batch, slice(0, at)), rows(batch, slice(at, None))
     c = made(case)
@@ -230,8 +230,8 @@ def test_covering_counts_its_items_once(case, stream):
 
 
 @ALL
-def test_tests_are_apt_to_raise_it(case):
-    """A criterion that no drawn test raises would keep every law."""
+def test_the_test_data_can_raise_the_score(case):
+    """A criterion that no drawn test raises would obey every law."""
     c = made(case)
     raised = torch.cat([c.update(draw(seed, 30)) for seed in range(10)])
     assert raised.any()

@@ -1,4 +1,4 @@
-"""Condition and decision neurons, against the definitions in loops."""
+"""MC/DC, compared with loops over the definitions."""
 
 from itertools import pairwise
 
@@ -114,7 +114,7 @@ def test_items_are_the_pairs():
         ("vv", ([2.0, 1.0], [0.5, 3.0]), ([1.0, 1.0], [1.0, 3.0]), 1),
     ],
 )
-def test_by_hand(kind, test, clean, n):
+def test_small_cases_worked_out_by_hand(kind, test, clean, n):
     tests, before = ({"a": torch.tensor([one]), "b": torch.tensor([two])} for one, two in (test, clean))
     c = MCDC(kind)
     assert c.update(tests, clean=before).tolist() == [n > 0]
@@ -123,7 +123,7 @@ def test_by_hand(kind, test, clean, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_of_one_width_and_of_one_neuron(kind):
+def test_layers_of_equal_width_and_of_one_neuron(kind):
     tests, clean = draw(8, n=80, widths=(3, 3, 3, 1, 5, 1))
     rows = covered(kind, tests, clean)
     c = MCDC(kind)
@@ -156,7 +156,7 @@ def test_descending_and_repeated_stream():
     assert not raised[60:].any()
 
 
-def test_merge_of_halves():
+def test_merged_halves_equal_the_whole():
     tests, clean = draw(2)
     c = MCDC()
     halves = [c.fresh(), c.fresh()]
@@ -177,7 +177,7 @@ def test_merge_of_halves():
         (lambda: wide("vs", 20_000), "2\\^27 pairs"),
     ],
 )
-def test_refusals(make, words):
+def test_invalid_use_is_rejected(make, words):
     with pytest.raises(UsageError, match=words):
         make()
 

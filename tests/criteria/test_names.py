@@ -1,4 +1,4 @@
-"""Criteria in words."""
+"""Specifications of criteria."""
 
 import pytest
 
@@ -17,7 +17,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("name", "options"), MADE)
-def test_a_criterion_says_itself_in_words_that_make_it_again(name, options):
+def test_the_text_of_a_criterion_creates_an_equal_one(name, options):
     made = CRITERIA[name](**options)
     again = choose_criterion(str(made))
     assert type(again) is type(made)
@@ -49,6 +49,6 @@ def test_a_list_needs_no_quotes():
         (3, "criterion must be a name"),
     ],
 )
-def test_other_words_are_refused(text, message):
+def test_invalid_specifications_are_rejected(text, message):
     with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
         choose_criterion(text)

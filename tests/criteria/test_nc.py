@@ -1,4 +1,4 @@
-"""Neuron coverage against loops over its definition."""
+"""Neuron coverage, compared with loops over its definition."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from themis.errors import UsageError
 
 
 def reference(batches, threshold, variant, neurons):
-    """For each test in turn which neurons it covers, and so which tests were first to cover one."""
+    """Which neurons each test covers, and thus which tests were the first to cover one."""
     covered, raised = {}, []
     for layers in batches:
         for k in range(len(next(iter(layers.values())))):
@@ -45,7 +45,7 @@ def draw(seed, n):
 @pytest.mark.parametrize("variant", NC.variants)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), threshold=st.floats(0.05, 0.95))
-def test_it_is_its_definition(variant, neurons, seed, threshold):
+def test_it_agrees_with_its_definition(variant, neurons, seed, threshold):
     batches = [draw(seed, 4), draw(seed + 1, 1), draw(seed + 2, 3)]
     criterion = NC(threshold, variant=variant, neurons=neurons)
     raised = [flag for batch in batches for flag in criterion.update(batch).tolist()]
@@ -54,7 +54,7 @@ def test_it_is_its_definition(variant, neurons, seed, threshold):
     assert raised == expected
 
 
-def test_what_is_not_finite_covers_nothing():
+def test_non_finite_values_cover_nothing():
     layers = {"a": torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [torch.inf, 0.0], [-torch.inf, 2.0]])}
     for variant, expected in (("deepxplore", [True] + 3 * [False]), ("mindarmour", [True, False, False, False])):
         criterion = NC(0.5, variant=variant)
@@ -62,18 +62,18 @@ def test_what_is_not_finite_covers_nothing():
         assert criterion.score() == 0.5
 
 
-def test_a_neuron_that_never_fires_and_a_threshold_that_is_met_are_not_covered():
+def test_silent_neurons_and_values_equal_to_the_threshold_are_not_covered():
     criterion = NC(0.5, variant="mindarmour")
     assert criterion.update(torch.tensor([[0.0, 0.5, 0.50001]])).tolist() == [True]
     assert criterion.n_covered() == 1
 
 
-def test_layers_of_an_input_are_scaled_each_by_itself():
+def test_each_layer_of_an_input_is_scaled_separately():
     criterion = NC(0.5)
     criterion.update({"small": torch.tensor([[0.0, 1e-3]]), "large": torch.tensor([[0.0, 1e3]])})
     assert criterion.score() == 0.5
 
 
-def test_a_threshold_that_is_no_number_is_refused():
+def test_a_threshold_that_is_not_a_number_is_rejected():
     with pytest.raises(UsageError, match="threshold must be a number"):
         NC(float("nan"))

@@ -1,4 +1,4 @@
-"""NLC against a covariance computed anew after every test."""
+"""NLC, compared with a covariance that is recomputed after every test."""
 
 import math
 
@@ -84,7 +84,7 @@ def test_ordered_streams(stream):
     assert at_once.score() == pytest.approx(scores[-1], rel=1e-9, abs=1e-30)
 
 
-def test_one_test_and_none():
+def test_the_score_of_one_test_and_of_no_tests():
     criterion = NLC()
     assert criterion.score() == 0
     assert not criterion.update(torch.randn(1, 5)).any()
@@ -92,7 +92,7 @@ def test_one_test_and_none():
     assert criterion.update(torch.zeros(0, 5)).shape == (0,)
 
 
-def test_it_can_fall():
+def test_the_score_can_fall():
     criterion = NLC()
     criterion.update(torch.tensor([[0.0, 0.0], [4.0, 4.0]]))
     high = criterion.score()
@@ -100,7 +100,7 @@ def test_it_can_fall():
     assert criterion.score() < high
 
 
-def test_a_constant_neuron_has_no_part():
+def test_a_constant_neuron_contributes_nothing():
     values = torch.randn(20, 3, dtype=torch.float64)
     values[:, 1] = 0.1
     criterion = NLC()
@@ -121,7 +121,7 @@ def test_the_order_does_not_matter():
 
 
 @pytest.mark.parametrize("cut", [1, 17, 49])
-def test_merged_halves_are_the_whole(cut):
+def test_merged_halves_equal_the_whole(cut):
     layers = drawn(50)
     whole, one, other = NLC(), NLC(), NLC()
     whole.update(layers)
@@ -135,7 +135,7 @@ def test_merged_halves_are_the_whole(cut):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
-def test_a_test_that_is_not_finite_is_left_out(bad):
+def test_a_non_finite_test_is_left_out(bad):
     layers = {name: each.double() for name, each in drawn(12).items()}
     spoilt = {name: each.clone() for name, each in layers.items()}
     spoilt["layer3"][[0, 5, 11], 3] = bad
@@ -169,7 +169,7 @@ def test_images_are_read_by_channel():
     assert criterion.score() == want.score()
 
 
-def test_wide_layers_are_refused():
+def test_wide_layers_are_rejected():
     with pytest.raises(UsageError, match="channel"):
         NLC(neurons="element").update({"conv": torch.zeros(2, 8, 23, 23)})
     assert not NLC().update({"conv": torch.zeros(2, 8, 23, 23)}).any()

@@ -1,4 +1,4 @@
-"""Decision paths, against the definitions in loops; contributions by hand."""
+"""NPC, compared with loops over the definitions; contributions worked out by hand."""
 
 import math
 
@@ -16,7 +16,7 @@ WIDTHS = {"a": 6, "b": 4}
 
 
 def path_of(row, alpha):
-    """The fewest neurons that hold the share of the positive sum."""
+    """The smallest set of neurons that holds the share of the positive sum."""
     total = math.fsum(max(v, 0) for v in row)
     chosen, held = set(), 0.0
     for k in sorted(range(len(row)), key=lambda k: -row[k]):
@@ -76,7 +76,7 @@ def test_reference(variant, seed):
     tests, predicted = draw(40, seed)
     tests["a"][3], tests["b"][3] = 0.0, -1.0  # nothing is critical
     tests["a"][5, 0], tests["b"][6, 1] = torch.nan, torch.inf
-    predicted[7] = 9  # no training input was answered so
+    predicted[7] = 9  # no training input has this class
     rows = reference(c, tests, predicted)
     whole, alone, before = c.fresh(), c.fresh(), set()
     expected = []
@@ -94,7 +94,7 @@ def test_reference(variant, seed):
     assert rows[7] == set()
 
 
-def test_blocks_are_as_the_whole(monkeypatch):
+def test_blocks_give_the_same_result_as_the_whole(monkeypatch):
     c, _, _ = fitted()
     tests, predicted = draw(30, 1)
     items = c.items(c.read(Batch(tests, predicted=predicted)))
@@ -102,7 +102,7 @@ def test_blocks_are_as_the_whole(monkeypatch):
     assert torch.equal(items, c.items(c.read(Batch(tests, predicted=predicted))))
 
 
-def test_abstract_paths_are_what_most_of_a_cluster_share():
+def test_abstract_paths_have_the_neurons_shared_by_most_of_a_cluster():
     c, train, classes = fitted(paths=3)
     for label in range(3):
         own = [
@@ -124,7 +124,7 @@ def test_two_kinds_of_decisions_are_two_paths():
     c = NPC(paths=4).fit([Batch(train, predicted=torch.zeros(10, dtype=torch.int64))])
     assert sorted(c.learnt["paths"].tolist()) == [[False, False, True, True], [True, True, False, False]]
     assert c.update(one, predicted=torch.tensor([0])).tolist() == [True]
-    assert c.n_covered() == 2  # wholly like one of them, and unlike the other
+    assert c.n_covered() == 2  # identical to one of them, and different from the other
     assert c.update(other, predicted=torch.tensor([0])).tolist() == [True]
     assert c.n_covered() == 4
     assert c.update(train, predicted=torch.zeros(10, dtype=torch.int64)).any().item() is False
@@ -163,7 +163,7 @@ def test_fit_does_not_depend_on_the_batches():
     assert all(torch.equal(each, whole.learnt[name]) for name, each in c.learnt.items())
 
 
-def test_merge_of_halves():
+def test_merged_halves_equal_the_whole():
     c, _, _ = fitted()
     tests, predicted = draw(20, 5)
     halves = [c.fresh(), c.fresh()]
@@ -207,7 +207,7 @@ def test_contributions_conserve_the_score_without_biases():
 
 
 class Doubling(nn.Module):
-    """Writes over an activation."""
+    """Overwrites an activation."""
 
     def __init__(self):
         super().__init__()
@@ -219,7 +219,7 @@ class Doubling(nn.Module):
         return self.b(y)
 
 
-def test_contributions_of_what_is_overwritten():
+def test_contributions_of_activations_that_are_overwritten():
     torch.manual_seed(0)
     net, inputs = Doubling(), torch.rand(3, 4)
     found = contributions(Target(net), inputs).activations["gelu()"]
@@ -252,6 +252,6 @@ def test_fitted_and_updated_with_contributions():
         (lambda: contributions(Target(nn.Flatten(0)), torch.ones(2, 1)), "one score per class"),
     ],
 )
-def test_refusals(make, words):
+def test_invalid_use_is_rejected(make, words):
     with pytest.raises(UsageError, match=words):
         make()

@@ -1,4 +1,4 @@
-"""Orders of tests, against greedy loops; APFD by hand."""
+"""Orders of tests, compared with greedy loops; APFD worked out by hand."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ class Other(Criterion):
 
 
 def greedy(sets, worth=None):
-    """The definition: pick what adds most, the first of equals; then the rest by worth."""
+    """The definition: pick the test that adds most, the first of equal ones; then the rest by worth."""
     worth = [len(each) for each in sets] if worth is None else worth
     order, covered = [], set()
     while True:
@@ -65,7 +65,7 @@ def greedy(sets, worth=None):
 @pytest.mark.parametrize("seed", range(6))
 def test_against_loops(seed):
     g = torch.Generator().manual_seed(seed)
-    items = torch.randint(-3, 25, (40, 6), generator=g)  # some are none, some named twice
+    items = torch.randint(-3, 25, (40, 6), generator=g)  # some are missing, some are listed twice
     items[torch.rand(40, generator=g) < 0.2] = -1
     items[30:] = items[:10]
     sets = [{item for item in row if item >= 0} for row in items.tolist()]
@@ -77,7 +77,7 @@ def test_against_loops(seed):
     assert rank(Surprising(), tests, "cam").tolist() == greedy(sets, worth.tolist())
 
 
-def test_by_hand():
+def test_small_cases_worked_out_by_hand():
     tests = torch.tensor([[1.0, -1.0, -1.0], [1.0, 2.0, 3.0], [4.0, 5.0, -1.0], [2.0, 3.0, 4.0]])
     assert rank(Given(), tests, "ctm").tolist() == [1, 3, 2, 0]
     assert rank(Given(), tests, "cam").tolist() == [1, 2, 3, 0]
@@ -90,12 +90,12 @@ def test_nothing_hit_keeps_the_order():
         assert rank(Given(), torch.full((1, 2), 5.0), by).tolist() == [0]
 
 
-def test_surprise_that_is_no_number_comes_last():
+def test_nan_surprise_comes_last():
     order = rank(Surprising(), torch.ones(4, 2), "ctm", predicted=torch.tensor([1.0, torch.nan, torch.inf, 2.0]))
     assert order.tolist() == [2, 3, 0, 1]
 
 
-def test_real_criteria_are_not_touched():
+def test_ranking_does_not_change_the_criterion():
     torch.manual_seed(0)
     tests = {"a": torch.randn(20, 6), "b": torch.randn(20, 5)}
     for c in (NC(0.6), TWay(2)):
@@ -163,12 +163,12 @@ def test_apfd_against_loops(seed):
         (lambda: apfd(torch.arange(3), torch.ones(3)), UsageError, "booleans or the numbers"),
     ],
 )
-def test_refusals(make, error, words):
+def test_invalid_use_is_rejected(make, error, words):
     with pytest.raises(error, match=words):
         make()
 
 
-def test_unfitted_criterion_is_refused():
+def test_an_unfitted_criterion_is_rejected():
     class Learning(Given):
         learns = True
 

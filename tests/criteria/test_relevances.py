@@ -1,4 +1,4 @@
-"""Relevance of neurons: against hands, LRP against its fallback, and the model left alone."""
+"""Relevance of neurons: worked out by hand, LRP compared with its fallback, and the model is not changed."""
 
 import sys
 from copy import deepcopy
@@ -56,7 +56,7 @@ def test_two_layers_by_hand(make, method):
     assert torch.allclose(every.values, torch.tensor([9.0, 8.0, 6.0]).double())
     assert (every.n_inputs, every.method) == (3, "gradient" if method == "gradient" else "lrp")
     assert every.conservation_error < 1e-6
-    # The third input is taken for class 1.
+    # The third input is classified as class 1.
     right = relevance(target, INPUTS, torch.zeros(3, dtype=torch.long), method=method, batch_size=1)
     assert torch.allclose(right.values, torch.tensor([9.0, -1.0, 6.0]).double())
     assert right.n_inputs == 2
@@ -74,7 +74,7 @@ def test_a_layer_further_down_by_hand(make, method):
     assert found.layer == first
 
 
-def test_conservation_error_is_what_biases_take():
+def test_the_conservation_error_is_the_share_absorbed_by_biases():
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2))
     for parameter, value in zip(net.parameters(), ([[1], [1]], [0, 0], [[1, 1], [0, 0]], [2, 0]), strict=True):
         parameter.data.copy_(torch.tensor(value))
@@ -103,7 +103,7 @@ def test_lrp_is_gradient_times_activation_in_a_relu_net_without_biases():
         assert torch.allclose(summed, by_gradient.values)
 
 
-def test_the_default_is_the_last_hidden_layer_and_the_output_can_be_asked_for():
+def test_the_default_is_the_last_hidden_layer_and_the_output_can_be_requested():
     torch.manual_seed(0)
     net, inputs = nets.Functional(), torch.rand(6, 4)
     assert relevance(Target(net), inputs, None).layer == "gelu()"
@@ -119,7 +119,7 @@ def test_one_output_counts_every_input():
     assert relevance(Target(net), torch.rand(5, 3), torch.rand(5)).n_inputs == 5
 
 
-def test_where_lrp_does_not_reach_the_gradient_stands_in_and_says_why():
+def test_the_gradient_replaces_lrp_where_it_is_unsupported_and_says_why():
     torch.manual_seed(0)
     inputs = torch.rand(6, 4)
     for net, layer, why in ((nets.Reused(), "act#2", "captum raised"), (nets.InPlace(), "relu", "outside")):
@@ -129,7 +129,7 @@ def test_where_lrp_does_not_reach_the_gradient_stands_in_and_says_why():
         assert why in found.describe()
         with pytest.raises(UsageError, match="pass method='gradient'"):
             relevance(target, inputs, None, layer, method="lrp")
-    # What is overwritten later counts as it was: relu, then 100 is added and taken away.
+    # Activations that are overwritten later count with their original value: after relu, 100 is added and subtracted.
     y = F.relu(net.a(inputs)).detach()
     winners = net(inputs).argmax(1)
     assert torch.allclose(found.values, (y * net.b.weight[winners]).sum(0).double(), atol=1e-5)
@@ -146,7 +146,7 @@ class Residual(nn.Module):
         return self.last(x + self.inner(x))
 
 
-def test_a_sum_that_lrp_would_count_twice_goes_to_the_gradient():
+def test_a_sum_that_lrp_would_count_twice_uses_the_gradient():
     torch.manual_seed(3)
     target, inputs = Target(Residual()), torch.rand(8, 3)
     for layer in ("relu", "inner"):
@@ -154,11 +154,11 @@ def test_a_sum_that_lrp_would_count_twice_goes_to_the_gradient():
         assert found.method == "gradient"
         assert "the model computes add outside of its modules" in found.describe()
     assert relevance(target, inputs, None, "relu").conservation_error < 1e-5
-    assert relevance(target, inputs, None, "inner").conservation_error > 0.1  # the rest goes past it
+    assert relevance(target, inputs, None, "inner").conservation_error > 0.1  # the rest bypasses it
 
 
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.GELU, nn.Tanh, nn.ReLU6, nn.Softplus])
-def test_relevance_passes_activation_modules_unchanged(activation):
+def test_activation_modules_pass_relevance_on_unchanged(activation):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), activation(), nn.Dropout(), nn.Linear(4, 2, bias=False)).eval()
     inputs = torch.rand(6, 3)
@@ -170,7 +170,7 @@ def test_relevance_passes_activation_modules_unchanged(activation):
         assert found.conservation_error < 1e-5
 
 
-def test_lrp_that_loses_more_than_the_gradient_is_not_taken(monkeypatch):
+def test_lrp_is_not_used_if_it_loses_more_than_the_gradient(monkeypatch):
     target = Target(modules(W1, W2), bounds=(0, 4))
     lrp = module.Lrp.__call__
 
@@ -211,7 +211,7 @@ def test_without_captum(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["lrp", "gradient", "auto"])
-def test_the_model_leaves_as_it_came(method):
+def test_the_model_is_not_changed(method):
     torch.manual_seed(0)
     net = nets.Conv().train()
     net.seen = nn.ReLU(inplace=True)
@@ -226,7 +226,7 @@ def test_the_model_leaves_as_it_came(method):
     assert all(each.grad is None for each in net.parameters())
 
 
-def test_wrong_uses():
+def test_invalid_use_is_rejected():
     target = Target(modules(W1, W2), bounds=(0, 4))
     with pytest.raises(UsageError, match="gradients, a BlackBox has none"):
         relevance(BlackBox(lambda x: x, bounds=(0, 4)), INPUTS, None)

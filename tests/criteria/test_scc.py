@@ -1,4 +1,4 @@
-"""SCC against a slow reference, against the judge of campaigns, and MindArmour's chains."""
+"""SCC, compared with a slow reference and with the judge of campaigns, and MindArmour's chains."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ needs_c = pytest.mark.skipif(library() is None, reason="not compiled on this mac
 
 
 def stream(seed, n=40, neurons=12):
-    """Clean and disturbed activations: many spreads, two dead neurons, one that is never moved, one that is once."""
+    """Clean and disturbed activations: many spreads, two dead neurons, one that never moves, one that moves once."""
     rng = np.random.default_rng(seed)
     clean = rng.normal(size=(n, neurons)).astype("float32")
     values = clean + rng.normal(size=(n, neurons)).astype("float32") * np.geomspace(0.01, 3, neurons, dtype="float32")
@@ -79,7 +79,7 @@ def parts(n, sizes):
 
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_batches_are_as_one_by_one_to_the_bit(seed, sizes):
+def test_batches_equal_single_tests_to_the_bit(seed, sizes):
     values, clean = stream(seed)
     values[7, 5] = torch.nan
     one, many, whole = (SCC(TOLERANCE) for _ in range(3))
@@ -95,7 +95,7 @@ def test_batches_are_as_one_by_one_to_the_bit(seed, sizes):
 @needs_c
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.sampled_from([1, 3, 255, 256, 257, 700]), st.booleans())
-def test_c_does_what_torch_does_to_the_bit(seed, n, is_late):
+def test_c_agrees_with_torch_to_the_bit(seed, n, is_late):
     values, clean = stream(seed, n=23, neurons=max(n, 4))
     values, clean = values[:, :n].contiguous(), clean[:, :n].contiguous()
     values[5, n // 2] = torch.inf if seed % 2 else 1.0
@@ -109,7 +109,7 @@ def test_c_does_what_torch_does_to_the_bit(seed, n, is_late):
 
 
 def state_of(clean, before):
-    """What a walk goes on from: nothing, or sums of other tests."""
+    """The state to continue from: empty, or sums of earlier tests."""
     generator, n = torch.Generator().manual_seed(before), clean.shape[1]
     shift, sums, squares = torch.rand(3, n, generator=generator, dtype=torch.float64) * bool(before)
     moved, varied = torch.rand(2, n, generator=generator) < 0.3 * bool(before)
@@ -118,7 +118,7 @@ def state_of(clean, before):
 
 
 @needs_c
-def test_many_threads_find_what_one_does():
+def test_many_threads_give_the_same_result_as_one():
     values, clean = stream(5, n=64, neurons=3000)
     found = []
     for n_threads in (1, 4):
@@ -131,7 +131,7 @@ def test_many_threads_find_what_one_does():
 
 
 @pytest.mark.parametrize("cells", [20, 2**20])
-def test_without_c_all_is_the_same(cells, monkeypatch):
+def test_the_results_are_the_same_without_c(cells, monkeypatch):
     values, clean = stream(5)
     values[9, 4] = torch.nan
     plain, blocks = SCC(TOLERANCE), SCC(TOLERANCE)
@@ -142,7 +142,7 @@ def test_without_c_all_is_the_same(cells, monkeypatch):
     assert all(each.equal(blocks.state[name]) for name, each in plain.state.items())
 
 
-def test_double_precision_and_strided_tests_are_taken():
+def test_double_precision_and_strided_tests_are_accepted():
     values, clean = stream(5)
     plain, wide, strided = (SCC(TOLERANCE) for _ in range(3))
     raised = plain.update(values, clean=clean)
@@ -155,7 +155,7 @@ def test_double_precision_and_strided_tests_are_taken():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 5000, 40_000])
 @pytest.mark.parametrize("before", [0, 1, 2990])
-def test_the_kernel_does_what_torch_does_to_the_bit(n, before):
+def test_the_kernel_agrees_with_torch_to_the_bit(n, before):
     from themis.criteria import kernels_cuda
 
     assert kernels_cuda.can_converge(torch.device("cuda", 0))
@@ -225,7 +225,7 @@ def test_the_score_can_fall_and_stays_in_bounds():
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_test_that_is_not_finite_is_left_out(value):
+def test_a_non_finite_test_is_left_out(value):
     values, clean = stream(4)
     spoilt = values.clone()
     spoilt[::5, 6] = value
@@ -254,11 +254,11 @@ def test_halves_merge_to_the_whole(cut):
     assert merged.score() == whole.score() == second.merge(first).score()
     assert merged.tests == 40
     more, base = stream(7)
-    assert merged.update(more, clean=base).equal(whole.update(more, clean=base))  # it goes on
+    assert merged.update(more, clean=base).equal(whole.update(more, clean=base))  # it continues
     assert merged.score() == whole.score()
 
 
-def test_half_that_saw_nothing_finite_merges():
+def test_a_half_without_finite_tests_can_be_merged():
     values, clean = stream(6)
     first, second = SCC(TOLERANCE), SCC(TOLERANCE)
     first.update(values, clean=clean)
@@ -266,7 +266,7 @@ def test_half_that_saw_nothing_finite_merges():
     assert first.merge(second).score() == second.merge(first).score() == first.score() > 0
 
 
-def test_the_order_matters_only_to_rounding():
+def test_the_order_matters_only_for_rounding():
     values, clean = stream(8)
     at = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     first, second = SCC(TOLERANCE), SCC(TOLERANCE)
@@ -275,7 +275,7 @@ def test_the_order_matters_only_to_rounding():
     assert first.score() == second.score()
 
 
-def test_state_does_not_share_memory_with_what_was_given():
+def test_the_state_does_not_share_memory_with_the_inputs():
     values, clean = stream(9)
     kept, expected = SCC(TOLERANCE), SCC(TOLERANCE)
     expected.update(values, clean=clean)
@@ -287,7 +287,7 @@ def test_state_does_not_share_memory_with_what_was_given():
     assert kept.score() == expected.score()
 
 
-# MindArmour's
+# The variant of MindArmour
 
 
 def rates_by_hand(batch, seed):
@@ -312,12 +312,14 @@ def test_mindarmour_against_a_slow_chain(monkeypatch):
     torch.manual_seed(0)
     moved = torch.rand(scc.BATCH, 6) * torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
     rates = scc._acceptance(moved, 5)
-    assert rates.tolist() == pytest.approx(rates_by_hand(moved, 5), abs=0.011)  # a chance at the very edge may flip
-    assert rates[0] == 1  # what does not move accepts every step
+    assert rates.tolist() == pytest.approx(
+        rates_by_hand(moved, 5), abs=0.011
+    )  # a draw close to the acceptance threshold may flip
+    assert rates[0] == 1  # a neuron that does not move accepts every step
     assert rates[1] > rates[4]
 
 
-def test_mindarmour_takes_the_most_moved_of_each_layer(monkeypatch):
+def test_mindarmour_takes_the_most_moved_neurons_of_each_layer(monkeypatch):
     monkeypatch.setattr(scc, "TOP", 2)
     moved = torch.tensor([[1.0, 5.0, 3.0, 9.0, 7.0, 8.0, 9.5]])
     assert scc._most_moved(moved, Layout(("a", "b"), (3, 4))).tolist() == [2, 1, 3, 6]
@@ -350,7 +352,7 @@ def test_mindarmour_counts_full_batches(monkeypatch):
     assert not SCC(variant="mindarmour").laws.mergeable
 
 
-def test_wrong_uses():
+def test_invalid_use_is_rejected():
     for wrong in ({"tolerance": 0}, {"draws": 1}, {"alpha": 1.0}, {"variant": "paper"}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             SCC(**wrong)

@@ -1,4 +1,4 @@
-"""What the surprise criteria share: buckets, classes, what they refuse."""
+"""What the surprise criteria have in common: buckets, classes, and what they reject."""
 
 import math
 
@@ -43,7 +43,7 @@ def training(n=60, width=3, classes=3, seed=0):
 
 
 @pytest.mark.parametrize("upper", [2.0, 0.5, None])
-def test_buckets_are_those_of_the_definition(upper):
+def test_buckets_agree_with_the_definition(upper):
     criterion = given(upper, 16)
     values = np.random.default_rng(1).uniform(-1, 4, 300).astype(np.float64)
     want = {bucket_of(each, 0.0, 3.0 if upper is None else upper, 16) for each in values} - {None}
@@ -73,7 +73,7 @@ def test_edges_of_the_buckets(surprise, bucket):
     assert criterion.items(readings).tolist() == [[bucket]]
 
 
-def test_raised_is_as_if_each_test_came_alone():
+def test_raised_is_the_same_as_for_single_tests():
     values = torch.tensor([0.1, 0.1, 1.9, 5.0, 1.9, math.nan, 1.0, 0.9, 0.1, 0.0, 2.0])[:, None]
     predicted = torch.tensor([0, 1, 0, 1, 0, 1, 7, 0, 1, 0, 1])
     at_once, alone = given(), given()
@@ -85,7 +85,7 @@ def test_raised_is_as_if_each_test_came_alone():
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_merged_halves_are_the_whole(kind):
+def test_merged_halves_equal_the_whole(kind):
     values, predicted = training()
     tests = torch.randn(40, 3, generator=torch.Generator().manual_seed(3)) * 2
     whole = kind(upper=50.0, buckets=64).fit([Batch(values, predicted=predicted)])
@@ -100,7 +100,7 @@ def test_merged_halves_are_the_whole(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_batches_of_training_inputs_are_the_same_as_all_at_once(kind):
+def test_fitting_in_batches_equals_fitting_all_at_once(kind):
     values, predicted = training()
     tests, classes = torch.randn(9, 3), torch.arange(9) % 3
     at_once = kind().fit([Batch(values, predicted=predicted)])
@@ -109,7 +109,7 @@ def test_batches_of_training_inputs_are_the_same_as_all_at_once(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_buffer_that_is_used_again_does_no_harm(kind):
+def test_a_reused_buffer_does_no_harm(kind):
     values, predicted = training()
     buffer, classes = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
 
@@ -124,7 +124,7 @@ def test_a_buffer_that_is_used_again_does_no_harm(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_tests_that_say_nothing(kind):
+def test_tests_without_a_surprise_cover_nothing(kind):
     values, predicted = training()
     criterion = kind(upper=1000.0).fit([Batch(values, predicted=predicted)])
     tests = torch.zeros(5, 3)
@@ -135,7 +135,7 @@ def test_tests_that_say_nothing(kind):
     assert surprise[3:].tolist() == [math.inf, math.inf]
     assert not criterion.update(tests, predicted=classes).any()
     assert criterion.score() == 0
-    # A good test among bad ones counts as ever.
+    # A valid test among invalid ones counts as usual.
     mixed, classes[4] = torch.cat([tests[:4], torch.full((1, 3), 0.7)]), 1
     alone = criterion.surprise(mixed[4:], predicted=classes[4:])
     assert criterion.surprise(mixed, predicted=classes)[4] == alone[0]
@@ -162,7 +162,7 @@ def test_the_predicted_class_is_read_from_the_output(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_no_inputs_and_other_layers(kind):
+def test_empty_batches_and_different_layers(kind):
     values, predicted = training()
     criterion = kind().fit([Batch(values, predicted=predicted)])
     assert criterion.surprise(values[:0], predicted=predicted[:0]).shape == (0,)
@@ -172,7 +172,7 @@ def test_no_inputs_and_other_layers(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_asking_changes_nothing(kind):
+def test_computing_the_surprise_changes_nothing(kind):
     values, predicted = training()
     criterion = kind().fit([Batch(values, predicted=predicted)])
     before = {name: each.clone() for name, each in criterion.learnt.items()}
@@ -183,7 +183,7 @@ def test_asking_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_wrong_uses(kind):
+def test_invalid_use_is_rejected(kind):
     values, predicted = training()
     with pytest.raises(UsageError, match="fit"):
         kind().surprise(values, predicted=predicted)
@@ -209,7 +209,7 @@ def test_a_failed_fit_leaves_nothing_learnt():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_inputs_are_shown_class_by_class(monkeypatch, chunk):
+def test_inputs_are_processed_class_by_class(monkeypatch, chunk):
     monkeypatch.setattr("themis.criteria.surprise.NUMBERS_AT_ONCE", chunk)
     shown = []
 

@@ -1,4 +1,4 @@
-"""DSA against distances one by one."""
+"""DSA, compared with distances computed one by one."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_agrees_with_distances_one_by_one(variant, dtype):
     np.testing.assert_allclose(found, want, rtol=1e-12)
 
 
-def test_far_from_zero_no_digit_is_lost():
+def test_no_digits_are_lost_far_from_zero():
     values, predicted = training(n=40, dtype=np.float64)
     values = values * 1e-3 + 1e4
     tests = values[::3] + 1e-6
@@ -95,7 +95,7 @@ def test_whole_numbers_tie_as_in_the_definition():
     np.testing.assert_allclose(found, want, rtol=1e-12)
 
 
-def test_a_training_input_is_no_surprise():
+def test_a_training_input_has_no_surprise():
     values, predicted = training()
     criterion = fitted(values, predicted)
     assert (surprise(criterion, values, predicted) == 0).all()
@@ -141,7 +141,7 @@ def test_max_traces_keeps_evenly_spaced_ones():
     assert evenly_spaced(torch.arange(7), 3).tolist() == [0, 2, 4]
 
 
-def test_raised_is_as_if_each_test_came_alone():
+def test_raised_is_the_same_as_for_single_tests():
     values, predicted = training()
     tests = torch.from_numpy(np.concatenate([values[:30] + 0.5, values[:30] + 0.5, values[30:60], values[:9] * 1.5]))
     classes = torch.from_numpy(np.concatenate([predicted[:30], predicted[:30], predicted[30:60], predicted[:9]]))
@@ -159,6 +159,6 @@ def test_one_class_cannot_be_compared():
 
 
 @pytest.mark.parametrize("max_traces", [0, -1, 2.0, True])
-def test_wrong_options(max_traces):
+def test_invalid_options_are_rejected(max_traces):
     with pytest.raises(UsageError, match="max_traces"):
         DSA(max_traces=max_traces)

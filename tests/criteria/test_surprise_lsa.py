@@ -1,4 +1,4 @@
-"""LSA against scipy's kernel density and a slow one, and where a class has too few traces."""
+"""LSA, compared with scipy's kernel density and a slow one, also for classes with too few traces."""
 
 import math
 import warnings
@@ -92,7 +92,7 @@ def test_a_class_with_few_traces_borrows_from_the_others():
     covariance = (weight * np.cov(few.T) + (1 - weight) * pooled) * 4 ** (-2 / 10)
     test = values[:1] + 0.1
     assert surprise(criterion, test, [2])[0] == pytest.approx(slow(test[0], few, covariance), rel=1e-9)
-    full = values[predicted == 0]  # the others are as ever
+    full = values[predicted == 0]  # the others are unchanged
     assert surprise(criterion, test, [0])[0] == pytest.approx(-gaussian_kde(full.T).logpdf(test[0])[0], rel=1e-6)
 
 
@@ -123,14 +123,14 @@ def test_neurons_that_depend_on_one_another():
     assert np.isfinite(surprise(criterion, doubled, predicted)).all()
 
 
-def test_enough_traces_are_no_reason_to_warn():
+def test_there_is_no_warning_with_enough_traces():
     values, predicted = training(n=300, width=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fitted(values, predicted).learnt["whiteners"].shape == (3, 8, 8)
 
 
-def test_traces_without_any_spread_are_refused():
+def test_traces_without_any_spread_are_rejected():
     with pytest.raises(DataError, match="min_variance"):
         fitted(np.ones((6, 2)), np.arange(6) % 2)
     with pytest.raises(DataError, match="that differ"):
@@ -188,18 +188,18 @@ def test_a_training_input_is_less_surprising_than_a_far_one():
         {"lower": 2000.0},
     ],
 )
-def test_wrong_options(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(UsageError, match=next(iter(options)) if options != {"lower": 2000.0} else "upper"):
         LSA(**options)
 
 
-def test_too_many_covariances_are_refused(monkeypatch):
+def test_too_many_covariances_are_rejected(monkeypatch):
     values, predicted = training()
     monkeypatch.setattr("themis.criteria.surprise.MAX_COVARIANCE_NUMBERS", 70)
     with pytest.raises(UsageError, match="narrower"):
         fitted(values, predicted)
 
 
-def test_options_make_the_same_again():
+def test_options_create_an_equal_criterion():
     made = LSA(100.0, 10, min_variance=0.1, lower=-3.0, variant="dnn-tip", layers="fc")
     assert LSA(**made.options()).options() == made.options()

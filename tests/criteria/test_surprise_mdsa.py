@@ -1,4 +1,4 @@
-"""MDSA against the distance by an inverse matrix."""
+"""MDSA, compared with the distance by an inverse matrix."""
 
 import math
 
@@ -43,14 +43,14 @@ def test_agrees_with_the_definition(width):
     np.testing.assert_allclose(squared, want**2, rtol=1e-8)
 
 
-def test_the_mean_is_no_surprise():
+def test_the_mean_has_no_surprise():
     values, predicted = training()
     mean = values[predicted == 1].mean(0, keepdims=True)
     assert surprise(fitted(values, predicted), mean, [1])[0] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["neural-coverage", "dnn-tip"])
-def test_upper_is_twice_the_largest_of_training(variant):
+def test_upper_is_twice_the_largest_training_surprise(variant):
     values, predicted = training()
     criterion = fitted(values, predicted, variant=variant, buckets=100)
     largest = surprise(criterion, values, predicted).max()
@@ -70,7 +70,7 @@ def test_neurons_that_vary_little_are_dropped():
     np.testing.assert_allclose(surprise(fitted(padded, predicted), padded + 0.0, predicted), want, rtol=1e-9)
 
 
-def test_few_traces_borrow_with_a_warning():
+def test_classes_with_few_traces_borrow_with_a_warning():
     values, predicted = training(n=100)
     values, predicted = np.vstack([values, values[:1]]), np.append(predicted, 8)
     with pytest.warns(RuntimeWarning, match="class 8 "):
@@ -84,7 +84,7 @@ def test_few_traces_borrow_with_a_warning():
     assert np.isfinite(surprise(few, values[:7], predicted[:7])).all()
 
 
-def test_raised_is_as_if_each_test_came_alone():
+def test_raised_is_the_same_as_for_single_tests():
     values, predicted = training()
     tests = torch.from_numpy(np.concatenate([values[:40], values[:40], values[:5] * 2]))
     classes = torch.from_numpy(np.concatenate([predicted[:40], predicted[:40], predicted[:5]]))
@@ -95,6 +95,6 @@ def test_raised_is_as_if_each_test_came_alone():
     assert not raised[40:80].any()
 
 
-def test_wrong_options():
+def test_invalid_options_are_rejected():
     with pytest.raises(UsageError, match="min_variance"):
         MDSA(min_variance=math.inf)

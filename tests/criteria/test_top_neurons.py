@@ -1,4 +1,4 @@
-"""The most active neurons of wide layers and of runs of layers, against sorted lists."""
+"""The most active neurons of wide layers and of spans of layers, compared with sorted lists."""
 
 import math
 
@@ -13,7 +13,7 @@ from themis.criteria.topk import most_active, top_neurons
 
 
 def ranked(row, k):
-    """Neurons of the k largest, the first of equal ones first; -1 for those that are not there."""
+    """Neurons of the k largest, the first of equal ones first; -1 for missing ones."""
     finite = [(-a, neuron) for neuron, a in enumerate(row) if math.isfinite(a)]
     return ([neuron for _, neuron in sorted(finite)] + [-1] * k)[:k]
 
@@ -55,7 +55,7 @@ def test_blocks_of_any_values(row):
 @pytest.mark.parametrize("widths", [(5,), (3, 3, 3, 8, 8, 3), (2, 700, 700, 1)])
 @pytest.mark.parametrize("k", [1, 4, 900])
 @pytest.mark.parametrize("share", [0, 0.02])
-def test_runs_of_layers(widths, k, share):
+def test_spans_of_layers(widths, k, share):
     layout = Layout(tuple(map(str, range(len(widths)))), widths)
     readings = Readings(draw((9, sum(widths)), k, share), layout)
     top, is_finite = top_neurons(readings, k)

@@ -1,4 +1,4 @@
-"""TKNC and TKNP against sorted lists."""
+"""TKNC and TKNP, compared with sorted lists."""
 
 import math
 
@@ -71,7 +71,7 @@ def tknp_by_hand(variant, by, k, tests):
     ),
     st.integers(1, 9),
 )
-def test_the_first_of_equal_ones_comes_first(values, k):
+def test_the_first_of_equal_neurons_ranks_first(values, k):
     found = most_active(torch.tensor(values), k)
     expected = [(ranked(row, k) + [-1] * 9)[: min(k, 6)] for row in values]
     assert found.tolist() == expected
@@ -85,7 +85,7 @@ def test_wide_layers_with_many_ties():
 
 @pytest.mark.parametrize("variant", TKNC.variants)
 @pytest.mark.parametrize("k", [1, 3, 10])
-def test_tknc_is_what_the_tool_computes(variant, k):
+def test_tknc_equals_the_computation_of_the_tool(variant, k):
     for seed in range(3):
         tests = layers(seed=seed)
         criterion = TKNC(k, variant=variant)
@@ -99,7 +99,7 @@ def test_tknc_is_what_the_tool_computes(variant, k):
 @pytest.mark.parametrize("variant", TKNP.variants)
 @pytest.mark.parametrize("by", ["layer", "network"])
 @pytest.mark.parametrize("k", [1, 3, 10])
-def test_tknp_is_what_the_tool_computes(variant, by, k):
+def test_tknp_equals_the_computation_of_the_tool(variant, by, k):
     for seed in range(3):
         tests = layers(seed=seed)
         criterion = TKNP(k, by, variant=variant)
@@ -112,7 +112,7 @@ def every(k):
     yield from (TKNP(k, by, variant=variant) for variant in TKNP.variants for by in ("layer", "network"))
 
 
-def test_batches_are_as_good_as_one_by_one():
+def test_batches_give_the_same_result_as_single_tests():
     tests = layers()
     order = [*range(40), *range(9), *range(39, -1, -1), *[7] * 20]
     tests = rows(tests, order)
@@ -129,7 +129,7 @@ def test_batches_are_as_good_as_one_by_one():
             assert all(torch.equal(each, whole.state[name]) for name, each in criterion.state.items())
 
 
-def test_merged_halves_are_the_whole():
+def test_merged_halves_equal_the_whole():
     tests = layers(60)
     for whole in every(5):
         one, other = whole.fresh(), whole.fresh()
@@ -150,7 +150,7 @@ def test_the_order_of_tests_does_not_matter():
         assert one.score() == other.score()
 
 
-def test_what_is_not_finite_covers_nothing():
+def test_non_finite_values_cover_nothing():
     for criterion in every(3):
         assert not criterion.update(torch.full((2, 4), torch.nan)).any()
         assert criterion.score() == 0
@@ -166,7 +166,7 @@ def test_a_layer_with_k_neurons_or_fewer_is_covered_by_one_test():
     assert narrow.score() == 2 * 2 / 20  # two ranks of ten
 
 
-def test_orders_count_only_where_the_tool_counts_them():
+def test_orders_are_distinguished_only_if_the_tool_distinguishes_them():
     tests = torch.tensor([[3.0, 2.0, 1.0, 0.0], [2.0, 3.0, 1.0, 0.0], [3.0, 2.0, 0.0, 1.0]])
     assert TKNP(2).update(tests).tolist() == [True, True, False]
     assert TKNP(2, variant="deepgauge").update(tests).tolist() == [True, False, False]
@@ -183,7 +183,7 @@ def test_the_same_neurons_of_two_layers_are_two_patterns():
     assert network.score() == 3
 
 
-def test_hashes_spread():
+def test_hashes_are_well_distributed():
     words = mix_bits(torch.arange(200_000))
     assert len(words.unique()) == 200_000
     ones = (words[:, None] >> torch.arange(64) & 1).double().mean(0)
@@ -199,7 +199,7 @@ def test_keys_are_a_set(mine, theirs):
 
 
 @pytest.mark.parametrize("kind", [TKNC, TKNP])
-def test_wrong_options_are_refused(kind):
+def test_invalid_options_are_rejected(kind):
     with pytest.raises(UsageError, match="k must be a whole number"):
         kind(0)
     with pytest.raises(UsageError, match="by must be"):

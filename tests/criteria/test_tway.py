@@ -1,4 +1,4 @@
-"""Combinations of neurons, against a count by hand."""
+"""t-way combination coverage, compared with a count in loops."""
 
 from itertools import combinations
 
@@ -11,7 +11,7 @@ from themis.errors import UsageError
 
 
 def shown(layers, t, max_neurons=None):
-    """By set of neurons, the configurations that occur: all loops."""
+    """The configurations that occur, by set of neurons, in plain loops."""
     found = {}
     for name, values in layers.items():
         n = values.shape[1]
@@ -50,7 +50,7 @@ def test_reference(t, seed):
 
 
 @pytest.mark.parametrize("t", [2, 3])
-def test_raised_is_as_one_by_one(t, monkeypatch):
+def test_raised_is_the_same_as_for_single_tests(t, monkeypatch):
     tests = draw(40)
     order = torch.cat([torch.arange(20), torch.arange(20), torch.arange(39, 19, -1)])
     tests = {name: each[order] for name, each in tests.items()}
@@ -68,7 +68,7 @@ def test_raised_is_as_one_by_one(t, monkeypatch):
 
 
 @pytest.mark.parametrize(("t", "max_neurons"), [(2, None), (2, 4), (3, None), (3, 3)])
-def test_runs_of_equal_layers(t, max_neurons, monkeypatch):
+def test_spans_of_equal_layers(t, max_neurons, monkeypatch):
     tests = draw(7, (4, 4, 1, 4, 6, 6, 2, 2), seed=3)
     tests["l4"][2, 0], tests["l5"][3, 5] = -torch.inf, torch.nan
     sets = shown(tests, t, max_neurons)
@@ -104,7 +104,7 @@ def test_never_firing_neuron_leaves_half_of_its_configurations():
     assert c.sparse() == 0.0
 
 
-def test_wide_layers_are_thinned():
+def test_wide_layers_are_sampled():
     tests = draw(6, (30,))
     c = TWay(2, max_neurons=4)
     c.update(tests)
@@ -119,14 +119,14 @@ def test_wide_layers_are_thinned():
         assert c.n_sets() == n_sets
 
 
-def test_layers_too_narrow_have_no_sets():
+def test_layers_that_are_too_narrow_have_no_sets():
     c = TWay(3)
     assert c.update(torch.ones(2, 2)).tolist() == [False, False]
     assert c.n_sets() == 0
     assert c.score() == c.sparse() == 0
 
 
-def test_merge_of_halves():
+def test_merged_halves_equal_the_whole():
     tests, c = draw(12), TWay()
     halves = [c.fresh(), c.fresh()]
     c.update(tests)
@@ -145,6 +145,6 @@ def test_merge_of_halves():
         (lambda: TWay(max_neurons=20_000).update(torch.ones(1, 20_000)), "at most 2\\^28"),
     ],
 )
-def test_refusals(make, words):
+def test_invalid_use_is_rejected(make, words):
     with pytest.raises(UsageError, match=words):
         make()

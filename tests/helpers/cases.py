@@ -1,4 +1,4 @@
-"""For every criterion, settings to try it with; and streams of tests drawn for all of them alike."""
+"""Options to test every criterion with, and random streams of tests for all of them."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A criterion and how to make it."""
+    """A criterion and its options."""
 
     name: str
     options: tuple[tuple[str, object], ...]
 
     def __str__(self):
-        said = [str(value) for key, value in self.options if key in ("variant", "kind", "t", "neurons")]
-        return "-".join([self.name, *said])
+        values = [str(value) for key, value in self.options if key in ("variant", "kind", "t", "neurons")]
+        return "-".join([self.name, *values])
 
     def make(self):
         """The criterion, fitted."""
@@ -48,12 +48,12 @@ class Case:
         if not criterion.learns:
             return criterion
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of classes with few inputs
+            warnings.simplefilter("ignore", RuntimeWarning)  # about classes with few inputs
             return criterion.fit(cut(training(), [30, 31]))
 
 
 def cases():
-    """Every criterion with every variant at each of its settings."""
+    """Every variant of every criterion with each of its settings."""
     return [
         Case(name, tuple({**options, **({"variant": variant} if variant else {})}.items()))
         for name, kind in names.CRITERIA.items()
@@ -63,9 +63,9 @@ def cases():
 
 
 def draw(seed, n, *, scale=1.0, is_broken=False):
-    """Tests of a small net that is not there: values on a grid, so that some are equal, some 0, some out of range.
+    """Tests of an imaginary small net: values on a grid, so that some are equal, some 0, and some out of range.
 
-    Clean inputs differ in few neurons, most of them in sign or by much. Broken ones have values that are not finite.
+    Clean inputs differ in few neurons, most of them in sign or by a large factor. `is_broken` adds non-finite values.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -91,20 +91,20 @@ def draw(seed, n, *, scale=1.0, is_broken=False):
 
 
 def training():
-    """The training inputs, the same always, with many of each class."""
+    """The training inputs, which are always the same, with many per class."""
     batch = draw(12345, N_TRAINING)
     classes = torch.arange(N_TRAINING) % CLASSES
     return replace(batch, predicted=classes, labels=classes)
 
 
 def rows(batch, at):
-    """Some of the tests of a batch."""
+    """The tests of a batch at some rows."""
     tests, clean = ({name: each[at] for name, each in some.items()} for some in (batch.activations, batch.clean))
     return Batch(tests, clean, *(None if each is None else each[at] for each in (batch.predicted, batch.labels)))
 
 
 def joined(*batches):
-    """One batch after the other."""
+    """The batches concatenated."""
 
     def all_of(dicts):
         return {name: torch.cat([each[name] for each in dicts]) for name in dicts[0]}
@@ -114,9 +114,9 @@ def joined(*batches):
 
 
 def cut(batch, sizes):
-    """A batch in pieces of these sizes; what is left is the last one."""
-    n, found, start = len(batch.activations["output"]), [], 0
+    """A batch in parts of these sizes; the last part is the rest."""
+    n, parts, start = len(batch.activations["output"]), [], 0
     for size in [*sizes, n]:
-        found.append(rows(batch, slice(start, min(start + size, n))))
+        parts.append(rows(batch, slice(start, min(start + size, n))))
         start = min(start + size, n)
-    return [each for each in found if len(each.activations["output"])]
+    return [part for part in parts if len(part.activations["output"])]

@@ -1,4 +1,4 @@
-"""Attacks against models whose weakest point is known, and against each task's oracle."""
+"""Attacks on models whose weakest point is known, and on the oracle of each task."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ATTACK = {each.name: each for each in ATTACKS}
 
 
 class Linear(nn.Module):
-    """Two classes of 40 features; where the answer turns is known."""
+    """Two classes of 40 features, whose decision boundary is known."""
 
     def __init__(self, scale=1.0):
         super().__init__()
@@ -28,13 +28,13 @@ class Linear(nn.Module):
         self.last = nn.Linear(40, 2)
         with torch.no_grad():
             self.last.weight.copy_(scale * torch.randn(2, 40, generator=draw))
-            self.last.bias.copy_(-self.last.weight.sum(1) / 2)  # even in the middle of the input range
+            self.last.bias.copy_(-self.last.weight.sum(1) / 2)  # undecided in the middle of the input range
 
     def forward(self, x):
         return self.last(x.flatten(1))
 
     def away(self):
-        """What the margin of class 0 falls by, a unit of each feature."""
+        """The decrease of the margin of class 0 per unit of each feature."""
         return (self.last.weight[0] - self.last.weight[1]).detach()
 
 
@@ -43,7 +43,7 @@ def near_the_middle(n=8):
 
 
 def context_of(target, inputs, oracle="changed", labels=None):
-    """As a campaign makes it: the reference answers are the clean ones, or the labels."""
+    """A context as in a campaign: the reference answers are the clean ones, or the labels."""
     with torch.no_grad():
         clean = target.forward(inputs).float()
     settled = choose_oracle(oracle).settle(clean, labels)
@@ -79,7 +79,7 @@ def test_a_linear_model_breaks_just_above_its_radius_and_not_below(name):
     model, inputs = Linear(), near_the_middle()
     context = context_of(Target(model), inputs)
     needed = to_the_edge(model, inputs, "l2" if name == "pgd_l2" else "max")
-    above = 1.04 if name == "pgd_l2" else 1.001  # ten steps leave a trace of where in the ball it began
+    above = 1.04 if name == "pgd_l2" else 1.001  # after ten steps, the starting point in the ball still matters
     assert bool((margin_at(attack(name, inputs, above * needed, context), context) < 0).all())
     assert bool((margin_at(attack(name, inputs, 0.999 * needed, context), context) > 0).all())
 
@@ -103,11 +103,11 @@ def test_cw_finds_the_nearest_point_inside_the_bounds():
     inputs = torch.tensor([[0.0, 0.0], [-0.9, 0.5]])
     context = context_of(Target(model, bounds=(-1.0, 1.0)), inputs)
     found = attack("cw", inputs, 0.0, context)
-    # The first goes straight to the line 4 x + 3 y = -3.6; the second on the way meets the wall x = -1.
+    # The first goes straight to the line 4 x + 3 y = -3.6; the second hits the bound x = -1 on the way.
     torch.testing.assert_close(found, torch.tensor([[-0.576, -0.432], [-1.0, 0.4 / 3]]), atol=0.01, rtol=0)
 
 
-def test_each_test_has_a_radius_of_its_own():
+def test_each_test_has_its_own_radius():
     model, inputs = Linear(), near_the_middle()
     context = context_of(Target(model), inputs)
     radius = torch.linspace(0.001, 0.05, 8)
@@ -122,7 +122,7 @@ def test_each_test_has_a_radius_of_its_own():
 
 @pytest.fixture(scope="module")
 def net():
-    """LeNet-5, a little trained on blobs, with the blobs."""
+    """LeNet-5, briefly trained on blobs, with the blobs."""
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)
     classes = torch.rand(10, 1, 28, 28, generator=draw)
@@ -152,7 +152,7 @@ def test_it_costs_the_passes_it_declares(name, net):
 
 
 @pytest.mark.parametrize("name", IN_A_BALL)
-def test_the_radius_is_never_exceeded_and_every_try_is_inside_the_bounds(name, net):
+def test_the_radius_is_never_exceeded_and_every_candidate_is_inside_the_bounds(name, net):
     target, inputs, labels = net
     inputs, radius = inputs * 255, torch.linspace(0, 0.3, len(inputs))
     tried = []
@@ -203,7 +203,7 @@ def test_cw_changes_less_than_the_others_need_and_more_for_more_confidence(net):
     assert (margin_at(shorter, context) < 0).float().mean() < 0.25
 
 
-def test_confidence_out_of_reach_gives_the_least_margin():
+def test_unreachable_confidence_gives_the_smallest_margin():
     def certain(x):
         return torch.stack([x[:, 0], 1 - x[:, 0]], 1)
 
@@ -218,7 +218,7 @@ def test_confidence_out_of_reach_gives_the_least_margin():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_seed_gives_the_same_bits_and_the_model_is_left_alone(name, net):
+def test_the_same_seed_gives_the_same_bits_and_the_model_is_not_changed(name, net):
     target, inputs, labels = net
     context = context_of(target, inputs, "wrong", labels)
     before = {key: value.clone() for key, value in target.module.state_dict().items()}
@@ -247,7 +247,7 @@ def test_checkpoints_of_auto_pgd_are_those_of_the_paper():
     assert checkpoints(100) == [0, 22, 41, 57, 70, 80, 87, 93, 99]
 
 
-def test_a_model_that_breaks_down_on_the_way_gives_no_input_that_is_no_number():
+def test_a_model_that_returns_nan_along_the_way_does_not_produce_nan_inputs():
     class Fragile(Linear):
         def forward(self, x):
             scores = super().forward(x)
@@ -271,7 +271,7 @@ class Sum(nn.Module):
         return torch.where(total < 2, 4 * total - 6, total)
 
 
-def test_a_number_is_pushed_to_the_side_where_it_breaks():
+def test_a_number_is_pushed_to_the_side_where_it_fails():
     inputs = torch.full((6, 4), 0.5)
     context = context_of(Target(Sum()), inputs, "regression:1.0")
     found = attack("fgsm", inputs, 0.1, context)
@@ -322,15 +322,15 @@ def test_every_task_can_be_attacked(task, name):
     found = perturb(ATTACK[name], inputs, theta, torch.arange(24), context)
     assert bool(torch.autograd.grad(found.sum(), theta)[0].isfinite().all())
     is_fault = margin_at(found.detach(), context) < 0
-    if (task, name) != ("compare", "fgsm"):  # a norm has no slope at the clean answer, and no side to take
+    if (task, name) != ("compare", "fgsm"):  # a norm has no slope at the clean answer, and no preferred side
         assert is_fault.float().mean() > 0.7
     if name == "cw":
-        aim = 0.0 if task == "compare" else 0.02  # it says whether, not how far
+        aim = 0.0 if task == "compare" else 0.02  # it says whether there is a fault, not how far away it is
         assert (margin_at(found.detach(), context) < -aim).float().mean() > 0.8
         assert (found - inputs).flatten(1).norm(dim=1)[is_fault].mean() < 1.5
 
 
-def test_a_task_without_a_loss_is_refused_as_before():
+def test_a_task_without_a_loss_is_rejected():
     inputs = torch.rand(4, 1, 8, 8)
     context = context_of(Target(scorer(3)), inputs, Compare(far, "far"))
     for name in ALL:
@@ -338,13 +338,13 @@ def test_a_task_without_a_loss_is_refused_as_before():
             attack(name, inputs, 0.1, context)
 
 
-def test_cw_says_what_it_misses():
+def test_cw_says_what_is_missing():
     with pytest.raises(UsageError, match="'cw' needs the oracle's margin, got none"):
         attack("cw", torch.rand(2, 1, 8, 8), 0.0, Context(target=Target(scorer(3)), reference=torch.zeros(2).long()))
 
 
 @pytest.mark.parametrize(("name", "magnitude"), [("pgd", 0.3), ("cw", 0.05)])
-def test_a_campaign_keeps_what_an_attack_found(name, magnitude):
+def test_a_campaign_keeps_the_inputs_of_an_attack(name, magnitude):
     inputs = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(2))
     never = {"tolerance": 1e-12, "plateau": None, "uniform_share": 0.0}
     result = themis.run(

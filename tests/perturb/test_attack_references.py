@@ -1,4 +1,4 @@
-"""Attacks are as strong as foolbox's and ART's, on LeNet-5 and the embedded digits."""
+"""Attacks are as strong as those of foolbox and ART, on LeNet-5 and the embedded digits."""
 
 import pytest
 import torch
@@ -11,7 +11,10 @@ from themis.perturb.apgd import FIRST_STEP
 from themis.perturb.apgd import STEPS as AUTO_STEPS
 from themis.perturb.attack import ATTACKS, STEP, STEPS
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the references warn as they are imported
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # the reference libraries emit warnings when imported
 
 N, N_SEARCHED = 500, 100
 ATTACK = {each.name: each for each in ATTACKS}
@@ -19,7 +22,7 @@ ATTACK = {each.name: each for each in ATTACKS}
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The demo's model, and held-out digits that it answers rightly."""
+    """The demo's model, and held-out digits that it answers correctly."""
     from themis.cli.demo import make_data, make_model
 
     with pytest.MonkeyPatch.context() as patch:
@@ -43,14 +46,14 @@ def ours(name, theta, digits, n=N):
 
 
 def broken(found, digits):
-    """Which digits are answered wrongly; foolbox gives a black one where it found none."""
+    """Which digits are answered incorrectly; foolbox returns a black picture if it found none."""
     with torch.no_grad():
         answers = digits[0].forward(found).argmax(1)
     return (answers != digits[2][: len(found)]) & found.flatten(1).any(1)
 
 
 def assert_as_strong(mine, theirs, digits, distance):
-    """Within a point of their success or better, and on digits that both broke at most 5% more distortion."""
+    """Success within one percentage point or better, and at most 5% more distortion on digits that both broke."""
     is_mine, is_theirs = broken(mine, digits), broken(theirs, digits)
     assert is_theirs.float().mean() > 0.1, "a comparison that means something"
     assert is_mine.float().mean() >= is_theirs.float().mean() - 0.01
@@ -97,7 +100,7 @@ def test_pgd_l2_is_as_strong_as_foolbox(digits, radius):
     assert_as_strong(ours("pgd_l2", radius, digits), attack(model, *digits[1:], epsilons=radius)[1], digits, euclidean)
 
 
-def test_cw_is_as_near_as_foolbox_with_nine_times_its_steps(digits):
+def test_cw_is_as_close_as_foolbox_with_nine_times_its_steps(digits):
     attacks, model = foolbox_of(digits)
     attack = attacks.L2CarliniWagnerAttack(binary_search_steps=9, steps=100, stepsize=0.1)
     theirs = attack(model, *(each[:N_SEARCHED] for each in digits[1:]), epsilons=None)[0]

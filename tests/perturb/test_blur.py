@@ -1,4 +1,4 @@
-"""Blurs of lens, shake and zoom against closed forms."""
+"""Blurs, compared with closed forms."""
 
 import math
 
@@ -24,7 +24,7 @@ def blurred(name, pictures, *values):
 
 
 def spot(name, *values):
-    """What becomes of one bright pixel amid black, `[SIDE, SIDE]`."""
+    """The result for one bright pixel on black, `[SIDE, SIDE]`."""
     picture = torch.zeros(1, 1, SIDE, SIDE, dtype=torch.float64)
     picture[..., SIDE // 2, SIDE // 2] = 1
     return blurred(name, picture, *values)[0, 0].numpy()
@@ -38,7 +38,7 @@ def spread(kernel):
 
 
 @pytest.mark.parametrize(("name", "values"), KERNELS)
-def test_no_light_is_lost_and_none_moves(name, values):
+def test_no_light_is_lost_or_displaced(name, values):
     kernel = spot(name, *values)
     assert kernel.min() > -1e-12
     assert math.isclose(kernel.sum(), 1, abs_tol=1e-9)
@@ -56,13 +56,13 @@ def test_gaussian_blur_is_the_heat_kernel(pixels):
     np.testing.assert_allclose(spread(kernel), [pixels**2, pixels**2, 0], atol=0.02)
 
 
-def test_gaussian_blur_is_near_one_read_off_at_the_pixels():
+def test_gaussian_blur_is_close_to_a_sampled_gaussian():
     pictures = torch.rand(1, 1, 60, 80, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = gaussian_filter(pictures[0, 0].numpy(), 2.0, mode="nearest", truncate=6)
     np.testing.assert_allclose(blurred("gaussian_blur", pictures, 2.0 / 60)[0, 0].numpy(), expected, atol=0.012)
 
 
-def test_motion_is_drawn_out_along_its_angle_alone():
+def test_motion_blurs_only_along_its_angle():
     level, upright, rising = (spot("motion_blur", 0.08, angle) for angle in (0.0, 90.0, 45.0))
     middle = SIDE // 2
     assert math.isclose(level[middle].sum(), 1, abs_tol=1e-9)
@@ -75,19 +75,19 @@ def test_motion_is_drawn_out_along_its_angle_alone():
 
 @pytest.mark.parametrize("pixels", [4.0, 6.0, 9.5])
 @pytest.mark.parametrize("angle", [0.0, 25.0, -60.0])
-def test_motion_is_as_long_as_said(pixels, angle):
+def test_motion_has_the_requested_length(pixels, angle):
     across, down, _ = spread(spot("motion_blur", pixels / SIDE, angle))
     length = math.sqrt(12 * (across + down))
     assert abs(length - pixels) < 0.9
 
 
 @pytest.mark.parametrize("angle", [-70.0, 0.0, 13.0, 45.0])
-def test_no_motion_is_no_blur_at_any_angle(angle):
+def test_no_motion_means_no_blur_at_any_angle(angle):
     pictures = torch.rand(2, 3, 17, 23)
     assert torch.equal(blurred("motion_blur", pictures, 0.0, angle), pictures)
 
 
-def test_defocus_is_an_even_disc():
+def test_defocus_is_a_uniform_disc():
     kernel = spot("defocus_blur", 0.04)
     at = np.arange(SIDE) - SIDE // 2
     far = np.hypot(at[:, None], at)
@@ -115,7 +115,7 @@ def test_zoom_blurs_the_edge_and_spares_the_centre():
 
 @pytest.mark.parametrize("name", [each.name for each in BLUR])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 9, 7), (3, 23, 19)])
-def test_a_lone_picture_is_blurred_as_in_a_batch(name, shape):
+def test_a_single_picture_is_blurred_as_in_a_batch(name, shape):
     pictures = torch.rand(5, *shape, generator=torch.Generator().manual_seed(1))
     theta = torch.tensor([[each.low + 0.7 * (each.high - each.low) for each in BY_NAME[name].theta]]).repeat(5, 1)
     whole = perturb(BY_NAME[name], pictures, theta, torch.arange(5), Context())
@@ -125,7 +125,7 @@ def test_a_lone_picture_is_blurred_as_in_a_batch(name, shape):
 
 
 @pytest.mark.parametrize("name", [each.name for each in BLUR])
-def test_asking_for_slopes_changes_no_value(name):
+def test_computing_slopes_changes_no_value(name):
     pictures = torch.rand(3, 3, 30, 26, generator=torch.Generator().manual_seed(2))
     theta = torch.tensor([[each.high * 0.6 for each in BY_NAME[name].theta]]).repeat(3, 1)
     plain = perturb(BY_NAME[name], pictures, theta, torch.arange(3), Context())
@@ -135,7 +135,7 @@ def test_asking_for_slopes_changes_no_value(name):
 
 
 @pytest.mark.parametrize("name", [each.name for each in BLUR])
-def test_what_came_before_a_blur_keeps_its_slope(name):
+def test_perturbations_before_a_blur_keep_their_slope(name):
     both = combine(BY_NAME["contrast"], BY_NAME[name])
     pictures = 0.3 + 0.4 * torch.rand(1, 1, 20, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     middle = torch.tensor([[0.1, *(each.high * 0.6 for each in BY_NAME[name].theta)]], dtype=torch.float64)

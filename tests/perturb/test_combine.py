@@ -1,4 +1,4 @@
-"""Perturbations in words: combined, narrowed, of the user's own."""
+"""Specifications of perturbations: combined, narrowed, and the user's own."""
 
 import sys
 
@@ -32,7 +32,7 @@ def names(perturbation):
     return [each.name for each in perturbation.theta]
 
 
-def test_a_sum_is_one_after_the_other():
+def test_a_sum_applies_its_parts_in_order():
     both = SHIFT + SCALE
     assert both.name == "shift_it + scale_it"
     assert names(both) == ["shift_it_by", "scale_it_by", "noise"]
@@ -61,14 +61,14 @@ def test_each_part_sees_inputs_inside_the_bounds():
     assert float(seen[0].max()) == 1.0
 
 
-def test_words_name_a_sum_and_narrow_its_parts():
+def test_a_specification_combines_and_narrows_parts():
     both = choose_perturbation("gaussian(sigma=0:0.02) + salt_and_pepper")
     assert both.name == "gaussian(sigma=0:0.02) + salt_and_pepper"
     assert both.theta[0].high == 0.02
     assert choose_perturbation(both.name).theta == both.theta, "the name is enough to make it again"
 
 
-def test_some_have_another_name_and_are_recorded_by_their_own():
+def test_aliases_are_recorded_by_the_full_name():
     both = choose_perturbation("rain + blur")
     assert both.name == "rain + gaussian_blur"
     assert choose_perturbation("cw_l2").name == "cw"
@@ -84,7 +84,7 @@ def test_a_theta_can_be_held_fixed():
     assert torch.equal(fixed, disturb(whole, PICTURES, {**values, "angle": 10.0, "length": 0.1}))
 
 
-def test_a_perturbation_of_the_users_own_has_its_place_as_a_name(tmp_path, monkeypatch):
+def test_an_own_perturbation_is_named_by_its_location(tmp_path, monkeypatch):
     (tmp_path / "mine_to_test.py").write_text(
         "import themis\n"
         "def darker(inputs, theta, rng, context):\n"
@@ -103,7 +103,7 @@ def test_a_perturbation_of_the_users_own_has_its_place_as_a_name(tmp_path, monke
     sys.modules.pop("mine_to_test")
 
 
-def test_a_sum_keeps_what_its_parts_were_set_to(tmp_path, monkeypatch):
+def test_a_sum_keeps_the_settings_of_its_parts(tmp_path, monkeypatch):
     (tmp_path / "mine_in_sums.py").write_text(
         "from themis.perturb import PERTURBATIONS as P\nBOTH = P['rain'] + P['fog']\n"
     )
@@ -118,21 +118,21 @@ def test_a_sum_keeps_what_its_parts_were_set_to(tmp_path, monkeypatch):
     sys.modules.pop("mine_in_sums")
 
 
-def test_a_name_is_read_again_as_the_same_numbers():
+def test_a_name_is_parsed_to_the_same_numbers():
     third = choose_perturbation(f"rain(angle={-10 / 3}:{10 / 3}, length={0.1 + 0.2})")
     again = choose_perturbation(third.name)
     assert again.theta == third.theta
     assert again.name == third.name
 
 
-def test_inputs_must_be_left_as_they_are():
+def test_inputs_must_not_be_changed_in_place():
     wrong = Perturbation("wrong", (Theta("by", 0, 1),), lambda inputs, *rest: inputs.add_(0.1))
     with pytest.raises(ModelError, match="must not change its inputs in place"):
         disturb(wrong, PICTURES.clone(), {"by": 0.5})
 
 
 @pytest.mark.parametrize("attack", ["fgsm", "pgd", "pgd_l2", "apgd", "cw"])
-def test_what_comes_before_an_attack_has_a_slope_too(attack):
+def test_perturbations_before_an_attack_have_a_slope_too(attack):
     torch.manual_seed(0)
     target = Target(nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
     theta = torch.tensor([[0.05, 0.01]]).repeat(4, 1).requires_grad_()
@@ -169,7 +169,7 @@ def test_what_comes_before_an_attack_has_a_slope_too(attack):
         ("nowhere:THING", "No module named 'nowhere'"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words, text):
+def test_invalid_specifications_are_rejected(words, text):
     with pytest.raises(UsageError, match=text):
         choose_perturbation(words)
 
@@ -184,7 +184,7 @@ def test_words_that_mean_nothing_are_refused(words, text):
         ("edit", (3, 32, 32), "needs rows of a table"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(name, shape, text):
+def test_inputs_that_do_not_fit_are_rejected(name, shape, text):
     with pytest.raises(UsageError, match=text):
         check_fits(choose_perturbation(name), shape)
 
@@ -205,12 +205,12 @@ def test_inputs_can_be_disturbed_without_a_campaign():
         ({"densty": 0.1}, "did you mean"),
     ],
 )
-def test_theta_outside_its_range_is_refused(theta, text):
+def test_theta_outside_its_range_is_rejected(theta, text):
     with pytest.raises(UsageError, match=text):
         disturb(choose_perturbation("rain"), PICTURES, theta)
 
 
-def test_inputs_and_theta_of_the_wrong_kind_are_refused():
+def test_inputs_and_theta_of_the_wrong_kind_are_rejected():
     with pytest.raises(UsageError, match="inputs must be floating-point numbers"):
         disturb("gaussian", (PICTURES * 255).byte(), {"sigma": 0.1})
     with pytest.raises(UsageError, match="one for each of 4 inputs"):
@@ -222,11 +222,11 @@ def test_theta_may_lie_at_the_very_end_of_its_range():
     assert shaken.shape == PICTURES.shape
 
 
-def test_an_attack_without_a_model_is_refused():
+def test_an_attack_without_a_model_is_rejected():
     with pytest.raises(UsageError, match="an attack needs the model it attacks"):
         disturb(choose_perturbation("fgsm"), PICTURES, {"radius": 0.01})
 
 
-def test_a_magnitude_that_leaves_what_means_anything_is_refused():
+def test_a_magnitude_that_exceeds_the_limits_is_rejected():
     with pytest.raises(UsageError, match=r"theta 'quality' must lie in 1\.\.100, got .*: take a smaller magnitude"):
         choose_perturbation("jpeg", 5)

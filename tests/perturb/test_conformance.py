@@ -1,4 +1,4 @@
-"""One contract, and every perturbation in the table keeps it."""
+"""The contract that every perturbation in the table must fulfil."""
 
 import itertools
 from dataclasses import replace
@@ -25,7 +25,7 @@ from themis.perturb.perturbation import check_fits
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_what_it_is(name):
+def test_it_describes_itself(name):
     perturbation = PERTURBATIONS[name]
     assert perturbation.name == name
     assert perturbation.about.endswith("."), "a sentence"
@@ -35,7 +35,7 @@ def test_it_says_what_it_is(name):
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
-def test_results_stay_inside_the_bounds_and_move(name, bounds):
+def test_results_stay_inside_the_bounds_and_change(name, bounds):
     inputs = inputs_for(name, bounds=bounds)
     before = inputs.clone()
     disturbed = apply(name, inputs, strongest(name, 4), bounds=bounds)
@@ -46,7 +46,7 @@ def test_results_stay_inside_the_bounds_and_move(name, bounds):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TABLES, *ATTACKS)])
-def test_the_bounds_change_nothing_but_the_unit(name):
+def test_the_bounds_change_only_the_unit(name):
     inputs = inputs_for(name)
     theta = inner(name, 4)
     plain = apply(name, inputs, theta)
@@ -68,7 +68,7 @@ def test_there_are_at_most_three_exemptions_and_they_are_declared():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_test_is_the_same_in_any_batch(name):
     inputs, theta, seeds = inputs_for(name, 5), inner(name, 5), torch.arange(5) * 10**12 + 5
-    if name in ATTACKS:  # the model's kernels round otherwise for other batch sizes: here in the last of many places
+    if name in ATTACKS:  # the model's kernels round differently for other batch sizes, here in the last digits
         inputs = inputs.double()
     reference = context_for(name, inputs).reference
     whole = apply(name, inputs, theta, seeds)
@@ -81,7 +81,7 @@ def test_a_test_is_the_same_in_any_batch(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_noise_seed_and_nothing_else_decides(name):
+def test_randomness_depends_only_on_the_noise_seed(name):
     inputs, theta = inputs_for(name), inner(name, 4)
     one, again = (apply(name, inputs, theta, torch.arange(4)) for _ in range(2))
     other = apply(name, inputs, theta, torch.arange(4) + 2**40)
@@ -115,7 +115,7 @@ def test_theta_gradients_agree_with_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_breaks_down_at_the_ends_of_theta(name):
+def test_results_are_finite_at_the_ends_of_theta(name):
     spans = [(each.low, each.high) for each in PERTURBATIONS[name].theta]
     corners = torch.tensor(list(itertools.islice(itertools.product(*spans), 64)))
     corners = torch.cat([corners, ends(name, "identity", 1)])

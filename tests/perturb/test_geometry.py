@@ -1,4 +1,4 @@
-"""Geometry against what is known of it: exact turns and moves, and each map point by point."""
+"""Geometry: exact rotations and shifts, and each map checked point by point."""
 
 import math
 
@@ -23,13 +23,13 @@ def noise(*shape):
 
 
 def dot(x, y, size=81, width=0.03):
-    """A soft dot at a place, in shares of the side from the centre."""
+    """A soft dot at a position, in shares of the side from the centre."""
     at = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / size
     return (-((at[None] - x) ** 2 + (at[:, None] - y) ** 2) / (2 * width**2)).exp()[None, None]
 
 
 def centre(picture):
-    """Where the dot is now, x and y."""
+    """The position of the dot, x and y."""
     size = picture.shape[-1]
     at = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / size
     weight = picture[0, 0] / picture.sum()
@@ -42,7 +42,7 @@ def test_a_quarter_turn_is_exact_and_counter_clockwise(turns):
     torch.testing.assert_close(disturbed("rotate", pictures, 90.0 * turns), pictures.rot90(turns, (2, 3)))
 
 
-def test_turning_there_and_back_gives_the_picture():
+def test_rotating_there_and_back_gives_the_picture():
     picture = dot(0.1, -0.15, width=0.08)
     back = disturbed("rotate", disturbed("rotate", picture, 20.0), -20.0)
     torch.testing.assert_close(back, picture, atol=0.02, rtol=0)
@@ -104,7 +104,7 @@ def test_a_board_tilted_back_has_its_upper_edge_away():
 
 def test_elastic_is_smooth_bounded_by_its_amount_and_grows_with_it():
     at = (torch.arange(64, dtype=torch.float64) - 31.5) / 64
-    ramp = (0.5 + at / 2).expand(1, 1, 64, 64)  # its value is where it was read
+    ramp = (0.5 + at / 2).expand(1, 1, 64, 64)  # its value is the position that was sampled
     small, large = (disturbed("elastic", ramp, amount, 0.3) - ramp for amount in (0.02, 0.04))
     inside = (..., slice(8, -8), slice(8, -8))
     assert (2 * small[inside]).abs().max() <= 0.02
@@ -113,7 +113,7 @@ def test_elastic_is_smooth_bounded_by_its_amount_and_grows_with_it():
     assert small[inside].std() > 0.001
 
 
-def test_elastic_pulls_large_and_small_pictures_alike():
+def test_elastic_changes_large_and_small_pictures_alike():
     picture = dot(0.0, 0.0, 64, 0.1)
     twice = dot(0.0, 0.0, 128, 0.1)
     pulled, pulled_twice = disturbed("elastic", picture, 0.04, 0.2), disturbed("elastic", twice, 0.04, 0.2)

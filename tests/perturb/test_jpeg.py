@@ -1,4 +1,4 @@
-"""JPEG against a real encoder, and its transform against the formula."""
+"""JPEG, compared with a real encoder, and its transform with the formula."""
 
 import io
 import math
@@ -15,7 +15,7 @@ from themis.perturb.perturbation import perturb
 
 
 def scene(height, width, channels=3):
-    """Slopes, an edge and some texture, in whole steps of 1/255."""
+    """Gradients, an edge and some texture, in whole steps of 1/255."""
     draw = torch.Generator().manual_seed(2)
     y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
     waves = [0.5 + 0.3 * torch.sin(5 * x * (k + 1) + 3 * y) for k in range(channels)]
@@ -24,7 +24,7 @@ def scene(height, width, channels=3):
 
 
 def stored(picture, quality):
-    """What a real JPEG file gives back."""
+    """The picture after a real JPEG encoder and decoder."""
     array = (picture[0] * 255).round().byte().permute(1, 2, 0).numpy()
     image = Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
     file = io.BytesIO()
@@ -48,14 +48,14 @@ def test_it_is_close_to_a_real_encoder(quality, shape, channels):
     assert (mine - picture).abs().mean() == pytest.approx(float(lost), rel=0.25, abs=0.2 / 255)
 
 
-@pytest.mark.parametrize("quality", [10, 25, 50])  # where the encoder's own steps are whole
-def test_with_plain_rounding_it_is_a_real_encoder_to_about_a_step_of_a_byte(quality, monkeypatch):
+@pytest.mark.parametrize("quality", [10, 25, 50])  # where the steps of the encoder are integers
+def test_with_plain_rounding_it_agrees_with_a_real_encoder_to_about_one_level(quality, monkeypatch):
     monkeypatch.setattr(module, "_rounded", torch.round)
     picture = scene(64, 64)
     assert (ours(picture, quality) - stored(picture, quality)).abs().mean() < 1.2 / 255
 
 
-def test_the_transform_is_the_cosine_transform_and_the_sums_undo_it():
+def test_the_transform_is_the_cosine_transform_and_can_be_inverted():
     points = torch.rand(8, 50, dtype=torch.float64)
     cosines = torch.tensor([[math.cos((2 * j + 1) * k * math.pi / 16) for j in range(8)] for k in range(8)])
     cosines = cosines.double()
@@ -67,7 +67,7 @@ def test_the_transform_is_the_cosine_transform_and_the_sums_undo_it():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("shape", [(3, 24, 20), (1, 8, 8), (3, 5, 40), (3, 96, 96)], ids=str)
-def test_a_picture_is_stored_alike_in_any_batch(shape, n):
+def test_a_picture_is_compressed_the_same_in_any_batch(shape, n):
     pictures = torch.rand(64, *shape, generator=torch.Generator().manual_seed(4))
     quality = torch.linspace(5, 100, 64)[:, None]
     whole = jpeg(pictures, quality, None, Context())
@@ -81,7 +81,7 @@ def test_more_quality_loses_less():
     assert lost[-1] < 0.5 / 255
 
 
-def test_brightness_alone_of_any_number_of_channels():
+def test_any_number_of_channels_is_stored_as_luma():
     picture = scene(16, 16, 4)
     together = ours(picture, 30)
     for k in range(4):
@@ -103,7 +103,7 @@ def test_the_steps_follow_the_encoders_formula_and_have_no_kink_at_50():
         assert float(steps[1, 0]) == pytest.approx(min(max(11 * percent / 100, 1), 255)), "second across, first down"
 
 
-def test_every_layout_in_memory_gives_the_same():
+def test_every_memory_layout_gives_the_same_result():
     pictures = torch.rand(3, 3, 17, 30)
     theta, seeds = torch.full((3, 1), 40.0), torch.arange(3)
     plain = perturb(JPEG[0], pictures, theta, seeds, Context())

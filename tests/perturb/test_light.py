@@ -1,4 +1,4 @@
-"""Light and colour against the formulas they are defined by."""
+"""Light and colour, compared with the formulas that define them."""
 
 import colorsys
 import math
@@ -48,7 +48,7 @@ def test_contrast_scales_about_each_pictures_mean(channels, change):
     assert flat.flatten(1).std(1).max() < 1e-12
 
 
-def test_no_saturation_is_the_luma_and_more_keeps_it():
+def test_no_saturation_gives_the_luma_and_more_preserves_it():
     x = pictures(3, 0.35, 0.65)
     torch.testing.assert_close(lit("saturation", x, -1.0), luma(x).expand_as(x))
     stronger = lit("saturation", x, 0.8)
@@ -63,7 +63,7 @@ def test_grey_has_no_colour_to_change(name):
 
 
 @pytest.mark.parametrize("angle", [-50.0, 20.0, 60.0])
-def test_hue_turns_the_chroma_plane(angle):
+def test_hue_rotates_the_chroma_plane(angle):
     x = pictures(3, 0.4, 0.6)
     made = lit("hue", x, angle)
     for before, after in zip(x[0].flatten(1).T, made[0].flatten(1).T, strict=True):
@@ -73,7 +73,7 @@ def test_hue_turns_the_chroma_plane(angle):
         assert abs(expected - complex(*turned)) < 2e-3
 
 
-def test_hue_goes_from_red_by_yellow_to_green_and_all_the_way_round():
+def test_hue_goes_from_red_through_yellow_to_green_and_full_circle():
     red, green, blue = lit("hue", of_colour(0.7, 0.3, 0.3), 40.0).flatten().tolist()
     assert green > 0.35 > 0.3 > blue
     red, green, blue = lit("hue", of_colour(0.7, 0.3, 0.3), 120.0).flatten().tolist()
@@ -83,7 +83,7 @@ def test_hue_goes_from_red_by_yellow_to_green_and_all_the_way_round():
 
 
 @pytest.mark.parametrize("stops", [-1.0, -0.3, 0.5, 1.0])
-def test_gamma_is_a_power_that_leaves_black_and_white(stops):
+def test_gamma_is_a_power_that_preserves_black_and_white(stops):
     x = pictures(2)
     torch.testing.assert_close(lit("gamma", x, stops), x ** (2.0**stops))
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64).view(1, 1, 1, 2)
@@ -91,7 +91,7 @@ def test_gamma_is_a_power_that_leaves_black_and_white(stops):
 
 
 @pytest.mark.parametrize("stops", [-1.0, 0.5, 1.0])
-def test_exposure_is_near_what_the_srgb_curve_makes_of_more_light(stops):
+def test_exposure_is_close_to_more_light_on_the_srgb_curve(stops):
     values = np.linspace(0.1, 0.7, 13)
     light = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4) * 2**stops
     expected = np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
@@ -105,7 +105,7 @@ def test_exposure_adds_up_in_stops():
     torch.testing.assert_close(lit("exposure", x, 1.1), lit("exposure", x, 2.2) / math.sqrt(2))
 
 
-def test_a_vignette_takes_its_share_from_the_corners_and_none_from_the_middle():
+def test_a_vignette_darkens_the_corners_by_its_strength_and_not_the_middle():
     white = torch.ones(1, 1, 200, 300, dtype=torch.float64)
     made = lit("vignette", white, 0.6, 0.4)[0, 0]
     assert abs(made[0, 0] - 0.4) < 0.01
@@ -123,7 +123,7 @@ def test_a_smaller_bright_middle_is_darker_everywhere_outside():
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 @pytest.mark.parametrize("shape", [(3, 23, 19), (3, 3, 5), (3, 120, 130)])
-def test_a_picture_is_lit_alike_wherever_it_stands_in_a_batch(name, shape):
+def test_a_picture_changes_the_same_at_any_position_in_a_batch(name, shape):
     x = torch.rand(5, *shape, generator=torch.Generator().manual_seed(1))
     theta = torch.tensor([[each.low + 0.7 * (each.high - each.low) for each in BY_NAME[name].theta]]).repeat(5, 1)
     whole = perturb(BY_NAME[name], x, theta, torch.arange(5), Context())

@@ -1,4 +1,4 @@
-"""Noise of sensors: what its strength means, and what it leaves alone."""
+"""Noise: what its strength means, and what it leaves unchanged."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_noise_grows_with_this_power_of_the_signal(name, power, level):
 
 
 @pytest.mark.parametrize("name", ["shot", "speckle"])
-def test_the_signal_is_counted_from_the_lower_bound(name):
+def test_the_signal_is_measured_from_the_lower_bound(name):
     inputs = torch.rand(2, 3, 9, 9)
     shifted = noisy(name, inputs * 4 - 2, 0.1, (-2.0, 2.0))
     torch.testing.assert_close(shifted, noisy(name, inputs, 0.1) * 4 - 2, atol=1e-5, rtol=0)
@@ -50,7 +50,7 @@ def test_the_share_of_pixels_is_hit_with_all_their_channels(name, share):
 
 
 @pytest.mark.parametrize("name", ["impulse", "salt_and_pepper"])
-def test_each_value_of_a_row_is_hit_by_itself(name):
+def test_each_value_of_a_row_is_hit_independently(name):
     inputs = torch.full((2000, 4), 20.0)
     is_hit = noisy(name, inputs, 0.3, (10.0, 40.0)) != inputs
     torch.testing.assert_close(is_hit.float().mean(0), torch.full((4,), 0.3), atol=0.05, rtol=0)
@@ -65,7 +65,7 @@ def test_salt_is_as_common_as_pepper():
     assert is_between.sum() < 0.2 * (n_salt + n_pepper), "few lie on the ramp"
 
 
-def test_impulses_have_every_value():
+def test_impulses_take_all_values():
     values = noisy("impulse", torch.full((1, 3, 200, 200), 0.5), 1.0)
     counts = torch.histc(values, 10, 0, 1) / values.numel()
     torch.testing.assert_close(counts, torch.full((10,), 0.1), atol=0.01, rtol=0)
@@ -80,7 +80,7 @@ def test_the_slope_of_the_share_is_that_of_the_mean(share):
     torch.testing.assert_close(slope, torch.full((1, 1), 0.5), rtol=0.1, atol=0)
 
 
-def test_photon_noise_on_black_keeps_the_slope_of_what_came_before():
+def test_photon_noise_on_black_keeps_the_slope_of_earlier_perturbations():
     both = combine(BY_NAME["exposure"], BY_NAME["shot"])
     theta = torch.tensor([[1.0, 0.1]], requires_grad=True)
     made = perturb(both, torch.zeros(1, 3, 4, 4), theta, torch.tensor([1]), Context())

@@ -1,4 +1,4 @@
-"""Every perturbation on a GPU: the tests it makes there are those it makes on a CPU."""
+"""Every perturbation produces the same tests on a GPU as on a CPU."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def apply(name, device, rows=slice(None), dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ATTACKS])
-def test_a_gpu_makes_the_same_test_as_a_cpu(name):
+def test_a_gpu_produces_the_same_test_as_a_cpu(name):
     there, here = apply(name, "cuda").cpu(), apply(name, "cpu")
     gap = (there - here).abs()
     assert float((gap > 1e-3).float().mean()) < 1e-3, "but for a pixel on an edge"

@@ -1,4 +1,4 @@
-"""A perturbation of the user's own, as the documents show it: search, store, resume and replay come for free."""
+"""A user's own perturbation, as in the documentation: search, store, resume and replay need no further code."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def data():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A user's folder with the document's example in it."""
+    """A user's folder with the example of the documentation."""
     (example,) = [
         block for block in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S) if "BAND = " in block
     ]
@@ -43,7 +43,7 @@ def test_the_example_is_about_ten_lines(folder):
 
 
 @pytest.mark.parametrize("words", ["own_band:BAND", "own_band:BAND(depth=0:0.5) + gaussian"])
-def test_it_is_tested_with_resumed_and_replayed_by_its_place(folder, words, capsys):
+def test_runs_with_it_are_resumed_and_replayed_by_its_location(folder, words, capsys):
     run = ["--model", "own_band:net", "--data", "own_band:data", "--perturb", words, "--magnitude", "1.5"]
     assert main(["run", *run, "--max-tests", "600", "--out", "run", "--quiet"]) == 0
     sys.modules.pop("own_band")

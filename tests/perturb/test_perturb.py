@@ -1,4 +1,4 @@
-"""What a perturbation is, and how its reach is set."""
+"""The definition of a perturbation, and how its range is set."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_fgsm_steps_along_the_sign_of_the_loss_gradient_and_counts_its_passes():
     assert context.passes == 3 * 6 == 6 * PERTURBATIONS["fgsm"].passes
 
 
-def test_gaussian_noise_has_the_spread_it_names():
+def test_gaussian_noise_has_the_requested_standard_deviation():
     inputs, context = setting((0.0, 255.0), n=50)
     inputs = torch.full_like(inputs, 127.0)
     disturbed = run("gaussian", inputs, torch.full((50, 1), 0.05), context)
@@ -51,29 +51,29 @@ def test_a_new_perturbation_is_one_small_function():
     torch.testing.assert_close(disturbed, (inputs + 0.1).clamp(0, 1))
 
 
-def test_magnitude_scales_the_reach_from_the_identity():
+def test_magnitude_scales_the_range_around_the_identity():
     both = Perturbation("p", (Theta("a", -1, 3, identity=1), Theta("b", 0, 10)), lambda *a: a[0])
     half = both.at(0.5)
     assert [(t.low, t.high, t.identity) for t in half.theta] == [(0, 2, 1), (0, 5, 0)]
     assert both.at(None) is both
 
 
-def test_magnitude_is_the_upper_end_where_theta_is_the_magnitude():
+def test_magnitude_is_the_upper_end_if_theta_is_the_magnitude():
     assert choose_perturbation("gaussian", 0.3).theta[0].high == 0.3
 
 
 @pytest.mark.parametrize("magnitude", [0, -1, float("nan"), float("inf")])
-def test_a_magnitude_that_is_not_positive_is_refused(magnitude):
+def test_a_magnitude_that_is_not_positive_is_rejected(magnitude):
     with pytest.raises(UsageError, match="magnitude must be a positive number"):
         choose_perturbation("gaussian", magnitude)
 
 
-def test_an_unknown_name_gets_the_nearest_one():
+def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(UsageError, match="did you mean 'gaussian'"):
         choose_perturbation("gausian")
 
 
-def test_a_perturbation_that_changes_the_shape_is_refused():
+def test_a_perturbation_that_changes_the_shape_is_rejected():
     inputs, context = setting()
     crop = Perturbation("crop", (Theta("by", 0, 1),), lambda inputs, *rest: inputs[:, :, 1:])
     with pytest.raises(ModelError, match="'crop' must keep the shape"):
@@ -81,7 +81,7 @@ def test_a_perturbation_that_changes_the_shape_is_refused():
 
 
 @pytest.mark.parametrize("bad", [(1, 0, 0.5), (0, 1, 2), (0, 0, 0), (0, float("inf"), 0)])
-def test_a_theta_without_a_proper_range_is_refused(bad):
+def test_a_theta_without_a_valid_range_is_rejected(bad):
     low, high, identity = bad
     with pytest.raises(UsageError, match="theta 't' must have"):
         Theta("t", low, high, identity)

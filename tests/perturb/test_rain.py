@@ -1,4 +1,4 @@
-"""Rain, snow and drops on the lens do what water does."""
+"""Rain, snow and drops on the lens."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_longer_streaks_are_longer():
 
 
 @pytest.mark.parametrize("name", ["rain", "snow"])
-def test_what_falls_grows_with_density_and_never_goes_away_again(name):
+def test_precipitation_only_grows_with_density(name):
     few, some, many = (fall(name, flat(), density=density) for density in (0.2, 0.5, 1.0))
     assert bool((few <= some + 1e-6).all())
     assert bool((some <= many + 1e-6).all())
@@ -59,7 +59,7 @@ def test_what_falls_grows_with_density_and_never_goes_away_again(name):
 
 
 @pytest.mark.parametrize("name", ["rain", "snow", "raindrops"])
-def test_without_drops_nothing_else_matters(name):
+def test_without_drops_the_other_theta_have_no_effect(name):
     pictures = torch.rand(3, 3, 96, 80)
     others = {each.name: each.high for each in BY_NAME[name].theta[1:]}
     assert torch.allclose(fall(name, pictures, **others), pictures, atol=1e-6)
@@ -91,7 +91,7 @@ def test_larger_flakes_cover_more():
 
 
 @pytest.mark.parametrize("name", ["rain", "snow"])
-def test_it_looks_alike_at_any_resolution(name):
+def test_it_looks_the_same_at_any_resolution(name):
     theta = {each.name: (each.low + each.high) / 2 for each in BY_NAME[name].theta}
     means = [float(fall(name, flat(n=16, side=side), **theta).mean()) for side in (100, 200, 400)]
     assert max(means) < 1.25 * min(means)
@@ -116,11 +116,11 @@ def test_a_drop_shows_the_scene_upside_down():
     clear, bent = (fall("raindrops", ramp(), **theta, refraction=bend) for bend in (0.0, 3.0))
     steepest = slopes(bent - clear)[0].amin()
     slope = 0.1 / 128
-    # Seen at y - 3 * (y - middle): the slope turns from 1 to -2, whatever light the drop lets through.
+    # Seen at y - 3 * (y - middle): the slope turns from 1 to -2, whatever light the drop transmits.
     assert float(steepest) < -2.5 * slope
 
 
-def test_the_bend_is_in_proportion_to_the_refraction():
+def test_the_displacement_is_proportional_to_the_refraction():
     theta = {"count": 8, "radius": 0.06, "x": 0.0, "y": 0.0}
     inner = (slice(None), slice(None), slice(32, -32), slice(None))
     none, one, two = (fall("raindrops", ramp(), **theta, refraction=bend)[inner] for bend in (0.0, 1.0, 2.0))
@@ -137,7 +137,7 @@ def test_more_drops_cover_more_of_the_lens():
 
 
 @pytest.mark.parametrize(("x", "y"), [(-0.5, 0.0), (0.5, 0.0), (0.0, -0.5), (0.0, 0.5)])
-def test_drops_gather_where_they_are_told_to(x, y):
+def test_drops_gather_around_the_requested_centre(x, y):
     changed = (fall("raindrops", flat(0.5, n=32), count=4, radius=0.09, x=x, y=y) - 0.5).abs().sum((0, 1))
     at = (torch.arange(96) + 0.5) / 96 - 0.5
     centre_x, centre_y = (float((changed.sum(dim) * at).sum() / changed.sum()) for dim in (0, 1))

@@ -1,4 +1,4 @@
-"""The sensor against what is known of it: block means, shares, stripes, edges of a patch, rows in time."""
+"""The sensor: block means, shares of pixels, stripes, edges of a patch, rows in time."""
 
 import math
 
@@ -26,7 +26,7 @@ def smooth(n=1, size=64, channels=3):
 
 
 @pytest.mark.parametrize("block", [4, 8, 16])
-def test_pixelate_makes_blocks_of_about_their_means(block):
+def test_pixelate_fills_blocks_with_about_their_means(block):
     pictures = smooth()
     blocks = F.interpolate(F.avg_pool2d(pictures, block), scale_factor=block)
     made = disturbed("pixelate", pictures, block / 64)
@@ -35,15 +35,15 @@ def test_pixelate_makes_blocks_of_about_their_means(block):
     assert (inside.amax((3, 5)) - inside.amin((3, 5))).max() < 0.05, "one colour each"
 
 
-def test_pixelate_keeps_what_is_even_and_a_block_below_a_pixel_does_next_to_nothing():
+def test_pixelate_preserves_uniform_areas_and_blocks_below_a_pixel_do_almost_nothing():
     even = torch.full((1, 3, 33, 47), 0.4)
     torch.testing.assert_close(disturbed("pixelate", even, 0.2), even, atol=1e-5, rtol=0)
     pictures = smooth()
     torch.testing.assert_close(disturbed("pixelate", pictures, 0.2 / 64), pictures, atol=2e-3, rtol=0)
 
 
-def test_the_share_of_dead_pixels_is_the_share_and_they_stay_dead():
-    pictures = torch.full((4, 3, 100, 100), 2.0)  # outside of what a dead pixel can be
+def test_the_share_of_dead_pixels_is_as_requested_and_they_stay_dead():
+    pictures = torch.full((4, 3, 100, 100), 2.0)  # outside the range of dead pixels
     apply = BY_NAME["dead_pixels"].apply
 
     def dead(share):
@@ -55,7 +55,7 @@ def test_the_share_of_dead_pixels_is_the_share_and_they_stay_dead():
     assert torch.equal(many[:, 0], many[:, 2]), "all channels of a pixel"
 
 
-def test_dead_pixels_have_all_kinds_of_brightness():
+def test_dead_pixels_have_all_levels_of_brightness():
     made = disturbed("dead_pixels", torch.full((4, 1, 100, 100), 0.5), 0.05)
     values = made[made != 0.5]
     assert values.min() < 0.05
@@ -64,7 +64,7 @@ def test_dead_pixels_have_all_kinds_of_brightness():
 
 
 @pytest.mark.parametrize(("angle", "along", "across"), [(0.0, 2, 3), (90.0, 3, 2), (-90.0, 3, 2)])
-def test_stripes_are_even_along_and_differ_across(angle, along, across):
+def test_stripes_are_uniform_along_and_differ_across(angle, along, across):
     grey = torch.full((1, 3, 60, 60), 0.5)
     made = disturbed("stripes", grey, 0.2, 0.1, angle) - grey
     assert made.diff(dim=along).abs().max() < 1e-4
@@ -73,7 +73,7 @@ def test_stripes_are_even_along_and_differ_across(angle, along, across):
     assert torch.equal(made[:, 0], made[:, 1])
 
 
-def test_a_stripe_is_as_wide_as_told():
+def test_a_stripe_has_the_requested_width():
     grey = torch.full((8, 1, 100, 100), 0.5)
     row = disturbed("stripes", grey, 0.2, 0.1, 0.0)[:, 0, 0]
     assert (row.diff().abs() < 1e-6).float().mean() > 0.6, "even inside"
@@ -85,14 +85,14 @@ def test_a_stripe_is_as_wide_as_told():
 def test_a_patch_hides_its_square_and_nothing_else():
     pictures = smooth(size=100)
     made = disturbed("occlusion", pictures, 0.1, -0.2, 0.3, 1.0)
-    hidden = made[:, :, 18:42, 48:72]  # its middle is at 60, 30
+    hidden = made[:, :, 18:42, 48:72]  # its centre is at 60, 30
     assert (hidden.amax((2, 3)) - hidden.amin((2, 3))).max() < 1e-6, "one colour"
     changed = (made != pictures).any(1)[0]
     assert changed.any(0).nonzero().aminmax() == (torch.tensor(43), torch.tensor(76))
     assert changed.any(1).nonzero().aminmax() == (torch.tensor(13), torch.tensor(46))
 
 
-def test_a_patch_weighs_its_area_times_its_opacity():
+def test_the_effect_of_a_patch_is_its_area_times_its_opacity():
     black = torch.zeros(1, 1, 100, 100, dtype=torch.float64)
     whole, half = (disturbed("occlusion", black, 0.03, 0.07, 0.2, opacity) for opacity in (1.0, 0.5))
     torch.testing.assert_close(whole.sum() / whole.max(), torch.tensor(400.0).double(), rtol=1e-3, atol=0)

@@ -1,4 +1,4 @@
-"""Edits of tables: always valid rows, of the features that may change and as many as asked for."""
+"""Edits of tables: rows stay valid, and only as many of the changeable features change as requested."""
 
 import sys
 from contextlib import closing
@@ -26,7 +26,7 @@ KINDS, CHANGES = ("binary", "integer", "number"), ("any", "raise", "lower", "fix
 
 
 class Logs:
-    """Axes as the zoo's: each feature on a logarithm."""
+    """Axes like those of the zoo: each feature on a logarithmic axis."""
 
     def __init__(self, low, high):
         self.low, self.reach = low, torch.log1p(high - low)
@@ -40,7 +40,7 @@ class Logs:
 
 @st.composite
 def tables(draw):
-    """Features of any kinds and changes, with valid rows."""
+    """Features of any kind and direction of change, with valid rows."""
     n, rng = draw(st.integers(1, 9)), np.random.default_rng(draw(st.integers(0, 2**32)))
     kinds, changes = tuple(rng.choice(KINDS, n)), tuple(rng.choice(CHANGES, n))
     low = torch.tensor([0.0 if kind == "binary" else rng.integers(-20, 20) for kind in kinds])
@@ -55,7 +55,7 @@ def tables(draw):
 
 
 def linear(weights, bounds=(-30.0, 1030.0)):
-    """Class 0 scores 0, class 1 the weighted sum; all rows are of class 0."""
+    """Class 0 scores 0, class 1 the weighted sum; all rows belong to class 0."""
     net = nn.Linear(len(weights), 2)
     with torch.no_grad():
         net.weight.copy_(torch.stack([torch.zeros_like(weights), weights]))
@@ -71,7 +71,7 @@ def apply(perturbation, rows, theta, features, seed=0, context=None):
 
 
 def n_changeable(features, rows, amount):
-    """How many features of each row have another valid value, by the rules as a person would read them."""
+    """How many features of each row have another valid value, by the rules as written."""
     limits = features.limits(dtype=torch.float64)
     raw = features.value(rows.double())
     nearest = torch.where(limits.is_number, raw, raw.round())
@@ -110,7 +110,7 @@ def test_the_result_is_always_a_valid_row(perturbation, table, theta, seed):
 
 @pytest.mark.parametrize("perturbation", TABLE, ids=lambda each: each.name)
 @given(table=tables())
-def test_nothing_asked_for_is_nothing_changed(perturbation, table):
+def test_nothing_changes_if_the_count_is_zero(perturbation, table):
     features, rows = table
     theta = (0.0,) if perturbation is NOISE else (0.49, 0.3)
     made = apply(perturbation, rows, theta, features, context=linear(torch.ones(len(features))))
@@ -135,7 +135,7 @@ def of(kinds, low, high, changes="any"):
     return Features(tuple(map(str, range(n))), kinds, torch.tensor(low), torch.tensor(high), changes)
 
 
-def test_an_amount_is_a_share_of_the_range_and_ends_there():
+def test_an_amount_is_a_share_of_the_range_and_stays_inside_it():
     features = of(("number", "integer", "integer", "binary"), [0.0, 0, 0, 0], [10.0, 100, 10, 1], "raise")
     row = torch.tensor([[2.0, 30.0, 9.0, 0.0]])
     assert apply(EDIT, row, (4, 0.25), features).tolist() == [[4.5, 55.0, 10.0, 1.0]]
@@ -144,7 +144,7 @@ def test_an_amount_is_a_share_of_the_range_and_ends_there():
     assert apply(EDIT, row, (4, 0.25), down).tolist() == [[0.0, 5.0, 6.0, 0.0]]
 
 
-def test_whole_numbers_too_large_for_a_step_of_one_take_larger_steps_or_none():
+def test_integers_too_large_for_a_step_of_one_take_larger_steps_or_none():
     features = of(("integer", "integer"), [0.0, 0.0], [2.0**31, 1000.0])
     row, context = torch.tensor([[2.0**30 + 64, 7.0]]), Context((0.0, 2.0**31))
     assert bool((apply(EDIT, row, (2, 0.02), features, context=context) != row).all())
@@ -152,7 +152,7 @@ def test_whole_numbers_too_large_for_a_step_of_one_take_larger_steps_or_none():
     assert (made - row).abs().tolist() == [[0.0, 1.0]] * 20, "another takes its turn"
 
 
-def test_every_changeable_feature_and_both_ways_have_their_turn():
+def test_every_changeable_feature_changes_in_both_directions():
     features = of(("integer",) * 8, [0.0] * 8, [10.0] * 8, ("any",) * 7 + ("fixed",))
     made = apply(EDIT, torch.full((4000, 8), 5.0), (2, 0.1), features)
     assert (made != 5).sum(1).tolist() == [2] * 4000
@@ -171,7 +171,7 @@ def test_the_gradient_is_that_of_the_relaxed_change():
     assert slopes == [4.0, 100.0, 0.0], "as if it were not; a flip does not depend on the amount"
 
 
-def test_the_feature_next_in_rank_fades_in():
+def test_the_feature_that_ranks_next_fades_in():
     features = of(("integer",) * 5, [0.0] * 5, [10.0] * 5, "raise")
     rows = torch.full((1, 5), 3.0)
     made = {}
@@ -198,7 +198,7 @@ def test_the_worst_edit_of_a_linear_model_is_known():
     kinds = ("number", "integer", "number", "number", "number", "binary", "number")
     features = of(kinds, [0.0] * 7, [1.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0], changes)
     row = torch.tensor([[0.5, 5.0, 0.5, 0.5, 0.5, 0.0, 0.5]])
-    # At an amount of 0.2 they promise 5 * 0.2, -4 * -2, a loss of 3 * 0.2, one of 2 * 0.2, fixed, 0.5 * 1, nothing.
+    # At an amount of 0.2, the expected gains are 5 * 0.2, -4 * -2, -3 * 0.2, -2 * 0.2, fixed, 0.5 * 1, and 0.
     expected = {1: {1: 3.0}, 2: {1: 3.0, 0: 0.7}, 3: {1: 3.0, 0: 0.7, 5: 1.0}, 9: {1: 3.0, 0: 0.7, 5: 1.0}}
     for count, change in expected.items():
         made = apply(WORST, row, (count, 0.2), features, context=linear(weights))
@@ -206,7 +206,7 @@ def test_the_worst_edit_of_a_linear_model_is_known():
         assert differs == change
 
 
-def test_the_worst_edit_raises_the_loss_more_than_chance_does():
+def test_the_worst_edit_raises_the_loss_more_than_a_random_one():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 4))
     rows = torch.rand(200, 20).mul(2).round()
@@ -235,7 +235,7 @@ def test_the_papers_noise_leaves_the_valid_rows_but_not_the_ranges():
     assert bool((made[:, 3] == 2).all()), "a range of no width"
 
 
-def test_a_table_without_features_is_refused():
+def test_a_table_without_features_is_rejected():
     with pytest.raises(UsageError, match="the features of the table must be known, got none"):
         apply(EDIT, torch.rand(2, 3), (1, 0.1), None)
 
@@ -278,7 +278,7 @@ def test_faults_are_valid_rows_and_replay_to_the_bit(tmp_path, perturbation, pol
             assert bool((replay.inputs[:4] >= clean[:4]).all())
 
 
-def test_a_run_goes_on_with_its_own_features_alone(tmp_path):
+def test_a_run_is_resumed_only_with_its_own_features(tmp_path):
     target, out = Target(net(), bounds=(0.0, 8.0)), tmp_path / "run"
     how = {"perturbation": EDIT, "max_tests": 300}
     first = themis.run(target, table(), EDIT, features=FEATURES, out=out, max_tests=150, tolerance=1e-12)
@@ -291,7 +291,7 @@ def test_a_run_goes_on_with_its_own_features_alone(tmp_path):
     assert len(gone_on.faults) >= len(first.faults)
 
 
-def test_what_would_leave_the_bounds_is_refused_before_anything_runs(tmp_path):
+def test_features_beyond_the_bounds_are_rejected_before_anything_runs(tmp_path):
     with pytest.raises(DataError, match=r"'n_files' must stay in the input's bounds \(0, 8\), it ranges from 0 to 20"):
         themis.run(Target(net(), bounds=(0, 8)), table(), EDIT, features=FEATURES.set("n_files", high=20))
     with pytest.raises(DataError, match="seed 0 has"):

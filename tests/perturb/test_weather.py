@@ -1,4 +1,4 @@
-"""Fog, frost, glare, shadow and the dark follow the light."""
+"""Fog, frost, glare, shadow and low light follow the physics of light."""
 
 import math
 
@@ -26,7 +26,7 @@ def flat(value, n=4, side=96, channels=1):
     return torch.full((n, channels, side, side), value, dtype=torch.float64)
 
 
-def test_fog_is_the_law_of_beer_and_lambert():
+def test_fog_follows_the_beer_lambert_law():
     pictures = torch.rand(2, 3, 40, 30, dtype=torch.float64)
     seen = under("fog", pictures, density=1.2)
     up = (40 - torch.arange(40, dtype=torch.float64) - 0.5) / 40  # of the height, from the bottom
@@ -36,7 +36,7 @@ def test_fog_is_the_law_of_beer_and_lambert():
     assert float(left[0, 0, 0]) == pytest.approx(math.exp(-1.2))
 
 
-def test_fog_before_fog_is_the_fog_of_both():
+def test_two_fogs_add_up():
     pictures = torch.rand(2, 1, 32, 32, dtype=torch.float64)
     both = under("fog", under("fog", pictures, density=0.4), density=0.9)
     assert torch.allclose(both, under("fog", pictures, density=1.3), atol=1e-9)
@@ -57,7 +57,7 @@ def test_banks_of_fog_grow_with_scale():
     assert roughness(0.2) > 0.002
 
 
-def test_fog_drawn_coarsely_covers_as_much_as_drawn_finely():
+def test_coarsely_drawn_fog_covers_as_much_as_finely_drawn_fog():
     theta = {"density": 1.5, "patchiness": 0.6, "scale": 0.4}
     fine, coarse = (under("fog", flat(0.0, n=16, side=side), **theta) for side in (100, 200))
     pooled = F.avg_pool2d(coarse, 2)
@@ -85,7 +85,7 @@ def test_ice_is_bluish_and_the_sun_is_warm():
 
 
 @pytest.mark.parametrize("name", ["frost", "glare", "fog"])
-def test_pictures_without_colours_get_grey_light(name):
+def test_pictures_without_colour_get_grey_light(name):
     ends = {each.name: each.high for each in BY_NAME[name].theta}
     four, one = under(name, flat(0.2, channels=4), **ends), under(name, flat(0.2), **ends)
     torch.testing.assert_close(four, one.expand(four.shape))
@@ -93,7 +93,7 @@ def test_pictures_without_colours_get_grey_light(name):
 
 
 @pytest.mark.parametrize(("x", "y"), [(0.0, -0.3), (0.25, 0.1), (-0.4, -0.4)])
-def test_the_sun_stands_where_it_is_put(x, y):
+def test_the_sun_is_at_the_requested_position(x, y):
     seen = under("glare", flat(0.1, n=1, side=100), strength=0.5, x=x, y=y, size=0.05)[0, 0]
     row, column = divmod(int(seen.argmax()), 100)
     assert (column + 0.5) / 100 - 0.5 == pytest.approx(x, abs=0.02)
@@ -110,7 +110,7 @@ def test_glare_has_eight_rays():
     assert int(strength[1:13].argmax()) + 1 == 8
 
 
-def test_glare_lightens_everything_and_most_near_the_sun():
+def test_glare_lightens_everything_and_most_of_all_near_the_sun():
     pictures = torch.rand(2, 1, 64, 64, dtype=torch.float64) * 0.9
     seen = under("glare", pictures, strength=0.5, y=-0.5, size=0.08)
     assert bool((seen >= pictures).all())
@@ -118,7 +118,7 @@ def test_glare_lightens_everything_and_most_near_the_sun():
     assert float(lit[:8].mean()) > 2 * float(lit[-8:].mean()) > 0.05
 
 
-def test_a_shadow_takes_a_share_of_the_light():
+def test_a_shadow_removes_a_share_of_the_light():
     pictures = torch.rand(3, 3, 64, 64, dtype=torch.float64) * 0.8 + 0.1
     left = under("shadow", pictures, strength=0.6, width=0.4) / pictures
     torch.testing.assert_close(left, left[:, :1].expand(left.shape))
@@ -126,13 +126,13 @@ def test_a_shadow_takes_a_share_of_the_light():
     assert float(left.max()) == pytest.approx(1.0)
 
 
-def test_a_shadow_is_as_wide_as_it_says():
+def test_a_shadow_has_the_requested_width():
     for width in (0.3, 0.6):
         dark = 1 - under("shadow", flat(1.0, n=64), strength=0.5, width=width)
         assert float(dark.mean() / 0.5) == pytest.approx(width, rel=0.1)
 
 
-def test_a_shadow_lies_where_it_is_put():
+def test_a_shadow_is_at_the_requested_position():
     at = (torch.arange(96, dtype=torch.float64) + 0.5) / 96 - 0.5
     for offset in (-0.2, 0.2):
         dark = 1 - under("shadow", flat(1.0, n=64), strength=0.5, width=0.3, offset=offset)
@@ -145,13 +145,13 @@ def test_a_soft_edge_is_wider():
     assert partly[1] > 4 * partly[0] > 0
 
 
-def test_a_stop_is_half_the_light():
+def test_a_stop_halves_the_light():
     pictures = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     seen = under("low_light", pictures, stops=1.0)
     torch.testing.assert_close(seen**2.2, pictures**2.2 / 2, atol=1e-9, rtol=1e-6)
 
 
-def test_noise_of_photons_grows_with_the_light():
+def test_photon_noise_grows_with_the_light():
     for value in (0.3, 0.6):
         seen = under("low_light", flat(value, n=8, channels=3), noise=0.05)
         assert float(seen.mean()) == pytest.approx(value, abs=1e-3)
