@@ -48,7 +48,7 @@ def test_a_live_line_in_a_terminal():
 
 def test_unknown_figures_are_reported_as_unknown():
     _, text = shown(False, uniform_share=0.0)
-    assert "unknown: no uniform stream" in text
+    assert "unknown: no uniform tests" in text
 
 
 def test_a_goal_out_of_reach_is_reported_as_such():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from themis.campaign.criterion import CampaignCriterion
-from themis.runs.run import Round, percent
+from themis.runs.run import Round, counted, percent
 from themis.settings import Settings
 
 
@@ -30,15 +30,15 @@ def stop_reason(
             f"{percent(goal)}, confirmed by Markov chains"
         )
     if settings.max_tests is not None and last.tests >= settings.max_tests:
-        return "tests", f"the budget of {settings.max_tests:,} tests is spent"
+        return "tests", f"the budget of {counted(settings.max_tests, 'test')} is spent"
     if settings.max_passes is not None and last.passes + cost > settings.max_passes:
-        return "passes", f"the budget of {settings.max_passes:,} passes is spent"
+        return "passes", f"the budget of {counted(settings.max_passes, 'pass', 'passes')} is spent"
     if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
-        return "seconds", f"the budget of {settings.max_seconds:g} seconds is spent"
+        return "seconds", f"the budget of {settings.max_seconds:g} s is spent"
     if settings.plateau is not None and len(rounds) > settings.plateau:
         before = rounds[-1 - settings.plateau]
         if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion):
-            return "plateau", f"{settings.plateau} rounds brought no new distinct fault and no more coverage"
+            return "plateau", f"{counted(settings.plateau, 'round')} brought no new distinct fault and no more coverage"
     return None
 
 

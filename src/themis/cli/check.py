@@ -90,16 +90,18 @@ def describe(check: Check, settings: Settings) -> list[str]:
 
 
 def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
+    from themis.runs.run import counted
+
     start = check.start
     assert start is not None
     assert check.seconds_per_test is not None
     assert check.clean_gib is not None
     n_layers = len(start.layers)
-    rows = [("neurons", f"{start.n_neurons:,} in {_count(n_layers, 'layer')}")]
+    rows = [("neurons", f"{start.n_neurons:,} in {counted(n_layers, 'layer')}")]
     width = max(len(layer.name) for layer in start.layers[:N_LAYERS])
     for layer in start.layers[:N_LAYERS]:
         size = "x".join(map(str, layer.shape))
-        rows.append(("", f"{layer.name:<{width}}  {size}, {_count(layer.n_neurons, 'neuron')}"))
+        rows.append(("", f"{layer.name:<{width}}  {size}, {counted(layer.n_neurons, 'neuron')}"))
     if n_layers > N_LAYERS:
         rows.append(("", f"and {n_layers - N_LAYERS} more"))
     tests = settings.max_tests or 20_000
@@ -108,8 +110,8 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
     rows += [
         ("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"),
-        ("time", f"{1 / check.seconds_per_test:,.0f} tests per second; {tests:,} tests take {all_tests}"),
-        ("faults", f"{check.n_faults} in the first {_count(check.n_tests, 'test')} under {start.perturbation}"),
+        ("time", f"{1 / check.seconds_per_test:,.0f} tests per second; {counted(tests, 'test')} in {all_tests}"),
+        ("faults", f"{check.n_faults} in the first {counted(check.n_tests, 'test')} under {start.perturbation}"),
     ]
     return rows
 
@@ -133,10 +135,6 @@ def _warnings(check: Check) -> list[str]:
             f"the inputs fill less than 2% of the bounds: pass their own range, {check.least:.4g},{check.most:.4g}"
         )
     return warnings
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _duration(seconds: float) -> str:

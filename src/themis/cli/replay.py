@@ -14,7 +14,6 @@ from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError, nearest
-from themis.runs.display.fault import describe_answer
 from themis.runs.source import Origin
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
+    from themis.runs.display.fault import describe_answer
+
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
     recorded, now = (describe_answer(it.answer, it.value, it.confidence) for it in (fault, replay))
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"

@@ -180,7 +180,7 @@ class Run:
 
     def __repr__(self) -> str:
         last = self.rounds[-1]
-        faults = f"{last.distinct_faults:,} distinct faults in {last.tests:,} tests"
+        faults = f"{counted(last.distinct_faults, 'distinct fault')} in {counted(last.tests, 'test')}"
         return f"<Run: {faults}, coverage {percent(self.coverage)}. {self.stop}>"
 
     def _repr_html_(self) -> str:
@@ -240,6 +240,11 @@ def percent(share: float, digits: int = 1) -> str:
     if share > 0 and text == f"{0:.{digits}f}%":
         return f"<{least:.{digits}f}%"
     return text
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: "1 layer", "2,000 layers"."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def policy_name(policy: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Run, Start, percent, policy_name
+from themis.runs.run import Round, Run, Start, counted, percent, policy_name
 
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
@@ -16,7 +16,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         (
             "faults",
             f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
-            f"{start.n_usable:,} seeds",
+            f"{counted(start.n_usable, 'seed')}",
         ),
         ("fault rate", _estimate(run.fault_rate, "on average over seeds")),
         ("residual risk", _estimate(run.residual_risk, "that the next uniform test finds a new distinct fault")),
@@ -26,14 +26,14 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         ),
         (
             "neurons",
-            f"{start.n_neurons:,} in {len(start.layers)} layers; {last.coverage.n_dead:,} dead, "
+            f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {last.coverage.n_dead:,} dead, "
             f"{last.coverage.n_unseen:,} not yet moved",
         ),
         *([("criterion", _criterion(run))] if start.criterion is not None else []),
         *([("rivals", _rivals(run))] if "differences" in run.policy else []),
         (
             "tests",
-            f"{last.tests:,} ({last.passes:,} passes) in {run.seconds.total:.1f} s, "
+            f"{last.tests:,} ({counted(last.passes, 'pass', 'passes')}) in {run.seconds.total:.1f} s, "
             f"{last.tests / max(run.seconds.total, 1e-9):,.0f} per second",
         ),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
@@ -43,7 +43,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         more = last.coverage.forecast
         text = "the coverage goal is out of reach"
         if more < UNREACHABLE:
-            text = f"about {more:,} more tests to reach the coverage goal"
+            text = f"about {counted(more, 'more test')} to reach the coverage goal"
         rows.append(("forecast", text))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
         rows.append(("attention", "no neuron has moved: the perturbation changes nothing, so widen its range"))
@@ -58,13 +58,13 @@ def opening(start: Start) -> str:
     theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit and few else ''}" for t in start.theta)
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     return (
-        f"{start.n_neurons:,} neurons in {len(start.layers)} layers, {start.n_usable:,} of {start.n_seeds:,} seeds to "
-        f"test{_grade(start)}\n"
+        f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')}, "
+        f"{start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
         f"{start.perturbation} ({theta}), policy {policy_name(start.settings.policy)}, on {start.device}, "
         f"clean activations kept for {kept} seeds"
         + _guide(start)
-        + (f"\nresumed after {start.tests_before:,} tests" if start.tests_before else "")
+        + (f"\nresumed after {counted(start.tests_before, 'test')}" if start.tests_before else "")
     )
 
 
@@ -111,12 +111,12 @@ def _oracle(start: Start) -> str:
 def round_line(round: Round, *, is_share: bool = True) -> str:
     """The progress after a round; `is_share` tells whether the score of the criterion is a share."""
     forecast = round.coverage.forecast
-    more = "" if not forecast or forecast >= UNREACHABLE else f", ~{forecast:,} to go"
+    more = "" if not forecast or forecast >= UNREACHABLE else f", about {forecast:,} to go"
     score = round.criterion_score
     criterion = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
     return (
-        f"{percent(round.coverage.sampled)}, {criterion}{round.distinct_faults:,} distinct faults, "
-        f"{round.tests:,} tests, {_rate(round):,.0f}/s{more}"
+        f"{percent(round.coverage.sampled)}, {criterion}{counted(round.distinct_faults, 'distinct fault')}, "
+        f"{counted(round.tests, 'test')}, {_rate(round):,.0f}/s{more}"
     )
 
 
@@ -126,7 +126,7 @@ def _rate(round: Round) -> float:
 
 def _estimate(estimate: Estimate | None, meaning: str) -> str:
     if estimate is None:
-        return "unknown: no uniform stream"
+        return "unknown: no uniform tests"
     return f"{percent(estimate.value, 2)} {meaning} (95%: {percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
 
 
@@ -140,7 +140,7 @@ def _dropped(run: Run) -> str:
     last, least = run.rounds[-1], run.start.settings.min_ssim
     share = percent(last.dropped / max(last.tests, 1))
     advice = "; a smaller magnitude or range would waste fewer" if 2 * last.dropped > last.tests else ""
-    return f"{last.dropped:,} tests ({share}) too dissimilar from the seed: SSIM below {least:g}{advice}"
+    return f"{counted(last.dropped, 'test')} ({share}) too dissimilar from the seed: SSIM below {least:g}{advice}"
 
 
 def _times(run: Run) -> str:
