@@ -1,6 +1,5 @@
 """The calculator folds exactly the sensitivities that a plain loop would compute."""
 
-
 import numpy as np
 import pytest
 import torch

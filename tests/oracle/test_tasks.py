@@ -38,9 +38,7 @@ def net(n_outputs, *after):
     first, last = nn.Linear(36, 16), nn.Linear(16, n_outputs)
     nn.init.zeros_(last.bias)
     with torch.no_grad():
-        first.bias.copy_(
-            -first.weight.sum(1) / 2
-        )  # centred on inputs in 0..1, so that its answers vary
+        first.bias.copy_(-first.weight.sum(1) / 2)  # centred on inputs in 0..1, so that its answers vary
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last, *after)
 
 

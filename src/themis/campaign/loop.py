@@ -95,8 +95,9 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
     """Ask the policy for its next portion of the round; the budget may cut it short."""
     with state.clock.timed("search"):
         first, n = state.tally.tests, partial.n_unproposed
-        if not state.policy.needs_gradient:  # else one test of each seed
-            n = portion(n, first, setup.calculator.chunk)
+        # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
+        is_ascent = state.policy.needs_gradient
+        n = min(n, len(setup.space.seeds)) if is_ascent else portion(n, first, setup.calculator.chunk)
         tests = state.policy.propose(np.arange(first, first + n))
         n_affordable = _affordable(setup, state, tests)
         if n_affordable < len(tests):  # ascents cost more than the size of the round allowed for

@@ -36,7 +36,8 @@ class Paper(Policy):
         position = (int(state["walked"]) + np.arange(len(number))) % len(space.seeds)
         state["walked"] += len(number)
         drawn = space.tests(number, position, space.uniform_theta(number), "draw")
-        climbing, at_bound = state["is_climbing"][position], state["is_at_bound"][position]
+        is_first = np.arange(len(number)) < len(space.seeds)  # a seed takes one step at a time
+        climbing, at_bound = (is_first & state[name][position] for name in ("is_climbing", "is_at_bound"))
         return replace(
             drawn,
             theta=np.where((climbing | at_bound)[:, None], state["theta"][position], drawn.theta),

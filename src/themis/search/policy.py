@@ -145,7 +145,7 @@ class Policy(Protocol):
 
 
 class Novelty:
-    """Prevents a test from running twice. If noise makes every test new, there is nothing to do."""
+    """Prevents a test from running twice: the same seed and theta, and the same noise if the perturbation is random."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -153,11 +153,8 @@ class Novelty:
 
     def ensure(self, tests: Tests) -> Tests:
         """`tests`, with each repeated test redrawn uniformly."""
-        if self.space.is_random:
-            return tests
-        keys = self._keys(tests)
         repeated = np.zeros(len(tests), dtype=bool)
-        for k, key in enumerate(keys.tolist()):
+        for k, key in enumerate(self._keys(tests).tolist()):
             repeated[k] = key in self.seen
             self.seen.add(key)
         if repeated.any():
@@ -172,10 +169,10 @@ class Novelty:
             self.seen.update(self._keys(tests).tolist())
         return tests
 
-    @staticmethod
-    def _keys(tests: Tests) -> Ints:
+    def _keys(self, tests: Tests) -> Ints:
         bits = np.ascontiguousarray(tests.theta).view(np.int32).astype(np.int64)
-        return rng.mix(tests.seed, *bits.T)
+        noise = (tests.noise_seed,) if self.space.is_random else ()
+        return rng.mix(tests.seed, *noise, *bits.T)
 
 
 UNIFORM_STREAM, SEARCH_STREAM = 0, 1
