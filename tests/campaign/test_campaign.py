@@ -63,7 +63,7 @@ def test_counts_agree_with_the_faults(result):
 
 @pytest.mark.quick
 def test_passes_are_those_of_discovery_sweep_probe_and_tests(result):
-    assert result.rounds[-1].passes == 5 + 6 + 300 + 2560  # 6 find out whether theta has a gradient
+    assert result.rounds[-1].passes == 5 + 4 + 6 + 300 + 2560  # 4 check that answers repeat, 6 probe the gradient
 
 
 @pytest.mark.quick
@@ -139,7 +139,7 @@ def test_search_beats_random_testing(trained):
 
 def test_fgsm_runs_and_its_passes_are_counted(trained):
     result = campaign(trained, perturbation="fgsm", magnitude=0.15, max_tests=640, max_seeds=100)
-    assert result.rounds[-1].passes == 5 + 100 + 640 * 4
+    assert result.rounds[-1].passes == 5 + 4 + 100 + 640 * 4
     assert len(result.faults) > 50
     assert result.faults[0].replay().is_same
     tests = {(f.seed_id, f.theta["radius"]) for f in result.faults}
@@ -198,7 +198,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
     class Interrupts(nn.Module):
         def __init__(self, net):
             super().__init__()
-            self.net, self.left = net, 13
+            self.net, self.left = net, 15
 
         def forward(self, x):
             self.left -= 1
@@ -208,7 +208,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 2 clean chunks, 1 probe of the gradient, a chunk of 256 uniform tests, 6 portions of 128
+    # 2 to find the layers, 2 clean chunks, 2 to check repeats, 1 to probe the gradient, then 256 uniform tests and 6 portions
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 256 + 6 * PORTION
     assert result.judged.tests == 256 + 6 * PORTION

@@ -45,8 +45,8 @@ from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
 
-CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored", "clean_memory_gib")
-"""Options that `resume` may change: when to stop, and those that never change a result."""
+CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
+"""Options that `resume` may change: when to stop, and how many faults are stored. None of them changes a test."""
 
 
 def run(
@@ -250,6 +250,8 @@ def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, An
 def _settings(run: Reader, options: dict[str, Any]) -> Settings:
     for name in options:
         if name not in CHANGEABLE:
+            if options[name] == run.record["settings"].get(name):
+                continue
             raise UsageError(f"resume cannot change {name!r}, only when to stop: {nearest(name, CHANGEABLE)}")
     return Settings(**{**run.record["settings"], **options})
 

@@ -95,6 +95,7 @@ def prepare(
     )
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
     clean = calculator.sweep()
+    calculator.check_repeats()
     _decide_gradient(calculator, policy)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
     calculator.watch_panel(panel_neurons)

@@ -108,7 +108,7 @@ def _as_object(perturbation: Perturbation) -> dict[str, Any]:
 def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     import torch
 
-    from themis.measure.inputs import check_bounds
+    from themis.measure.inputs import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
     from themis.target.target import check_options
 
@@ -116,7 +116,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     shape = tuple(picture.shape)
     if len(shape) != 3:
         raise UsageError(f"--data must contain pictures [channels, height, width], got inputs {list(shape)}")
-    check_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))
+    picture = within_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))[0]
     drawn = [perturbation for perturbation in perturbations if can_draw(perturbation, shape)]
     skipped = [perturbation.name for perturbation in perturbations if perturbation not in drawn]
     path = Path(arguments.sheet)

@@ -46,6 +46,15 @@ def library_for(tensor: Tensor) -> ctypes.CDLL | None:
     return library() if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else None
 
 
+def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> int:
+    """The address of a tensor that C reads or writes, after checking that it is what C takes it for."""
+    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise TypeError(f"{name} must be contiguous {dtype} on the CPU, got {tensor.dtype} {list(tensor.stride())}")
+    if shape is not None and tensor.shape != shape:
+        raise TypeError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+    return tensor.data_ptr()
+
+
 def fold(
     native: ctypes.CDLL,
     activations: Tensor,
@@ -61,23 +70,42 @@ def fold(
     Returns the sum of D over the neurons for each test, `[tests]`.
     """
     n_tests, n = activations.shape
-    by_test = torch.empty(-(-n // BLOCK), n_tests)
+    single = torch.float32
+    by_test = torch.empty(-(-n // BLOCK), n_tests, dtype=single)
     native.themis_fold(
-        activations.data_ptr(), clean.data_ptr(), rows.data_ptr(), n_tests, n,
-        shift.data_ptr(), sums.data_ptr(), squares.data_ptr(), by_test.data_ptr(),
-    )  # fmt: skip
+        _address("activations", activations, single),
+        _address("clean", clean, single, (len(clean), n)),
+        _address("rows", rows, torch.int64, (n_tests,)),
+        n_tests,
+        n,
+        _address("shift", shift, single, (n,)),
+        _address("sums", sums, single, (n,)),
+        _address("squares", squares, single, (n,)),
+        by_test.data_ptr(),
+    )
     return by_test.sum(0)
 
 
 def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
     """`total += part`, float64 and float32 `[n]`, without a copy of `part`."""
-    native.themis_accumulate(total.data_ptr(), part.data_ptr(), len(part))
+    n = len(part)
+    native.themis_accumulate(
+        _address("total", total, torch.float64, (n,)), _address("part", part, torch.float32, (n,)), n
+    )
 
 
 def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
     """Uniform numbers in (0, 1), `[tests, n]`, from int32 `low` and `high` `[tests]`: the same as those of `Rng`."""
-    out = torch.empty(len(low), n)
-    native.themis_uniform(low.data_ptr(), high.data_ptr(), len(low), drawn, n, out.data_ptr())
+    tests = (len(low),)
+    out = torch.empty(len(low), n, dtype=torch.float32)
+    native.themis_uniform(
+        _address("low", low, torch.int32, tests),
+        _address("high", high, torch.int32, tests),
+        len(low),
+        drawn,
+        n,
+        out.data_ptr(),
+    )
     return out
 
 
@@ -100,10 +128,21 @@ def sections(
     """
     n_tests, n = activations.shape
     raised = torch.zeros(n_tests, dtype=torch.bool)
+    single = torch.float32
     n_set = native.themis_sections(
-        activations.data_ptr(), n_tests, n, low.data_ptr(), high.data_ptr(), width.data_ptr(),
-        k, bits.shape[1], is_ceil, is_clamped, bits.data_ptr(), raised.data_ptr(),
-    )  # fmt: skip
+        _address("activations", activations, single),
+        n_tests,
+        n,
+        _address("low", low, single, (n,)),
+        _address("high", high, single, (n,)),
+        _address("width", width, single, (n,)),
+        k,
+        bits.shape[1],
+        is_ceil,
+        is_clamped,
+        _address("bits", bits, torch.int32, (n, bits.shape[1])),
+        raised.data_ptr(),
+    )
     return raised, n_set
 
 
@@ -123,9 +162,24 @@ def converge(
     """
     n_tests, n = activations.shape
     counts = torch.empty(-(-n // LANES), 3, n_tests, dtype=torch.int32)
-    names = ("shift", "clean", "sums", "squares", "moved", "varied")
+    double, flag = torch.float64, torch.bool
+    types = {
+        "shift": double,
+        "clean": activations.dtype,
+        "sums": double,
+        "squares": double,
+        "moved": flag,
+        "varied": flag,
+    }
     native.themis_converge(
-        activations.data_ptr(), clean.data_ptr(), n_tests, n, before, unseen, limits.data_ptr(),
-        *(state[name].data_ptr() for name in names), counts.data_ptr(),
-    )  # fmt: skip
+        _address("activations", activations, torch.float32),
+        _address("clean", clean, torch.float32, (n_tests, n)),
+        n_tests,
+        n,
+        before,
+        unseen,
+        _address("limits", limits, double, (n_tests,)),
+        *(_address(name, state[name], dtype, (n,)) for name, dtype in types.items()),
+        counts.data_ptr(),
+    )
     return counts.sum(0)

@@ -14,7 +14,7 @@ from themis.criteria.view import View, channel_axes, predicted_classes
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError
 from themis.measure.chunk import chunk_size
-from themis.measure.inputs import check_bounds
+from themis.measure.inputs import within_bounds
 from themis.target.activations import OUTPUT, Layer
 from themis.target.target import AnyTarget
 
@@ -71,7 +71,7 @@ def _forward_passes(
         for first in range(0, len(seeds), size):
             rows = torch.arange(first, min(first + size, len(seeds)))
             inputs = seeds.take(rows).to(device)
-            check_bounds(inputs, target.bounds, seeds.seed_id[rows])
+            inputs = within_bounds(inputs, target.bounds, seeds.seed_id[rows])
             by_layer: dict[str, Tensor] = {}
 
             def keep(name: str, activation: Tensor, by_layer: dict[str, Tensor] = by_layer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from themis.data.features import DataDescription, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import DataError, UsageError
 
+N_REPEATED = 3
+"""Items of a data set that are read twice."""
 N_LISTED = 5
 """Seeds that a message lists at most."""
 
@@ -206,9 +208,21 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
     rows = _sample(len(dataset), max_seeds)
     items, index = _Items(dataset), torch.arange(len(dataset))
     first = items.read(0 if rows is None else int(rows[0]))
+    _check_repeats(items, range(min(N_REPEATED, len(dataset))) if rows is None else rows[:N_REPEATED].tolist())
     inputs = Rows(items.read, index, tuple(first.shape))
     seeds = _checked(inputs, items.labels if items.has_labels else None, index).with_classes(_classes_of(dataset))
     return seeds if rows is None else seeds[rows]
+
+
+def _check_repeats(items: _Items, indices: Iterable[int]) -> None:
+    """Refuse a data set that gives another input each time, such as one with random augmentation."""
+    for k in indices:
+        first, second = (np.array(as_array(items.read(k))) for _ in range(2))
+        if first.shape != second.shape or not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+            raise DataError(
+                f"the data must give the same input every time, item {k} differs between two reads: switch off random "
+                "augmentation, or collect the inputs into a tensor first"
+            )
 
 
 def _classes_of(dataset: Any) -> list[str] | None:

@@ -19,7 +19,7 @@ from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter
 from themis.measure.gradient import by_backward, by_differences
-from themis.measure.inputs import check_bounds, place
+from themis.measure.inputs import place, within_bounds
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
 from themis.measure.tests import Bools, FaultDetails, Results, Tests
@@ -28,12 +28,16 @@ from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.gradient import is_differentiable
-from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget, Target
 
 TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 PROBED = 2
 """Tests that `probe_gradient` runs."""
+REPEATED = 2
+"""Clean inputs that `check_repeats` runs twice."""
+REPEAT_TOLERANCE = 1e-4
+"""Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
 
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
@@ -114,9 +118,10 @@ class Calculator:
         """`chunk` is the number of tests per forward pass if an earlier campaign has determined it."""
         self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
         self.seeds, self.min_ssim, self.layers, self.clean_bytes = seeds, min_ssim, layers, clean_bytes
-        if isinstance(seeds.inputs, Tensor):
-            check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
-        self.inputs = place(seeds.inputs, self.device)
+        inputs = seeds.inputs
+        if isinstance(inputs, Tensor):
+            inputs = within_bounds(inputs, target.bounds, seeds.seed_id)
+        self.inputs = place(inputs, self.device)
         self.by_name = {layer.name: layer for layer in layers}
         self.n_neurons = layers[-1].stop
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
@@ -145,7 +150,7 @@ class Calculator:
     ) -> Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
         if isinstance(seeds.inputs, Tensor):
-            check_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+            within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
         layers = target.find_layers(place(seeds.inputs, target.device)[0])
         calculator = Calculator(
             target,
@@ -272,7 +277,7 @@ class Calculator:
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, clean and disturbed at `theta`; rows from `n_tests` on are padding."""
         context = self._context(rows)
-        inputs = self.inputs[rows]
+        inputs = self._read_inputs(rows)
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_tests // len(rows)
         self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
@@ -293,6 +298,29 @@ class Calculator:
             return -self._compare(rows, outputs).margin.sum()
 
         return Objective(torch.empty(0, dtype=torch.int64, device=self.device), output_term=lost_margin)
+
+    def check_repeats(self) -> None:
+        """Refuse a model whose answers to the same inputs differ from one run to the next.
+
+        Such a model would be full of faults that no disturbance caused.
+        """
+        rows = self.usable[:REPEATED]
+        if isinstance(self.target, Target):  # every row of the chunk is an independent chance to differ
+            inputs = self._read_inputs(padded(rows, self.chunk))
+        else:
+            inputs = self._read_inputs(rows)
+        self.passes += 2 * len(rows)
+        with torch.no_grad():
+            first, second = (self.target.forward(inputs).float() for _ in range(2))
+        scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+        difference = float((first - second).abs().amax() / scale)
+        if difference > REPEAT_TOLERANCE:
+            n_different = int(((first - second).flatten(1).abs().amax(1) > 0).sum())
+            raise ModelError(
+                f"the model must give the same output for the same input, {n_different} of {len(inputs)} outputs "
+                f"differ between two runs, by up to {difference:.2g} of the largest output: switch off what is random, "
+                "such as functional dropout without training=self.training, noise layers or sampling"
+            )
 
     def probe_gradient(self) -> None:
         """Find out, once, whether outputs and sensitivities have a gradient in theta, and set `has_gradient`.
@@ -483,6 +511,13 @@ class Calculator:
         features = self.seeds.features if self.perturbation.inputs == "table" else None
         return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
 
+    def _read_inputs(self, rows: Tensor) -> Tensor:
+        """The clean inputs of the seeds `rows`; those in memory were checked when the calculator was created."""
+        inputs = self.inputs[rows]
+        if isinstance(self.seeds.inputs, Rows):
+            inputs = within_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
+        return inputs
+
     def _columns(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Seeds, theta and noise seeds, padded to the chunk's shape by repeating the last test."""
         rows, theta, noise_seed = (
@@ -506,9 +541,7 @@ class Calculator:
 
     def _clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         self.passes += len(rows)
-        inputs = self.inputs[padded(rows, self.chunk)]
-        if isinstance(self.seeds.inputs, Rows):  # inputs in memory were checked at once
-            check_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
+        inputs = self._read_inputs(padded(rows, self.chunk))
         with torch.no_grad():
             return self._forward(inputs, on_activation, observer)
 

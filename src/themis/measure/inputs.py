@@ -21,12 +21,22 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     )
 
 
-def check_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> None:
-    """Refuse inputs outside the bounds; common mistakes get a remedy of their own."""
+ROUNDING = 1e-6
+"""Share of the range by which an input may be outside the bounds: as much as rounding does. It is clamped."""
+
+
+def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> Tensor:
+    """The inputs, clamped if rounding took them outside the bounds; refuses inputs that are further outside.
+
+    Common mistakes get a remedy of their own.
+    """
     low, high = bounds
     least, most = (float(extreme) for extreme in inputs.aminmax())
     if low <= least and most <= high:
-        return
+        return inputs
+    slack = ROUNDING * (high - low)
+    if low - slack <= least and most <= high + slack:
+        return inputs.clamp(low, high)
     is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
     first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
     remedy = "rescale the inputs or pass their true bounds"

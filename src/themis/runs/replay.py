@@ -18,7 +18,7 @@ from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
-from themis.measure.inputs import check_bounds
+from themis.measure.inputs import within_bounds
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
@@ -307,7 +307,7 @@ def _clean_outputs(calculator: Calculator) -> Tensor:
         rows = torch.arange(first, min(first + calculator.chunk, n), device=calculator.device)
         inputs = calculator.inputs[padded(rows, calculator.chunk)]
         if isinstance(calculator.seeds.inputs, Rows):  # other inputs were checked all at once
-            check_bounds(inputs, calculator.target.bounds, calculator.seeds.seed_id[rows.cpu()])
+            inputs = within_bounds(inputs, calculator.target.bounds, calculator.seeds.seed_id[rows.cpu()])
         parts.append(calculator.target.forward(inputs)[: len(rows)].float())
     calculator.passes += n
     return torch.cat(parts)

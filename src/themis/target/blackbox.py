@@ -104,14 +104,16 @@ class BlackBox:
 
     def _call(self, inputs: Tensor, needs_activations: bool) -> tuple[Tensor, Mapping[str, Array]]:
         with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
-            prepared = inputs if self.preprocess is None else self.preprocess(inputs)
+            own = inputs.detach().clone()  # the function may overwrite what it gets
+            prepared = own if self.preprocess is None else self.preprocess(own)
             array = prepared.detach().cpu().float().numpy()
+            kept = array.copy() if needs_activations and self.activations is not None else array
             result = self.predict(array)
             activations: Mapping[str, Array] = {}
             if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
                 result, activations = result
             if needs_activations and self.activations is not None:
-                activations = {**activations, **self.activations(array)}
+                activations = {**activations, **self.activations(kept)}
         outputs = as_tensor(result, "the output")
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.chunk import chunk_size, padded
-from themis.measure.inputs import check_bounds
+from themis.measure.inputs import within_bounds
 from themis.measure.tests import Floats, Ints
 from themis.oracle import Changed, Oracle, choose_oracle
 from themis.perturb import Context, Perturbation, perturb
@@ -183,7 +183,7 @@ def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
     for first in range(0, len(seeds), size):
         rows = torch.arange(first, min(first + size, len(seeds)))
         inputs = seeds.take(padded(rows, size))
-        check_bounds(inputs, target.bounds, seeds.seed_id[rows])
+        inputs = within_bounds(inputs, target.bounds, seeds.seed_id[rows])
         parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
     return torch.cat(parts)
 
