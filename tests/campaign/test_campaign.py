@@ -208,7 +208,7 @@ def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 to find the layers, 2 clean chunks, 2 to check repeats, 1 to probe the gradient, then 256 uniform tests and 6 portions
+    # 2 find the layers, 2 are clean, 2 check repeats, 1 probes the gradient, then 256 uniform tests and 6 portions
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 256 + 6 * PORTION
     assert result.judged.tests == 256 + 6 * PORTION
