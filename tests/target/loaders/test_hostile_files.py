@@ -118,7 +118,7 @@ HOSTILE = {
     "TorchScript that maps a file": (
         partial(files.script, net=Writes()),
         "--model net.pt",
-        "net.pt must be trusted, it is TorchScript that may read and write files: pass --trust net.pt",
+        "net.pt must be trusted, it is TorchScript that may read and write files: it uses aten::from_file: pass",
     ),
     "TorchScript that saves a file": (partial(files.script, net=Saves()), "--model net.pt", "net.pt must be trusted"),
     "torch.export without trust": (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +14,9 @@ from torch import nn
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError, first_line
 from themis.target.fingerprint import hash_file
 from themis.target.loaders.factory import Call, call_factory, read_call
+from themis.target.loaders.script import load_script
 from themis.target.loaders.trust import Trust
 from themis.target.loaders.weights import LOAD_ERRORS, is_script, names_in_archive
-
-FORBIDDEN_OPERATORS = re.compile(
-    rb"\b(from_file|save|load_tensor)\b"
-    rb"|\bops\s*\.\s*(?!(aten|prim|prims|quantized|_quantized|torchvision|mkldnn|mkldnn_prepacked|prepacked|onednn)\b)"
-)
-"""Operators that TorchScript code must not use: those that read or write files, and those of other libraries."""
 
 
 class LoadedModel(NamedTuple):
@@ -57,7 +50,7 @@ def is_file(spec: str) -> bool:
 def load_torch_file(path: Path, trust: Trust) -> nn.Module:
     """Load a TorchScript program, a torch.export program or a pickled model; the content tells which it is."""
     if is_script(path):
-        return _load_script(path, trust)
+        return load_script(path, trust)
     if path.suffix.lower() == ".pt2" or any(name.endswith("archive_format") for name in names_in_archive(path)):
         return _load_exported(path, trust)
     return _load_pickle(path, trust)
@@ -82,24 +75,6 @@ def load_keras(path: Path, trust: Trust) -> nn.Module:
         return _module(keras.saving.load_model(path, safe_mode=is_safe), path)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         raise DataError(f"{path} must be a Keras model that loads without running code: {first_line(error)}") from error
-
-
-def _load_script(path: Path, trust: Trust) -> nn.Module:
-    """Load TorchScript. It is code that cannot reach Python; operators that reach files are refused."""
-    if not trust.covers(path):
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.lower()
-                is_forbidden = "/code/" in name and FORBIDDEN_OPERATORS.search(archive.read(member))
-                if name.endswith("model.json") or is_forbidden:
-                    trust.require(path, "TorchScript that may read and write files", "use a program that does not")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-    except (RuntimeError, OSError, ValueError) as error:
-        raise DataError(f"{path} must be a TorchScript program that loads: {first_line(error)}") from error
-    return module
 
 
 def _load_exported(path: Path, trust: Trust) -> nn.Module:

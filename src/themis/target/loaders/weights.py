@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,20 @@ def _read(path: Path, trust: Trust) -> Any:
 
 def is_script(path: Path) -> bool:
     """Return whether a file is a TorchScript program."""
-    return any(name.endswith("/constants.pkl") for name in names_in_archive(path))
+    return any(name.rpartition("/")[2] == "constants.pkl" for name in names_in_archive(path))
 
 
 def names_in_archive(path: Path) -> list[str]:
-    """Return the members of a zip archive, or nothing if the file is not one."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError):
-        return []
+    """Return the members of a zip archive, or nothing if the file is not one.
+
+    Both readers are asked, because a forged archive can show each of them other members.
+    """
+    names: list[str] = []
+    with suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(path) as archive:
+        names += archive.namelist()
+    with suppress(RuntimeError):
+        names += torch._C.PyTorchFileReader(str(path)).get_all_records()
+    return names
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
