@@ -10,7 +10,7 @@ from themis import Target
 from themis.data.seeds import from_arrays
 from themis.experiments.comparison.cells import CellRunner, count_by_seed, last_rise
 from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
-from themis.experiments.comparison.rates import ErrorRates
+from themis.experiments.comparison.rates import BOX, ErrorRates
 from themis.experiments.executors import Failure, attempt
 from themis.perturb import choose_perturbation
 from themis.perturb.context import Context
@@ -54,6 +54,35 @@ def test_errors_are_the_share_of_draws_that_change_a_correct_answer(case, name):
     assert 0 < breaks.mean() < 1
     np.testing.assert_allclose(fast, breaks.mean(0))
     assert rates.rate(magnitude) == pytest.approx(breaks.mean())
+
+
+@pytest.mark.parametrize("name", ["gaussian", "brightness"])
+def test_errors_over_the_box_are_those_of_uniform_theta(case, name):
+    target, seeds, net = case
+    perturbation, magnitude = choose_perturbation(name), {"gaussian": 0.5, "brightness": 1.5}[name]
+    with target.opened():
+        rates = ErrorRates(target, seeds, perturbation, 7)
+        fast, full = rates.errors(magnitude, BOX), rates.errors(magnitude)
+    assert rates.box_draws == 5
+    chosen = perturbation.at(magnitude)
+    right = np.array([k for k in range(60) if k % 4])
+    space = Space.of(chosen, right, right, np.zeros(45, np.float32), 7)
+    number = np.arange(5 * 45)
+    tests = space.tests(number, number % 45, space.uniform_theta(0, number), "uniform")
+    assert chosen.theta[0].low <= tests.theta.min() < tests.theta.max() <= chosen.theta[0].high
+    theta, noise = torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed)
+    disturbed = perturb(chosen, seeds.inputs[tests.seed], theta, noise, Context((0.0, 1.0), target))
+    with torch.no_grad():
+        breaks = (net(disturbed).argmax(1) != seeds.labels[tests.seed]).numpy().reshape(5, 45)
+    np.testing.assert_allclose(fast, breaks.mean(0))
+    assert 0 < fast.mean() < full.mean()
+
+
+def test_expensive_attacks_draw_once_per_seed(case):
+    target, seeds, _ = case
+    with target.opened():
+        draws = [ErrorRates(target, seeds, choose_perturbation(name), 0).box_draws for name in ("fgsm", "pgd", "cw")]
+    assert draws == [5, 1, 1]
 
 
 def test_stronger_noise_breaks_more(case):

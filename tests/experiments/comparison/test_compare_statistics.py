@@ -7,6 +7,7 @@ from themis.experiments.comparison.statistics import (
     Measured,
     ResampledEstimate,
     Weights,
+    agreed_lead,
     correlate,
     measure_correlation,
     measure_total,
@@ -85,8 +86,8 @@ def test_equal_techniques_are_equal_in_every_resample():
     errors = (generator.random((5, 40)) < np.linspace(0.1, 0.9, 5)[:, None]).astype(float)
     weights = Weights.draw(200, 40, 40, 3, 0)
     r = measure_correlation(errors, counts, weights)
-    assert r.difference(0, [1]) == ResampledEstimate(0.0, 0.0, 0.0)
-    assert measure_total(counts, weights).ratio(0, 1) == ResampledEstimate(1.0, 1.0, 1.0)
+    assert r.difference(0, [1]).as_list() == [0.0, None, None]  # no variation is no interval of zero width
+    assert measure_total(counts, weights).ratio(0, 1).as_list() == [1.0, None, None]
     assert r.estimate(0).low < r.estimate(0).value < r.estimate(0).high
 
 
@@ -129,6 +130,14 @@ def test_an_r_that_many_resamples_lack_is_undefined():
     weights = Weights.draw(300, 200, 200, 1, 0)
     assert np.isnan(correlate(weights.rates(errors)[:, None], weights.counts(counts))).mean() > 0.05
     assert measure_correlation(errors, counts, weights).estimate(0).as_list() == [None] * 3
+
+
+def test_a_lead_needs_both_definitions():
+    up, down, open_ = [0.2, 0.1, 0.3], [-0.2, -0.3, -0.1], [0.2, -0.1, 0.5]
+    assert agreed_lead(up, up) == "ahead"
+    assert agreed_lead(down, down) == "behind"
+    unclear = [(up, down), (down, up), (up, open_), (open_, open_), (up, None), (None, None), (up, [0.2, None, None])]
+    assert all(agreed_lead(*pair) is None for pair in unclear)
 
 
 def test_undefined_estimates_are_none_in_plain_data():

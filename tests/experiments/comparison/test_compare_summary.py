@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from themis.experiments.comparison.figures import draw_correlations
+from themis.experiments.comparison.figures import draw_correlations, draw_faults
 from themis.experiments.comparison.grid import Grid
 from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
 from themis.experiments.comparison.summary import Comparison, summarise
@@ -55,7 +55,7 @@ def errors():
 
 
 def test_every_number_computed_by_hand(plan, counts, errors):
-    summary = summarise(GRID, errors, plan, {cell: made_cell(cell, each) for cell, each in counts.items()})
+    summary = summarise(GRID, errors, errors, plan, {cell: made_cell(cell, each) for cell, each in counts.items()})
     rates = [errors[each].mean() for each in GRID.magnitudes]
     assert summary.rates == pytest.approx(rates)
     assert summary.degenerate is None
@@ -99,19 +99,76 @@ def test_every_number_computed_by_hand(plan, counts, errors):
 def test_without_all_four_baselines_there_is_no_mean_of_them(counts, errors):
     plan = ComparisonPlan(techniques="nc,kmnc,scheduled", magnitudes="0.1,0.2,0.3,0.4", campaigns=2, resamples=50)
     records = {cell: made_cell(cell, counts[cell]) for cell in plan.cells((GRID,))}
-    summary = summarise(GRID, errors, plan, records)
+    summary = summarise(GRID, errors, errors, plan, records)
     assert all(row.r["over_baselines"] is None for row in summary.rows)
     assert "over the four" not in r_table(summary).columns
 
 
 def test_a_degenerate_grid_is_marked_and_not_scored(plan, counts):
     same = {each: np.ones(30) for each in GRID.magnitudes}
-    summary = summarise(GRID, same, plan, {cell: made_cell(cell, each) for cell, each in counts.items()})
+    summary = summarise(GRID, same, same, plan, {cell: made_cell(cell, each) for cell, each in counts.items()})
     assert "span 0.000" in summary.degenerate
     assert all(row.r == {} and row.total for row in summary.rows)
-    assert "Degenerate and not scored" in r_table(summary).notes[0]
+    assert all("Degenerate and not scored" in note for note in r_table(summary).notes[:2])
     comparison = Comparison(plan, "gaussian", {}, (summary,), [], {})
-    assert comparison.as_dict()["degenerate_grids"] == 1
+    assert comparison.as_dict()["degenerate_grids"] == comparison.as_dict()["box_degenerate_grids"] == 1
+
+
+def opposite_leaders(plan):
+    """Campaigns whose faults follow the rates at full strength (scheduled) or over the box (random), and both rates."""
+
+    def failing(*rates):
+        return {
+            each: (np.arange(40) < 40 * rate).astype(float) for each, rate in zip(GRID.magnitudes, rates, strict=True)
+        }
+
+    full, box, neither = failing(0.9, 0.5, 0.6, 0.2), failing(0.2, 0.6, 0.5, 0.9), failing(0.4, 0.9, 0.2, 0.5)
+    by, records = {"scheduled": full, "random": box}, {}
+    for cell in plan.cells((GRID,)):
+        rate = by.get(cell.technique, neither)[cell.magnitude].mean()
+        records[cell] = made_cell(cell, [round(20 * rate) + k % 2 for k in range(8)])
+    return full, box, records
+
+
+def test_a_lead_that_one_definition_shows_is_not_stated(plan):
+    full, box, records = opposite_leaders(plan)
+    summary = summarise(GRID, full, box, plan, records)
+    rows = {row.technique: row for row in summary.rows}
+    assert rows["scheduled"].r["distinct"][0] > 0.95 > -0.3 > rows["scheduled"].r_box["distinct"][0]
+    assert rows["random"].r_box["distinct"][0] > 0.95 > -0.3 > rows["random"].r["distinct"][0]
+    assert all(row.r_lead["over_rival"] != "ahead" for row in summary.rows)
+    text = " ".join(r_table(summary).notes)
+    assert "No technique is ahead of all others in r under both definitions" in text
+    assert "of scheduled at full strength and random over the whole range" in text
+    leads = {row[0]: row[r_table(summary).columns.index("lead")] for row in r_table(summary).rows}
+    assert "ahead" not in leads.values()
+    plain = Comparison(plan, "gaussian", {}, (summary,), [], {}).as_dict()["grids"][0]
+    assert plain["rates"] != plain["box_rates"]
+    assert all(set(row) >= {"r", "r_box", "r_lead"} for row in plain["rows"])
+
+
+def test_a_lead_that_both_definitions_show_is_stated(plan):
+    full, _, records = opposite_leaders(plan)
+    summary = summarise(GRID, full, full, plan, records)
+    rows = {row.technique: row for row in summary.rows}
+    assert rows["scheduled"].r_lead == {"over_rival": "ahead", "over_baselines": "ahead"}
+    assert rows["random"].r_lead["over_rival"] == "behind"
+    assert "In r, scheduled is ahead of all others under both definitions." in " ".join(r_table(summary).notes)
+
+
+def test_each_definition_has_its_own_degenerate_mark(plan, counts, errors, tmp_path):
+    same = {each: np.ones(30) for each in GRID.magnitudes}
+    records = {cell: made_cell(cell, each) for cell, each in counts.items()}
+    for full, box in ((errors, same), (same, errors)):
+        summary = summarise(GRID, full, box, plan, records)
+        assert (summary.degenerate is None, summary.box_degenerate is None) == (full is errors, box is errors)
+        assert all(bool(row.r) == (full is errors) and bool(row.r_box) == (box is errors) for row in summary.rows)
+        assert all(row.r_lead == {"over_rival": None, "over_baselines": None} for row in summary.rows)
+        notes = r_table(summary).notes
+        assert ["Degenerate" in note for note in notes[:2]] == [full is same, box is same]
+        assert "No lead in r is stated, because only one definition" in " ".join(notes)
+        assert draw_correlations(summary, "title", tmp_path / "r.png")
+        assert draw_faults(summary, "title", tmp_path / "f.png")
 
 
 def test_constant_counts_have_no_r(plan, counts, errors):
@@ -119,7 +176,7 @@ def test_constant_counts_have_no_r(plan, counts, errors):
         cell: made_cell(cell, [1] + [0] * 7 if cell.technique == "nc" else each) for cell, each in counts.items()
     }
     records = {cell: each if cell.technique != "idc" else made_cell(cell, [0] * 8) for cell, each in records.items()}
-    rows = {row.technique: row for row in summarise(GRID, errors, plan, records).rows}
+    rows = {row.technique: row for row in summarise(GRID, errors, errors, plan, records).rows}
     assert rows["nc"].r["distinct"] == rows["idc"].r["distinct"] == [None, None, None]
     assert rows["idc"].total["distinct_faults"] == [0, 0, 0]
     assert rows["scheduled"].r["over_baselines"][0] is None
@@ -128,7 +185,7 @@ def test_constant_counts_have_no_r(plan, counts, errors):
 
 def test_no_technique_finds_a_fault(plan, counts, errors):
     records = {cell: made_cell(cell, [0] * 8) for cell in counts}
-    summary = summarise(GRID, errors, plan, records)
+    summary = summarise(GRID, errors, errors, plan, records)
     assert all(row.total["over_rival"] is None and row.total["rivals"] == [] for row in summary.rows)
     assert all(row.r["rivals"] == [] for row in summary.rows)
     assert "best rival is" not in " ".join(fault_table(summary).notes + r_table(summary).notes)
@@ -144,7 +201,9 @@ def test_tables_explain_failures_stops_and_plateaus(plan, counts, errors):
     for cell, record in records.items():
         if cell.technique == "lsa":
             record["fit_inputs"] = 60_000
-    summary = summarise(Grid("grid", GRID.magnitudes, "error rates reach 60% at most, not 90%"), errors, plan, records)
+    summary = summarise(
+        Grid("grid", GRID.magnitudes, "error rates reach 60% at most, not 90%"), errors, errors, plan, records
+    )
     comparison = Comparison(plan, "gaussian", {}, (summary,), list(records.values()), {})
     text = markdown(comparison)
     assert "| kmnc | failed | - |" in text
@@ -160,7 +219,7 @@ def test_tables_explain_failures_stops_and_plateaus(plan, counts, errors):
     order = [row[0] for row in fault_table(summary).rows]
     assert order[-1] == "kmnc"
     assert [row[0] for row in r_table(summary).rows] == order
-    assert magnitude_table(summary).columns == ("magnitude", "error rate", *order[:-1])
+    assert magnitude_table(summary).columns == ("magnitude", "error rate", "over the range", *order[:-1])
     found = [row.total["distinct_faults"][0] for row in summary.rows if row.total]
     assert found == sorted(found, reverse=True)
 
@@ -176,7 +235,7 @@ def test_a_variant_of_a_baseline_does_not_stand_in_for_it(counts, errors):
         )
         for cell in plan.cells((GRID,))
     }
-    rows = {row.technique: row for row in summarise(GRID, errors, plan, records).rows}
+    rows = {row.technique: row for row in summarise(GRID, errors, errors, plan, records).rows}
     mean = np.mean([rows[name].r["distinct"][0] for name in ("nc", "kmnc", "idc", "lsa")])
     over = rows["kmnc(k=100)"].r["over_baselines"][0]
     assert over == pytest.approx(rows["kmnc(k=100)"].r["distinct"][0] - mean)
@@ -188,7 +247,7 @@ def test_equal_rivals_are_all_named(plan, counts, errors):
     for cell in records:
         if cell.technique not in ("nc", "kmnc"):
             records[cell] = made_cell(cell, [1] + [0] * 7)
-    summary = summarise(GRID, errors, plan, records)
+    summary = summarise(GRID, errors, errors, plan, records)
     rows = {row.technique: row for row in summary.rows}
     assert rows["random"].total["rivals"] == ["nc", "kmnc"]
     assert rows["nc"].total["rivals"] == ["kmnc"]
@@ -197,7 +256,7 @@ def test_equal_rivals_are_all_named(plan, counts, errors):
 
 def test_the_only_technique_with_faults_has_no_rival(plan, counts, errors):
     records = {cell: made_cell(cell, counts[cell] if cell.technique == "nc" else [0] * 8) for cell in counts}
-    rows = {row.technique: row for row in summarise(GRID, errors, plan, records).rows}
+    rows = {row.technique: row for row in summarise(GRID, errors, errors, plan, records).rows}
     assert rows["nc"].total["rivals"] == []
     assert rows["nc"].total["over_rival"] is None
     assert rows["random"].total["rivals"] == ["nc"]
@@ -208,7 +267,7 @@ def test_too_few_selected_faults_have_no_r(plan, counts, errors):
     for cell, record in records.items():
         few = [int(cell.magnitude == 0.4)] * len(record["by_seed"]["seed_id"])
         record["by_seed"] |= {"selected": [50 * n for n in few], "selected_distinct": few}
-    nc = next(row for row in summarise(GRID, errors, plan, records).rows if row.technique == "nc")
+    nc = next(row for row in summarise(GRID, errors, errors, plan, records).rows if row.technique == "nc")
     assert nc.r["distinct"][0] is not None
     assert 0 < nc.total["selected_distinct"] < 10
     assert nc.r["selected_distinct"] == nc.r["selected"] == [None, None, None]
@@ -217,7 +276,7 @@ def test_too_few_selected_faults_have_no_r(plan, counts, errors):
 def test_the_star_stands_for_most_campaigns_and_a_single_campaign_is_noted(counts, errors):
     plan = ComparisonPlan(techniques="nc", magnitudes="0.1,0.2,0.3,0.4", campaigns=1, resamples=50)
     records = {cell: made_cell(cell, counts[cell], is_plateau=cell.magnitude < 0.25) for cell in plan.cells((GRID,))}
-    table = fault_table(summarise(GRID, errors, plan, records))
+    table = fault_table(summarise(GRID, errors, errors, plan, records))
     assert not any("*" in cell for row in table.rows for cell in row)
     assert not any("did not rise" in note for note in table.notes)
     assert "With one campaign, the intervals account for the choice of seeds only" in " ".join(table.notes)
@@ -233,7 +292,7 @@ def test_the_opening_counts_the_seeds_and_warns_if_they_are_few(plan):
 @pytest.mark.parametrize("width", [80, 100])
 def test_tables_fit_the_terminal(plan, counts, errors, width):
     records = {cell: made_cell(cell, [100 * n for n in each]) for cell, each in counts.items()}
-    summary = summarise(GRID, errors, plan, records)
+    summary = summarise(GRID, errors, errors, plan, records)
     console = Console(width=width, file=StringIO())
     show(Comparison(plan, "gaussian", {}, (summary,), [], {}), console)
     said = console.file.getvalue()
@@ -247,7 +306,7 @@ def test_tables_fit_the_terminal(plan, counts, errors, width):
 
 def test_a_figure_of_correlations_is_not_squeezed_by_one_wide_interval(plan, counts, errors, tmp_path):
     records = {cell: made_cell(cell, each) for cell, each in counts.items()}
-    summary = summarise(GRID, errors, plan, records)
+    summary = summarise(GRID, errors, errors, plan, records)
     rows = []
     for row, r in zip(summary.rows, ([0.999, 0.99, 1.0], [0.98, -0.9, 1.0], [0.97, None, None]), strict=False):
         rows.append(replace(row, r={**row.r, "distinct": r}))

@@ -18,7 +18,7 @@ from themis.experiments.comparison.cells import CellRunner, RebuildRunner, faile
 from themis.experiments.comparison.figures import draw
 from themis.experiments.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, usual_magnitude
 from themis.experiments.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
-from themis.experiments.comparison.rates import ErrorRates, SeedParts, split_seeds
+from themis.experiments.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
 from themis.experiments.comparison.summary import Comparison, Record, summarise
 from themis.experiments.comparison.table import markdown
 from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
@@ -34,8 +34,10 @@ from themis.target.target import AnyTarget, as_target
 RATES = "rates.json"
 FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
 """Added to the random seed, so that error rates share no noise with campaigns."""
-UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "judge": {}, "seeds": {}}
+UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "box_errors": {}, "judge": {}, "seeds": {}}
 """The content of `rates.json` before anything is measured."""
+ERRORS = {FULL: "errors", BOX: "box_errors"}
+"""The keys of the errors in `rates.json`, by where they are taken."""
 WORKERS_PER_GPU = 4
 
 
@@ -96,12 +98,15 @@ def compare(
             if grid.note:
                 listener.on_note(f"{grid.name}: {grid.note}")
         records = setup.run(plan.cells(grids), folder, _n_workers(workers, target), listener)
-        errors = {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured["errors"].items()}
+        errors, box_errors = (
+            {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured[key].items()}
+            for key in ERRORS.values()
+        )
         result = Comparison(
             plan,
             chosen.name,
             measured["seeds"],
-            tuple(summarise(grid, errors, plan, records) for grid in grids),
+            tuple(summarise(grid, errors, box_errors, plan, records) for grid in grids),
             list(records.values()),
             {**environment, **tested},
         )
@@ -151,11 +156,13 @@ class _Setup:
     ) -> tuple[tuple[Grid, ...], dict[str, Any]]:
         """The grids with all magnitudes, and the content of `rates.json`.
 
-        That is the grids, the errors of the judge seeds at each magnitude, and how many seeds of each part are answered
-        correctly. All of it is measured once, before any technique runs: what is in `before` stays.
+        That is the grids, the errors of the judge seeds at each magnitude, at full strength and over the box that
+        techniques search, and how many seeds of each part are answered correctly. All of it is measured once, before
+        any technique runs: what is in `before` stays.
         """
         known = {grid["name"]: Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in before["grids"]}
-        errors, n_correct, judge = dict(before["errors"]), dict(before["seeds"]), dict(before["judge"])
+        errors = {where: dict(before[key]) for where, key in ERRORS.items()}
+        n_correct, judge = dict(before["seeds"]), dict(before["judge"])
         with self.target.opened():
             if "search" not in n_correct:
                 n_correct["search"] = len(self._rates("search").usable)
@@ -167,18 +174,24 @@ class _Setup:
                 known[GRID] = fix_grid(rates.rate, *limits, highest=HIGHEST * rates.chance)
             grids = tuple(known[GRID] if grid.name == GRID else grid for grid in grids)
             magnitudes = sorted({magnitude for grid in grids for magnitude in grid.magnitudes})
-            if missing := [magnitude for magnitude in magnitudes if repr(magnitude) not in errors]:
+            if missing := [
+                (where, magnitude)
+                for where, known_errors in errors.items()
+                for magnitude in magnitudes
+                if repr(magnitude) not in known_errors
+            ]:
                 listener.on_note("measuring error rates on the judge seeds")
                 rates = self._rates("judge")
                 n_correct["judge"] = len(rates.usable)
-                judge = {"seed_id": rates.seed_id.tolist(), "draws": rates.draws}
-                errors |= {repr(magnitude): rates.errors(magnitude).tolist() for magnitude in missing}
+                judge = {"seed_id": rates.seed_id.tolist(), "draws": rates.draws, "box_draws": rates.box_draws}
+                for where, magnitude in missing:
+                    errors[where][repr(magnitude)] = rates.errors(magnitude, where).tolist()
         known |= {grid.name: grid for grid in grids}
         return grids, {
             "grids": [
                 {"name": grid.name, "magnitudes": list(grid.magnitudes), "note": grid.note} for grid in known.values()
             ],
-            "errors": errors,
+            **{key: errors[where] for where, key in ERRORS.items()},
             "judge": judge,
             "seeds": {part: n_correct[part] for part in FOR if part in n_correct},
         }

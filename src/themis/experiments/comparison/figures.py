@@ -35,29 +35,45 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
-    """Distinct faults against the error rate, one line per technique, with r in the legend."""
+    """Distinct faults against both error rates, one line per technique, with both r in the legend."""
     if not grid.counts:
         return False
-    figure, axes = _axes(7.6, 4.6, title, right=0.68)
-    r = {row.technique: (row.r.get("distinct") or [None])[0] for row in grid.rows}
-    order = sorted(range(len(grid.rates)), key=lambda k: grid.rates[k])
-    for name, counts in grid.counts.items():
-        k = _index(grid, name)
-        label = name if r[name] is None else f"{name}  r = {format_number(r[name])}"
-        axes.plot(
-            [grid.rates[position] for position in order],
-            [counts[position] for position in order],
-            color=COLOURS[k % len(COLOURS)],
-            marker=MARKERS[k % len(MARKERS)],
-            linestyle="-" if k < len(COLOURS) else "--",
-            markersize=5,
-            linewidth=1.4,
-            label=_shorten(label, 34),
-        )
-    axes.set_xlabel("error rate on the judge seeds", color=INK)
+    figure, axes = _axes(10.4, 4.6, title, left=0.07, right=0.39)
+    second = figure.add_axes((0.42, *axes.get_position().bounds[1:]), sharey=axes)
+    _style(second)
+    second.tick_params(labelleft=False)
+    rows = {row.technique: row for row in grid.rows}
+    for panel, rates, label in (
+        (axes, grid.rates, "error rate at full strength"),
+        (second, grid.box_rates, "error rate over the whole range"),
+    ):
+        order = sorted(range(len(rates)), key=lambda k, rates=rates: rates[k])
+        for name, counts in grid.counts.items():
+            k = _index(grid, name)
+            values = [(r.get("distinct") or [None])[0] for r in (rows[name].r, rows[name].r_box)]
+            texts = ["-" if value is None else format_number(value) for value in values]
+            panel.plot(
+                [rates[position] for position in order],
+                [counts[position] for position in order],
+                color=COLOURS[k % len(COLOURS)],
+                marker=MARKERS[k % len(MARKERS)],
+                linestyle="-" if k < len(COLOURS) else "--",
+                markersize=5,
+                linewidth=1.4,
+                label=_shorten(name if values == [None, None] else f"{name}  r = {' / '.join(texts)}", 40),
+            )
+        panel.set_xlabel(label, color=INK)
     axes.set_ylabel("distinct faults per campaign", color=INK)
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
+    second.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        fontsize=8.5,
+        title="r at full strength / over the range",
+        title_fontsize=8,
+        alignment="left",
+    )
     figure.savefig(path, dpi=DPI)
     return True
 
@@ -81,15 +97,15 @@ def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
 
 
 def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
-    """The r of each technique with its interval: filled for distinct faults, open for those its criterion selected."""
-    rows = [row for row in reversed(grid.rows) if row.r and row.r["distinct"][0] is not None]
+    """The r of distinct faults with its interval: filled at full strength, open over the whole range."""
+    rows = [row for row in reversed(grid.rows) if any(_r(row, name)[0] is not None for name in ("r", "r_box"))]
     if not rows:
         return False
     values = []
     figure, axes = _axes(7.6, 1.6 + 0.4 * len(rows), title, **_margins(rows))
     for y, row in enumerate(rows):
-        for name, offset, is_filled in (("distinct", 0.0, True), ("selected_distinct", -0.26, False)):
-            value, low, high = row.r.get(name) or (None, None, None)
+        for name, offset, is_filled in (("r", 0.13, True), ("r_box", -0.13, False)):
+            value, low, high = _r(row, name)
             if value is None:
                 continue
             colour = _colour(grid, row)
@@ -97,13 +113,12 @@ def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
             if low is not None and high is not None:
                 ends = [_fisher(low), _fisher(high)]
                 axes.plot(ends, [y + offset] * 2, color=colour, linewidth=1.6, zorder=2)
-            face = colour if is_filled else "white"
-            style = {"color": colour, "markerfacecolor": face, "markersize": 7 if is_filled else 5.5}
+            style = {"color": colour, "markerfacecolor": colour if is_filled else "white", "markersize": 6.5}
             axes.plot([_fisher(value)], [y + offset], marker="o", linestyle="", zorder=3, **style)
     _label_rows(axes, rows)
     axes.set_xlabel(
         "Pearson's r of error rate and distinct faults, with 95% intervals, on Fisher's scale\n"
-        "filled: executed; open: selected by the criterion",
+        "filled: error rate at full strength; open: over the whole range that techniques search",
         color=INK,
     )
     left, right = min(values) - MARGIN, max(values) + MARGIN  # a wide interval is cut off
@@ -114,16 +129,25 @@ def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
     return True
 
 
+def _r(row: Row, name: str) -> list[float | None]:
+    """Value, low and high of an r; all None if it is undefined."""
+    return getattr(row, name).get("distinct") or [None, None, None]
+
+
 def _axes(width: float, height: float, title: str, left: float = 0.1, right: float = 0.97) -> tuple[Any, Any]:
     figure = blank_figure(width, height)
     figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
     axes = figure.add_axes((left, 0.72 / height, right - left, 1 - 1.22 / height))
+    _style(axes)
+    return figure, axes
+
+
+def _style(axes: Any) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=QUIET, labelsize=9)
-    return figure, axes
 
 
 def _margins(rows: list[Row]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Three disjoint parts of the seeds, and the error rate of a model on one of them."""
+"""Three disjoint parts of the seeds, and the error rates of a model on one of them, under two definitions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
-from themis.search.policy import Space
+from themis.search.policy import UNIFORM_STREAM, Space
 from themis.target.target import AnyTarget
 
 SHARES = {"search": 0.4, "judge": 0.4, "grid": 0.2}
 """Shares of the data, by the purpose of its seeds."""
 FOR_PART, FOR_RANK = 101, 102
+FULL, BOX = "full", "box"
+"""Where an error rate is taken: at full strength, or uniformly over the box of theta that techniques search."""
 DRAWS = 5
-"""Draws of noise and corner per seed, if the perturbation is random and does not cost passes."""
+"""Draws of noise and theta per seed, if they differ and the perturbation does not cost passes."""
+BOX_PASSES = 20
+"""Passes per seed that draws from the box may cost together; the first draw is always made."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> SeedP
 
 
 class ErrorRates:
-    """Error rates on seeds: the share that fails at full strength, among those answered correctly when clean.
+    """Error rates on seeds: the share that fails when disturbed, among those answered correctly when clean.
 
-    The target must be open. At full strength theta is drawn as `corners` draws it; noise is the same at every
-    magnitude.
+    The target must be open. At full strength, theta is drawn as `corners` draws it; over the box, uniformly, as
+    `random` does. Noise is the same at every magnitude.
     """
 
     def __init__(self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, random_seed: int) -> None:
@@ -63,6 +67,7 @@ class ErrorRates:
         self.seed_id = seeds.seed_id.numpy()[self.usable]
         is_drawn = perturbation.is_random or len(perturbation.theta) > 1
         self.draws = DRAWS if is_drawn and not perturbation.passes else 1
+        self.box_draws = min(DRAWS, max(1, int(BOX_PASSES // (1 + perturbation.passes))))
 
     @property
     def chance(self) -> float:
@@ -71,14 +76,18 @@ class ErrorRates:
         has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and oracle in ("wrong", "changed")
         return 1 - 1 / outputs.shape[1] if has_classes else 1.0
 
-    def errors(self, magnitude: float) -> NDArray[np.float64]:
+    def errors(self, magnitude: float, where: str = FULL) -> NDArray[np.float64]:
         """The share of draws that are faults, per usable seed: `[seeds]`."""
         calculator, n = self.calculator, len(self.usable)
+        draws = self.draws if where == FULL else self.box_draws
         calculator.perturbation = self.perturbation.at(magnitude)
         margin = np.zeros(n, dtype=np.float32)
         space = Space.of(calculator.perturbation, self.usable, self.seed_id, margin, self.random_seed)
-        number = np.arange(n * self.draws)
-        tests = space.tests(number, number % n, space.corners(number), "corner")
+        number = np.arange(n * draws)
+        if where == FULL:
+            tests = space.tests(number, number % n, space.corners(number), "corner")
+        else:
+            tests = space.tests(number, number % n, space.uniform_theta(UNIFORM_STREAM, number), "uniform")
         is_fault = []
         for first in range(0, len(tests), calculator.chunk):
             chunk = tests[first : first + calculator.chunk]
@@ -86,9 +95,9 @@ class ErrorRates:
             rows = torch.from_numpy(chunk.seed).to(outputs.device)
             labels = None if calculator.labels is None else calculator.labels[rows]
             is_fault.append(calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels).is_fault.cpu())
-        shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(self.draws, n).mean(0)
+        shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(draws, n).mean(0)
         return shares
 
     def rate(self, magnitude: float) -> float:
-        """The mean of the errors."""
+        """The mean of the errors at full strength."""
         return float(self.errors(magnitude).mean())

@@ -1,5 +1,8 @@
 """Fault detection capability: the correlation of error rate and faults over magnitudes, with bootstrap intervals.
 
+There are two error rates, at full strength and over the box of theta that techniques search, and they rank techniques
+differently: a lead in r is one only if both show it.
+
 Seeds and campaigns are resampled, never magnitudes. One resample serves every magnitude and technique, so differences
 between techniques are paired. Counts are means over campaigns.
 """
@@ -100,7 +103,8 @@ class ResampledEstimate:
         """The interval extends 1.96 standard deviations of the resamples to either side of the value, on the scale.
 
         It is centred on the value rather than on the resamples, whose own noise lowers a correlation. It is undefined
-        if more than 5% of the resamples are.
+        if more than 5% of the resamples are, and if all of them agree: a sample without any variation does not say how
+        much there is.
         """
         transform, invert = scale or (_identity, _identity)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -109,6 +113,8 @@ class ResampledEstimate:
         if not np.isfinite(centre) or len(samples) - len(defined) > MOST_UNDEFINED * len(samples):
             return ResampledEstimate(float(value), np.nan, np.nan)
         reach = QUANTILE * defined.std()
+        if reach <= FLAT * (1 + abs(float(centre))):
+            return ResampledEstimate(float(value), np.nan, np.nan)
         return ResampledEstimate(float(value), float(invert(centre - reach)), float(invert(centre + reach)))
 
     def as_list(self) -> list[float | None]:
@@ -156,6 +162,15 @@ def measure_correlation(errors: Array, counts: Array, weights: Weights, distinct
     n_distinct = (counts if distinct is None else distinct).sum((1, 3)).mean(-1)
     is_unfounded = (n_distinct < LEAST_FAULTS) | (np.isnan(samples).mean(0) > MOST_UNDEFINED)
     return Measured(np.where(is_unfounded, np.nan, values), samples, FISHER)
+
+
+def agreed_lead(*differences: list[float | None] | None) -> str | None:
+    """`ahead` or `behind` if the intervals of all differences (value, low, high) exclude zero on the same side."""
+    signs = set()
+    for difference in differences:
+        _, low, high = difference or (None, None, None)
+        signs.add(None if low is None or high is None else int(low > 0) - int(high < 0))
+    return {1: "ahead", -1: "behind"}.get(signs.pop() or 0) if len(signs) == 1 else None
 
 
 def measure_total(counts: Array, weights: Weights) -> Measured:

@@ -14,6 +14,7 @@ from themis.experiments.comparison.statistics import (
     Array,
     Measured,
     Weights,
+    agreed_lead,
     measure_correlation,
     measure_total,
     why_degenerate,
@@ -23,12 +24,14 @@ from themis.experiments.techniques import BASELINES, Technique
 Record = dict[str, Any]
 DISTINCT = {"faults": "distinct", "selected": "selected_distinct"}
 """The count of distinct faults that belongs to a raw count."""
+LEADS = ("over_rival", "over_baselines")
+"""Differences in r that both definitions of the error rate must show."""
 TOTALS = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One technique on one grid; `total` and `r` are empty if a campaign failed, `r` also on a degenerate grid."""
+    """One technique on one grid; all are empty if a campaign failed, `r` and `r_box` also on a degenerate grid."""
 
     technique: str
     n_cells: int
@@ -37,6 +40,11 @@ class Row:
     """Why campaigns failed, every reason once."""
     total: dict[str, Any]
     r: dict[str, Any]
+    """By the error rate at full strength."""
+    r_box: dict[str, Any]
+    """By the error rate over the box of theta that techniques search."""
+    r_lead: dict[str, str | None]
+    """`ahead` or `behind` where both definitions show it, over the best rival and over the four baselines."""
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "errors": list(self.errors)}
@@ -50,7 +58,11 @@ class GridSummary:
     note: str
     magnitudes: tuple[float, ...]
     rates: tuple[float, ...]
+    """At full strength."""
     degenerate: str | None
+    box_rates: tuple[float, ...]
+    """Over the box of theta that techniques search."""
+    box_degenerate: str | None
     rows: tuple[Row, ...]
     """In descending order of distinct faults; failed techniques come last."""
     counts: dict[str, list[float]]
@@ -89,6 +101,7 @@ class Comparison:
             "seeds": self.seeds,
             "grids": [grid.as_dict() for grid in self.grids],
             "degenerate_grids": sum(grid.degenerate is not None for grid in self.grids),
+            "box_degenerate_grids": sum(grid.box_degenerate is not None for grid in self.grids),
             "failed_cells": len(self.failed),
             "cells": [{name: value for name, value in record.items() if name != "by_seed"} for record in self.cells],
             "environment": self.environment,
@@ -96,19 +109,24 @@ class Comparison:
 
 
 def summarise(
-    grid: Grid, errors: dict[float, Array], plan: ComparisonPlan, records: dict[CampaignCell, Record]
+    grid: Grid,
+    errors: dict[float, Array],
+    box_errors: dict[float, Array],
+    plan: ComparisonPlan,
+    records: dict[CampaignCell, Record],
 ) -> GridSummary:
-    """The summary of one grid; `errors` are those of the judge seeds, by magnitude."""
-    judged = np.stack([errors[magnitude] for magnitude in grid.magnitudes])
+    """The summary of one grid; errors are those of the judge seeds, by magnitude: at full strength and over the box."""
+    judged, box = (np.stack([by[magnitude] for magnitude in grid.magnitudes]) for by in (errors, box_errors))
     by_technique = {technique.name: _campaigns(technique, grid, plan, records) for technique in plan.chosen()}
     complete = [
         technique
         for technique in plan.chosen()
         if all("error" not in record for record in by_technique[technique.name])
     ]
-    degenerate = why_degenerate(judged.mean(1))
+    degenerate, box_degenerate = why_degenerate(judged.mean(1)), why_degenerate(box.mean(1))
     totals: dict[str, dict[str, Any]] = {}
     r: dict[str, dict[str, Any]] = {}
+    r_box: dict[str, dict[str, Any]] = {}
     counts: dict[str, Array] = {}
     if complete:
         campaigns = [by_technique[technique.name] for technique in complete]
@@ -117,8 +135,11 @@ def summarise(
         n_seeds = max(record["seeds"] for own in campaigns for record in own)
         weights = Weights.draw(plan.resamples, n_seeds, judged.shape[1], plan.campaigns, plan.random_seed)
         totals = _totals(complete, campaigns, shape, counts, weights)
+        is_guided = [own[0]["has_criterion"] for own in campaigns]
         if degenerate is None:
-            r = _correlations(complete, [own[0]["has_criterion"] for own in campaigns], judged, counts, weights)
+            r = _correlations(complete, is_guided, judged, counts, weights)
+        if box_degenerate is None:
+            r_box = _correlations(complete, is_guided, box, counts, weights)
     rows = [
         Row(
             name,
@@ -126,6 +147,8 @@ def summarise(
             tuple(dict.fromkeys(record["error"] for record in own if "error" in record)),
             totals.get(name, {}),
             r.get(name, {}),
+            r_box.get(name, {}),
+            {over: agreed_lead(*(by.get(name, {}).get(over) for by in (r, r_box))) for over in LEADS},
         )
         for name, own in by_technique.items()
     ]
@@ -141,6 +164,8 @@ def summarise(
         grid.magnitudes,
         tuple(float(rate) for rate in judged.mean(1)),
         degenerate,
+        tuple(float(rate) for rate in box.mean(1)),
+        box_degenerate,
         tuple(rows),
         {row.technique: means[row.technique].tolist() for row in rows if row.technique in means},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from themis.experiments.comparison.statistics import LEAST_FAULTS, LEAST_SPAN, MOST_UNDEFINED
 from themis.experiments.comparison.summary import Comparison, GridSummary, Row
@@ -20,6 +20,9 @@ TITLES = {
     "paper": "the paper's magnitudes",
     "given": "the given magnitudes",
 }
+
+DIFFERENCES = ("over the best, full strength", "over the best, whole range")
+"""Columns of the difference in r from the best of the other techniques, under each definition of the error rate."""
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -110,47 +113,90 @@ def _has_plateau(row: Row) -> bool:
 
 
 def r_table(grid: GridSummary) -> Table:
-    """How well the faults found follow the error rate."""
+    """How well the faults found follow the error rate, under both of its definitions."""
     title = f"Correlation of faults with the error rate, {TITLES[grid.name]}"
-    rates = f"Error rates on the judge seeds: {percent(min(grid.rates))} to {percent(max(grid.rates))}."
-    if grid.degenerate is not None:
-        return Table(title, (), [], [f"Degenerate and not scored: {grid.degenerate}. {rates}"])
-    has_mean = any((row.r.get("over_baselines") or [None])[0] is not None for row in grid.rows)
-    last = ("over the four",) if has_mean else ()
-    columns = ("technique", "r distinct", "r raw", "selected", "over the best rival", *last)
+    rates = _rate_notes(grid)
+    if grid.degenerate is not None and grid.box_degenerate is not None:
+        return Table(title, (), [], rates)
+    has_mean = any((r.get("over_baselines") or [None])[0] is not None for row in grid.rows for r in (row.r, row.r_box))
+    four = ("over the four",) if has_mean else ()
+    columns = ("technique", "r full strength", "r whole range", "lead", *four, "selected", "r raw", *DIFFERENCES)
     rows = []
     for row in grid.rows:
-        cells = [
-            row.technique,
-            format_estimate(row.r.get("distinct")),
-            format_value(row.r.get("faults")),
-            format_value(row.r.get("selected_distinct")),
-            format_estimate(row.r.get("over_rival"), signed=True),
-        ]
-        rows.append((*cells, *([format_estimate(row.r.get("over_baselines"), signed=True)] if has_mean else [])))
-    values = {row.technique: row.r["distinct"][0] for row in grid.rows if row.r and row.r["distinct"][0] is not None}
+        both = (row.r, row.r_box)
+        cells = [row.technique, *(format_estimate(r.get("distinct")) for r in both), _lead(row, "over_rival")]
+        cells += [_lead(row, "over_baselines")] if has_mean else []
+        cells += [_pair(both, name) for name in ("selected_distinct", "faults")]
+        rows.append((*cells, *(format_estimate(r.get("over_rival"), signed=True) for r in both)))
     notes = [
-        f"{rates} Pearson's r over {plural(len(grid.magnitudes), 'magnitude')}; counts are means over campaigns. 95% "
-        "intervals come from resampling seeds and campaigns; differences are paired and compare r distinct. Selected: "
-        f"r of distinct faults among tests that raised the criterion. {NONE} means that r is undefined: no "
-        f"criterion, fewer than {LEAST_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at "
-        f"all magnitudes, as measured or in more than {MOST_UNDEFINED:.0%} of the resamples. "
-        f"{_best_rival(values, {row.technique: row.r.get('rivals', []) for row in grid.rows})}".strip()
+        f"Pearson's r over {plural(len(grid.magnitudes), 'magnitude')}, by the error rate at full strength and by its "
+        "mean over the whole range of theta that techniques search; counts are means over campaigns. 95% intervals "
+        "come from resampling seeds and campaigns; differences are paired and compare r of distinct faults. Lead: "
+        "ahead of or behind the best of the other techniques, if both definitions show it by intervals that exclude "
+        "zero; otherwise open. Selected and raw: r of distinct faults among tests that raised the criterion, and of "
+        f"all faults, under both definitions. {NONE} means that r is undefined: no criterion, fewer than "
+        f"{LEAST_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
+        f"measured or in more than {MOST_UNDEFINED:.0%} of the resamples. {_lead_note(grid)}"
     ]
     if has_mean:
         notes[0] += f" The four: the mean of {', '.join(BASELINES)} at the paper's settings."
-    optional = ("r raw", *last, "selected")
-    return Table(title, columns, rows, [*notes, *_interval_notes(grid), *_failures(grid)], optional)
+    optional = (*reversed(DIFFERENCES), "r raw", "selected", *four)
+    return Table(title, columns, rows, [*rates, *notes, *_interval_notes(grid), *_failures(grid)], optional)
+
+
+def _rate_notes(grid: GridSummary) -> list[str]:
+    """The error rates under both definitions, and which of them do not allow a correlation."""
+    notes = []
+    for where, rates, why in (
+        ("at full strength", grid.rates, grid.degenerate),
+        ("over the whole range", grid.box_rates, grid.box_degenerate),
+    ):
+        text = f"Error rates on the judge seeds {where}: {percent(min(rates))} to {percent(max(rates))}."
+        notes.append(text if why is None else f"{text} Degenerate and not scored: {why}.")
+    return notes
+
+
+def _lead(row: Row, over: str) -> str:
+    """A lead that both definitions of the error rate show; `open` if r is defined, but they do not."""
+    if any((r.get(over) or [None])[0] is not None for r in (row.r, row.r_box)):
+        return row.r_lead[over] or "open"
+    return NONE
+
+
+def _lead_note(grid: GridSummary) -> str:
+    """Which technique is ahead of all others in r; under one definition alone, none is."""
+    for row in grid.rows:
+        if row.r_lead["over_rival"] == "ahead":
+            return f"In r, {row.technique} is ahead of all others under both definitions."
+    best = {}
+    for where, name in (("at full strength", "r"), ("over the whole range", "r_box")):
+        values = {row.technique: (getattr(row, name).get("distinct") or [None])[0] for row in grid.rows}
+        defined = {technique: value for technique, value in values.items() if value is not None}
+        if defined:
+            best[where] = max(defined, key=lambda technique: defined[technique])
+    if len(best) < 2:
+        return "No lead in r is stated, because only one definition of the error rate can be scored." if best else ""
+    values_text = " and ".join(f"{technique} {where}" for where, technique in best.items())
+    return f"No technique is ahead of all others in r under both definitions; the highest values are of {values_text}."
+
+
+def _pair(both: tuple[dict[str, Any], dict[str, Any]], name: str) -> str:
+    """A correlation under both definitions."""
+    values = [format_value(r.get(name)) for r in both]
+    return NONE if set(values) == {NONE} else " / ".join(values)
 
 
 def magnitude_table(grid: GridSummary) -> Table:
     """Distinct faults by magnitude."""
-    columns = ("magnitude", "error rate", *grid.counts)
+    columns = ("magnitude", "error rate", "over the range", *grid.counts)
     rows = [
-        (f"{magnitude:g}", percent(rate), *(format_count(counts[k]) for counts in grid.counts.values()))
-        for k, (magnitude, rate) in enumerate(zip(grid.magnitudes, grid.rates, strict=True))
+        (f"{magnitude:g}", percent(rate), percent(box), *(format_count(counts[k]) for counts in grid.counts.values()))
+        for k, (magnitude, rate, box) in enumerate(zip(grid.magnitudes, grid.rates, grid.box_rates, strict=True))
     ]
-    notes = [f"A grid whose error rates span less than {LEAST_SPAN:.2f}, even without any one of them, is degenerate."]
+    notes = [
+        "Error rates at full strength, and as a mean over the range of theta that techniques search. A grid whose "
+        f"error rates span less than {LEAST_SPAN:.2f}, even without any one of them, is degenerate."
+    ]
     return Table(f"Distinct faults by magnitude, {TITLES[grid.name]}", columns, rows, notes)
 
 
