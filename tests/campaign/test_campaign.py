@@ -23,7 +23,7 @@ def result(trained):
 
 
 @pytest.mark.quick
-def test_it_finds_faults_that_are_real(trained, result):
+def test_a_campaign_finds_real_faults(trained, result):
     model, digits = trained
     assert len(result.faults) > 20
     for fault in result.faults[:10]:
@@ -38,7 +38,7 @@ def test_it_finds_faults_that_are_real(trained, result):
 
 
 @pytest.mark.quick
-def test_every_fault_replays_to_the_bit(result):
+def test_every_fault_replays_bit_for_bit(result):
     for fault in result.faults:
         again = fault.replay()
         assert again.is_fault
@@ -62,7 +62,7 @@ def test_counts_agree_with_the_faults(result):
 
 
 @pytest.mark.quick
-def test_passes_are_those_of_discovery_sweep_probe_and_tests(result):
+def test_passes_are_those_of_tracing_the_clean_sweep_the_probes_and_the_tests(result):
     assert result.rounds[-1].passes == 5 + 4 + 6 + 300 + 2560  # 4 check that answers repeat, 6 probe the gradient
 
 
@@ -81,7 +81,7 @@ def test_coverage_rises_and_is_reported_in_full(result):
 
 
 @pytest.mark.quick
-def test_the_summary_has_what_it_promises_and_is_plain_data(result, tmp_path):
+def test_the_summary_is_complete_and_plain_data(result, tmp_path):
     summary = json.loads(json.dumps(result.summary(), allow_nan=False))
     promised = {
         *("stop", "coverage", "coverage_all", "coverage_uniform", "coverage_interval", "tests", "passes", "faults"),
@@ -150,7 +150,7 @@ def test_fgsm_runs_and_its_passes_are_counted(trained):
 
 
 @pytest.mark.quick
-def test_it_stops_at_the_coverage_goal_and_says_so(trained):
+def test_a_campaign_stops_at_the_coverage_goal_and_gives_the_reason(trained):
     result = campaign(trained, coverage=0.95, max_tests=20_000)
     assert result.stop_reason == "coverage"
     assert result.coverage >= 0.95
@@ -159,7 +159,7 @@ def test_it_stops_at_the_coverage_goal_and_says_so(trained):
 
 
 @pytest.mark.quick
-def test_it_stops_at_each_budget_and_says_so(trained):
+def test_a_campaign_stops_at_each_budget_and_gives_the_reason(trained):
     tests = campaign(trained, max_tests=777)
     assert (tests.stop_reason, tests.rounds[-1].tests) == ("tests", 777)
     assert tests.stop == "Stopped because the budget of 777 tests is spent."
@@ -171,9 +171,9 @@ def test_it_stops_at_each_budget_and_says_so(trained):
 
 
 @pytest.mark.quick
-def test_it_stops_on_a_plateau(trained):
+def test_a_campaign_stops_on_a_plateau(trained):
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    nn.init.constant_(model[1].weight, 0.0)  # nothing moves it: no fault, no coverage
+    nn.init.constant_(model[1].weight, 0.0)  # nothing changes its output, so there is no fault and no coverage
     result = themis.run(Target(model), trained[1].inputs[:50], "gaussian", plateau=3, round_size=50)
     assert result.stop_reason == "plateau"
     assert "3 rounds" in result.stop
@@ -182,7 +182,7 @@ def test_it_stops_on_a_plateau(trained):
 
 
 @pytest.mark.quick
-def test_the_user_can_stop_it_and_keeps_everything(trained):
+def test_the_user_can_stop_a_campaign_and_keeps_everything(trained):
     class Interrupt(Callback):
         def on_round(self, round):
             if round.number == 2:
@@ -194,7 +194,7 @@ def test_the_user_can_stop_it_and_keeps_everything(trained):
     assert len(result.faults) == result.rounds[-1].faults > 0
 
 
-def test_an_interrupt_inside_a_round_keeps_the_chunks_that_were_done(trained):
+def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
     class Interrupts(nn.Module):
         def __init__(self, net):
             super().__init__()
@@ -269,12 +269,12 @@ def test_judges_agree_on_a_campaign(trained, result, judge):
     same(result, other)
 
 
-def test_preset_paper_is_the_paper_to_the_letter(trained):
+def test_preset_paper_follows_the_paper_exactly(trained):
     result = campaign(trained, preset="paper", max_tests=None, coverage=0.995)
     settings = result.start.settings
     assert (settings.policy, settings.judge, settings.alpha, settings.uniform_share) == ("paper", "gibbs", None, 0.0)
     assert result.fault_rate is result.residual_risk is result.coverage_uniform is None
     assert set(result.kinds) == {"draw", "ascent", "bound"}
-    assert result.rounds[0].tests == result.start.n_usable  # one test a seed and round
+    assert result.rounds[0].tests == result.start.n_usable  # one test per seed and round
     assert result.stop_reason == "coverage"
     assert campaign(trained, preset="paper", judge="exact", max_tests=300).start.settings.judge == "exact"

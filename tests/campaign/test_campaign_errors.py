@@ -1,4 +1,4 @@
-"""A campaign gives the model back, keeps what it found when something fails, and explains what is wrong."""
+"""A campaign restores the model, keeps its results if something fails, and explains errors."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from themis.runs.store import Reader
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_leaves_as_it_came(fails):
+def test_the_model_is_restored_to_its_previous_state(fails):
     net = Conv()
     net.bn.eval()
     net.conv.weight.requires_grad_(False)
@@ -54,7 +54,7 @@ def test_a_callback_that_raises_is_reported_and_dropped(trained):
     assert result.rounds[-1].tests == 2560
 
 
-def test_callbacks_hear_everything_in_order(trained):
+def test_callbacks_receive_all_events_in_order(trained):
     heard = []
 
     class Listen(Callback):
@@ -100,13 +100,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_options_are_refused_before_anything_runs(name):
+def test_wrong_options_are_rejected_before_anything_runs(name):
     options, error, message = WRONG[name]
     with pytest.raises(error, match=message):
         themis.run(Conv(), torch.rand(3, 1, 8, 8), "gaussian", **options)
 
 
-def test_wrong_data_is_refused():
+def test_wrong_data_is_rejected():
     good = torch.rand(3, 1, 8, 8)
     cases = [
         (torch.rand(0, 1, 8, 8), "at least one seed"),
@@ -125,14 +125,14 @@ def test_wrong_data_is_refused():
             themis.run(Conv(), data, "gaussian")
 
 
-def test_a_model_that_gives_nan_is_refused():
+def test_a_model_that_returns_nan_is_rejected():
     net = Conv()
     nn.init.constant_(net.fc.weight, float("nan"))
     with pytest.raises(ModelError, match="finite outputs on clean inputs, 3 of 3"):
         themis.run(net, torch.rand(3, 1, 8, 8), "gaussian")
 
 
-def test_something_else_than_a_model_is_refused():
+def test_something_other_than_a_model_is_rejected():
     with pytest.raises(UsageError, match="target must be"):
         themis.run("resnet", torch.rand(3, 1, 8, 8), "gaussian")
     with pytest.raises(UsageError, match=r"bounds must be finite and ascending, got \(1, 0\)"):
@@ -142,7 +142,7 @@ def test_something_else_than_a_model_is_refused():
 
 
 class Rebinds(nn.Module):
-    """Puts a new tensor in the place of a buffer in each forward."""
+    """Replaces a buffer by a new tensor in each forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ class Rebinds(nn.Module):
         return self.fc(x)
 
 
-def test_a_buffer_rebound_in_a_forward_is_put_back():
+def test_a_buffer_that_is_replaced_in_a_forward_pass_is_restored():
     net = Rebinds()
     calls = net.calls
     themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100)
@@ -162,7 +162,7 @@ def test_a_buffer_rebound_in_a_forward_is_put_back():
     assert calls == 0
 
 
-def test_a_model_made_in_inference_mode_can_be_tested():
+def test_a_model_built_in_inference_mode_can_be_tested():
     with torch.inference_mode():
         net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     assert themis.run(net, torch.rand(20, 4), "gaussian", max_tests=100).rounds[-1].tests == 100
@@ -186,7 +186,7 @@ class FailsLater(nn.Module):
         return self.net(x)
 
 
-def test_a_model_that_fails_in_mid_campaign_loses_no_fault(trained, tmp_path):
+def test_no_fault_is_lost_if_the_model_fails_during_a_campaign(trained, tmp_path):
     heard = []
 
     class Listen(Callback):
@@ -204,7 +204,7 @@ def test_a_model_that_fails_in_mid_campaign_loses_no_fault(trained, tmp_path):
     assert Reader(tmp_path / "run").count() >= summary["faults"] > 0
 
 
-def test_a_breakdown_is_stored_and_read_back(trained, tmp_path):
+def test_a_failure_is_stored_and_read_back(trained, tmp_path):
     class BreaksDown(nn.Module):
         def __init__(self, net):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Campaigns that a criterion guides or watches: what it is shown, when they stop, what they report and keep."""
+"""Campaigns that a criterion guides or observes: what it sees, when they stop, what they report and keep."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from themis.search.policy import Space
 
 
 class FromNow(Callback):
-    """Begins to remember when the clean sweep is over."""
+    """Starts to record after the clean sweep."""
 
     def __init__(self, net):
         self.net = net
@@ -42,7 +42,7 @@ def data(net):
 
 
 def inputs_of_tests(net):
-    """The inputs of all tests in their order; 26 or 25 of a round are uniform, then the search, each padded."""
+    """The inputs of all tests in order; a round has 26 or 25 uniform tests, then those of the search, both padded."""
     uniform = np.diff([round(0.2 * 128 * k) for k in range(len(net.seen) // 2 + 1)])
     sizes = np.stack([uniform, 128 - uniform], 1).ravel().tolist()
     return torch.cat([batch[:n] for batch, n in zip(net.seen, sizes, strict=True)])
@@ -60,7 +60,7 @@ def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec):
     np.testing.assert_array_equal(run.faults.columns["raised"], raised[run.faults.columns["id"]])
 
 
-def test_faults_say_whether_their_test_raised_the_criterion(net, data, tmp_path):
+def test_faults_record_whether_their_test_raised_the_criterion(net, data, tmp_path):
     run = themis.run(net, data, "gaussian", criterion="kmnc(k=5)", out=tmp_path, **QUICK)
     raised = run.faults.columns["raised"]
     assert 0 < raised.sum() < len(raised)
@@ -74,7 +74,7 @@ def test_faults_say_whether_their_test_raised_the_criterion(net, data, tmp_path)
     reader.close()
 
 
-def test_the_fuzzer_keeps_what_raises_and_breaks_nothing():
+def test_the_fuzzer_keeps_tests_that_raise_the_criterion_and_are_not_faults():
     low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
     space = Space(np.arange(5), np.arange(5), np.ones(5, np.float32), low, high, low, True, 0)
     policy = Fuzz()
@@ -88,13 +88,13 @@ def test_the_fuzzer_keeps_what_raises_and_breaks_nothing():
     children = policy.propose(np.arange(8, 4008))
     mutants = children.kind == "mutant"
     kept = (children.theta[:, None] == policy.state["theta"][None, 5:]).any(1)
-    assert 0.45 < kept[mutants].mean() < 0.55  # half of a parent's dimensions are kept
+    assert 0.45 < kept[mutants].mean() < 0.55  # half of the dimensions of a parent are kept
     assert not kept[~mutants].any()
     fresh = space.uniform_theta(1, np.arange(8, 4008))
-    assert ((children.theta == fresh) | kept).all()  # the others are what `random` draws
+    assert ((children.theta == fresh) | kept).all()  # the others are drawn as by `random`
 
 
-def test_a_parent_is_mutated_less_often_the_more_often_it_was():
+def test_a_parent_is_mutated_less_often_after_each_mutation():
     space = Space(np.arange(3), np.arange(3), np.ones(3, np.float32), *np.zeros((3, 1), np.float32), True, 0)
     policy = Fuzz()
     policy.init(space)
@@ -104,14 +104,14 @@ def test_a_parent_is_mutated_less_often_the_more_often_it_was():
     np.testing.assert_allclose(drawn, np.array([0.8, 0.4, 0.3]) / 1.5, atol=0.03)
 
 
-def test_where_nothing_is_random_a_child_is_never_its_parent(net, data):
+def test_without_noise_a_child_never_equals_its_parent(net, data):
     run = themis.run(net, data, "brightness", criterion="kmnc(k=20)", **{**QUICK, "magnitude": 1.0})
     kinds = run.kinds
     assert kinds["mutant"]["tests"] > 0
     assert kinds.get("redrawn", {"tests": 0})["tests"] < 20
 
 
-def test_a_criterion_that_leads_says_when_to_stop(net, data):
+def test_a_criterion_that_leads_decides_when_to_stop(net, data):
     options = {**QUICK, "max_tests": 5000}
     run = themis.run(net, data, "gaussian", criterion="nc(threshold=0.1)", **{**options, "coverage": 0.5})
     assert run.stop_reason == "coverage"
@@ -123,7 +123,7 @@ def test_a_criterion_that_leads_says_when_to_stop(net, data):
     assert flat.rounds[-1].criterion_score == 0
 
 
-def test_without_a_goal_no_coverage_stops_it(net, data):
+def test_without_a_goal_no_coverage_stops_a_campaign(net, data):
     options = {**QUICK, "tolerance": 1.0, "coverage": None}
     for how in ({"criterion": "nc(threshold=0.01)"}, {"policy": "random"}):
         run = themis.run(net, data, "gaussian", **options, **how)
@@ -139,7 +139,7 @@ def test_a_small_budget_still_has_rounds_to_learn_from(net, data):
     assert len(themis.run(net, data, "gaussian", policy="random", max_tests=1000, **options).rounds) < 3
 
 
-def test_a_criterion_can_watch_another_policy(net, data):
+def test_a_criterion_can_observe_another_policy(net, data):
     plain = themis.run(net, data, "gaussian", policy="corners", **QUICK)
     watched = themis.run(net, data, "gaussian", policy="corners", criterion="kmnc(k=20)", **QUICK)
     assert [fault.id for fault in plain.faults] == [fault.id for fault in watched.faults]
@@ -148,7 +148,7 @@ def test_a_criterion_can_watch_another_policy(net, data):
     assert plain.summary()["criterion"] is None
 
 
-def test_it_learns_from_training_data_if_there_is_any(net, data):
+def test_a_criterion_learns_from_training_data_if_there_is_any(net, data):
     far = (data[0] * 0.1, data[1])
     own = themis.run(net, data, "gaussian", criterion="nbc(neurons=element)", **{**QUICK, "magnitude": 0.02})
     other = themis.run(
@@ -156,14 +156,14 @@ def test_it_learns_from_training_data_if_there_is_any(net, data):
     )
     assert own.summary()["criterion"]["source"] == "the seeds"
     assert other.summary()["criterion"]["source"] == "training data"
-    assert other.rounds[-1].criterion_score > own.rounds[-1].criterion_score  # more lies outside of what it learnt
+    assert other.rounds[-1].criterion_score > own.rounds[-1].criterion_score  # more lies outside the learnt range
     fitted = fit_to(choose_criterion("nbc(neurons=element)"), Target(net), far)
     again = themis.run(net, data, "gaussian", criterion=fitted, **{**QUICK, "magnitude": 0.02})
     assert again.rounds[-1].criterion_score == other.rounds[-1].criterion_score
-    assert fitted.score() == 0  # the campaign took one of its own
+    assert fitted.score() == 0  # the campaign used a copy
 
 
-def test_the_callers_criterion_stays_as_it_is(net, data):
+def test_the_criterion_of_the_caller_is_left_unchanged(net, data):
     criterion = choose_criterion("nbc(neurons=element)")
     options = {**QUICK, "magnitude": 0.02}
     scores = [
@@ -208,13 +208,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_is_refused_in_words(net, data, name):
+def test_impossible_combinations_are_rejected_with_an_explanation(net, data, name):
     options, message = WRONG[name]
     with pytest.raises(UsageError, match=re.escape(message)):
         themis.run(net, data, "gaussian", **QUICK, **options)
 
 
-def test_wrong_training_data_is_called_that(net, data):
+def test_wrong_training_data_is_named_in_the_error(net, data):
     for train, message in (
         (torch.rand(5, 1, 9, 9), r"training data: its inputs must be \[1, 8, 8\] as the seeds are, got \[1, 9, 9\]"),
         (torch.rand(5, 1, 8, 8) + 2, "training data: inputs must lie in bounds"),
@@ -224,9 +224,9 @@ def test_wrong_training_data_is_called_that(net, data):
             themis.run(net, data, "gaussian", criterion="nbc", train=train, **QUICK)
 
 
-def test_one_output_has_no_classes(data):
+def test_a_single_output_has_no_classes(data):
     one = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
-    lsa = themis.run(one, data[0], "gaussian", criterion="lsa(lower=-100)", **QUICK)  # all are of one class
+    lsa = themis.run(one, data[0], "gaussian", criterion="lsa(lower=-100)", **QUICK)  # there is only one class
     assert lsa.rounds[-1].criterion_score > 0
     with pytest.raises(DataError, match="dsa"):
         themis.run(one, data[0], "gaussian", criterion="dsa", **QUICK)
@@ -242,14 +242,14 @@ def test_channels_of_conv1d_are_the_same_everywhere():
         assert not any(bool(criterion.update(batch).any()) for batch in activations(Target(net), inputs))
 
 
-def test_idc_says_more(net, data):
+def test_idc_reports_more_figures(net, data):
     found = themis.run(net, data, "gaussian", criterion="idc(m=3)", **QUICK).summary()["criterion"]
     assert found["score_reachable"] >= found["score"]
     assert found["relevance"] in ("lrp", "gradient")
     assert 0 <= found["conservation_error"] < 1
 
 
-def test_relevance_sees_training_data_from_all_over():
+def test_relevance_uses_training_data_of_all_classes():
     seen = []
 
     class Looks(NC):
@@ -262,7 +262,7 @@ def test_relevance_sees_training_data_from_all_over():
     assert len(seen[0]) <= 1000
 
 
-def test_the_command_line_guides_too(tmp_path, monkeypatch, capsys):
+def test_the_command_line_accepts_a_criterion(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pair.py").write_text(MINE)
     words = "run --model pair:net --data pair:data --perturb gaussian --magnitude 0.5 --max-tests 640"

@@ -1,4 +1,4 @@
-"""Campaigns with a criterion that are stopped and gone on with: they end as if never stopped, or are refused."""
+"""Campaigns with a criterion that are stopped and resumed: they end as if never stopped, or are rejected."""
 
 import signal
 
@@ -53,7 +53,7 @@ def assert_same_end(whole, resumed):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net, data, spec, tmp_path, interrupted):
+def test_a_resumed_guided_campaign_ends_as_if_it_had_not_been_stopped(net, data, spec, tmp_path, interrupted):
     whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
     interrupted(4)
     stopped = themis.run(net, data, "gaussian", criterion=spec, out=tmp_path, **QUICK)
@@ -63,7 +63,7 @@ def test_a_guided_campaign_that_is_resumed_ends_as_one_that_was_not_stopped(net,
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_path, monkeypatch):
+def test_an_interrupt_while_judging_changes_nothing(net, data, spec, tmp_path, monkeypatch):
     whole = themis.run(net, data, "gaussian", criterion=spec, **QUICK)
     judge, left = judging.cover, [3]
 
@@ -80,7 +80,7 @@ def test_an_interrupt_while_judging_changes_nothing_either(net, data, spec, tmp_
     assert_same_end(whole, themis.resume(tmp_path, net, data))
 
 
-def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, interrupted):
+def test_a_criterion_built_in_python_must_be_passed_again(net, data, tmp_path, interrupted):
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
     with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was created in Python: pass the same one"):
@@ -92,7 +92,7 @@ def test_a_criterion_made_in_python_must_be_given_again(net, data, tmp_path, int
     assert resumed.rounds[-1].criterion_score == whole.rounds[-1].criterion_score
 
 
-def test_a_criterion_that_learnt_something_else_is_refused_on_resuming(net, data, tmp_path, interrupted):
+def test_resuming_rejects_a_criterion_that_learnt_from_other_data(net, data, tmp_path, interrupted):
     fitted = fit_to(choose_criterion("kmnc(k=20)"), Target(net), data)
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=fitted, out=tmp_path, **QUICK)
@@ -104,7 +104,7 @@ def test_a_criterion_that_learnt_something_else_is_refused_on_resuming(net, data
     ).rounds[-1].criterion_score  # fmt: skip
 
 
-def test_other_rivals_are_refused_on_resuming(net, data, tmp_path, interrupted):
+def test_resuming_rejects_other_rivals(net, data, tmp_path, interrupted):
     options = {**QUICK, "magnitude": None, "policy": "deepxplore"}
     rival = Seen()
     interrupted(2)
@@ -119,7 +119,7 @@ def test_other_rivals_are_refused_on_resuming(net, data, tmp_path, interrupted):
     assert resumed.summary()["policy"] == whole.summary()["policy"]
 
 
-def test_other_training_data_is_refused_on_resuming(net, data, tmp_path, interrupted):
+def test_resuming_rejects_other_training_data(net, data, tmp_path, interrupted):
     options = {**QUICK, "criterion": "nbc", "out": tmp_path, "train": (data[0] * 0.1, data[1])}
     interrupted(2)
     themis.run(net, data, "gaussian", **options)

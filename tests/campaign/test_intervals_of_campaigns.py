@@ -1,4 +1,4 @@
-"""The intervals that whole campaigns state, on a model whose truth is known, hold it."""
+"""The intervals of complete campaigns contain the true values, on a model for which these are known."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from themis.judge.exact import exact
 from themis.measure.moments import Moments
 from themis.perturb.perturbation import column
 
-CENTRE, HALF = 0.82, 0.03  # inputs whose first feature lies in this band are answered wrongly
+CENTRE, HALF = 0.82, 0.03  # inputs whose first feature lies in this band are misclassified
 LOW, HIGH, REACH = 0.3, 0.7, 0.2
 N_SEEDS, N_TESTS, N_WIDE = 150, 1280, 60
 
@@ -25,7 +25,7 @@ SHIFT = Perturbation("shift", (Theta("by", -REACH, REACH),), shift, is_random=Fa
 
 
 class Band(nn.Module):
-    """Answers 1 inside the band and 0 outside; a row of neurons of growing gain watches the inputs."""
+    """Answers 1 inside the band and 0 outside; a row of neurons with growing gain reads the inputs."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Band(nn.Module):
 
 
 def fault_chance(first):
-    """Chance that a uniform shift takes a seed into the band."""
+    """Probability that a uniform shift moves a seed into the band."""
     low = np.maximum(CENTRE - HALF - first, -REACH)
     high = np.minimum(CENTRE + HALF - first, REACH)
     return np.maximum(high - low, 0) / (2 * REACH)
@@ -56,7 +56,7 @@ def true_fault_rate():
 
 
 def true_coverage(net):
-    """Coverage if every neuron's spread over all seeds and shifts were known."""
+    """Coverage if the spread of every neuron over all seeds and shifts were known."""
     rng = torch.Generator().manual_seed(1)
     x = LOW + (HIGH - LOW) * torch.rand(400_000, 2, generator=rng)
     moved = x + REACH * (2 * torch.rand(400_000, 1, generator=rng) - 1)

@@ -1,4 +1,4 @@
-"""Campaigns are killed, at random moments and at each file operation, and end as if nothing had happened."""
+"""Campaigns that are killed, at random moments and at each file operation, end as if nothing had happened."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Campaigns:
         )
 
     def live(self, job, name, *, seconds=None, **request):
-        """One life; killed after some seconds if it has not ended. Whether it was killed, and its file operations."""
+        """Run one life, killed after some seconds unless it ends; returns whether it was killed, and its operations."""
         path, acknowledged = str(self.folder / name), str(self.folder / f"{name}.acknowledged")
         words = {"job": job, "path": path, "acknowledged": acknowledged, "seconds": seconds, **request}
         self.process.stdin.write(json.dumps(words) + "\n")
@@ -64,7 +64,7 @@ def campaigns(tmp_path):
 
 @pytest.fixture
 def watched(tmp_path):
-    """The same with every file operation counted."""
+    """The same, with every file operation counted."""
     if COMPILER is None or sys.platform != "linux":
         pytest.skip("needs a C compiler and Linux")
     shim = tmp_path / "shim.so"
@@ -83,7 +83,7 @@ def stored(path):
 
 
 def contents(path):
-    """All that a run folder says, but for times and the names of files."""
+    """The content of a run folder, except for times and file names."""
     with closing(sqlite3.connect(path / "run.sqlite")) as database:
         database.row_factory = sqlite3.Row
         faults = [{**row} for row in database.execute("SELECT * FROM faults ORDER BY id")]
@@ -99,7 +99,7 @@ def contents(path):
     return faults, rounds, bits, {**summary, "seconds": 0}
 
 
-def test_a_campaign_killed_fifty_times_ends_as_one_that_never_was(campaigns, tmp_path):
+def test_a_campaign_killed_fifty_times_ends_as_if_it_had_never_been_killed(campaigns, tmp_path):
     rng = random.Random(0)
     kills, compared, told = {"noise": 0, "attack": 0, "long": 0}, 0, 0
     for job, wanted, most in (("noise", 12, 0.1), ("attack", 12, 0.1), ("long", 36, 0.4)):
@@ -111,7 +111,7 @@ def test_a_campaign_killed_fifty_times_ends_as_one_that_never_was(campaigns, tmp
             number += 1
             name = f"{job}-{number}"
             while True:
-                # The last life of a campaign is left alone, so that its end can be compared.
+                # The last life of a campaign is not killed, so that its result can be compared.
                 seconds = rng.uniform(0, most) if kills[job] < wanted else None
                 was_killed, _ = campaigns.live(job, name, seconds=seconds)
                 acknowledged = campaigns.acknowledged(name)
@@ -130,7 +130,7 @@ def test_a_campaign_killed_fifty_times_ends_as_one_that_never_was(campaigns, tmp
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_campaign_may_die_at_any_file_operation(watched, tmp_path, stride):
+def test_a_campaign_can_be_killed_at_any_file_operation(watched, tmp_path, stride):
     _, n_operations = watched.live("small", "whole", always=True)
     expected = contents(tmp_path / "whole")
     assert len(expected[0]) > 5
@@ -140,7 +140,7 @@ def test_a_campaign_may_die_at_any_file_operation(watched, tmp_path, stride):
         was_killed, _ = watched.live("small", name, always=True, kill=[k, (BEFORE, HALFWAY, AFTER)[k % 3]])
         assert was_killed
         assert watched.acknowledged(name) <= stored(tmp_path / name)
-        # The next life dies at another operation of its own, the one after ends.
+        # The next life is killed at another operation, and the one after that ends.
         watched.live("small", name, always=True, kill=[7 * k % n_operations, (HALFWAY, AFTER, BEFORE)[k % 3]])
         was_killed, _ = watched.live("small", name, always=True)
         assert not was_killed

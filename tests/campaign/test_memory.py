@@ -1,4 +1,4 @@
-"""Memory is O(neurons): a campaign runs where its sensitivities, kept in full, would not fit."""
+"""Memory is O(neurons): a campaign runs in memory that could not hold all of its sensitivities."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 net = nn.Sequential(nn.Linear(8, {N_WIDE}), nn.ReLU(), nn.Linear({N_WIDE}, 3))
 data = torch.rand(50, 8)
 options = dict(max_tests=200, coverage=1.0, plateau=None, tolerance=1e-9, clean_memory_gib=0.05)
-themis.run(net, data, "gaussian", **options)  # everything is loaded
+themis.run(net, data, "gaussian", **options)  # loads everything
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + {ALLOWED_MB} * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

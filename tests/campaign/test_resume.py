@@ -1,4 +1,4 @@
-"""A campaign that was stopped goes on as if it had not been; and goes on only with what was tested."""
+"""A stopped campaign resumes as if it had not been stopped, and only with the tested model and data."""
 
 import json
 import os
@@ -51,7 +51,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_interrupted_campaign_ends_as_one_that_was_not(trained, tmp_path, name):
+def test_an_interrupted_campaign_ends_as_if_it_had_not_been_interrupted(trained, tmp_path, name):
     options = {"max_tests": 3500, "round_size": 500, **KINDS[name]}
     whole = campaign(trained, **options)
     stopped = campaign(trained, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
@@ -66,7 +66,7 @@ def test_an_interrupted_campaign_ends_as_one_that_was_not(trained, tmp_path, nam
 
 @pytest.mark.quick
 @pytest.mark.parametrize("after", [6, 9, 12])
-def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, after):
+def test_an_interrupt_within_a_round_changes_nothing(trained, tmp_path, after):
     model, digits = trained
     options = {"magnitude": 0.5, "max_seeds": 300, "max_tests": 4000}
     whole = themis.run(model, digits, "gaussian", **options)
@@ -82,7 +82,7 @@ def test_an_interrupt_inside_a_round_changes_nothing_either(trained, tmp_path, a
 
 
 @pytest.mark.quick
-def test_a_finished_campaign_has_nothing_left_to_do_until_a_limit_is_raised(trained, tmp_path):
+def test_a_finished_campaign_continues_only_if_a_limit_is_raised(trained, tmp_path):
     model, digits = trained
     first = campaign(trained, max_tests=1280, round_size=640, out=tmp_path / "run")
     again = themis.resume(tmp_path / "run", model, digits)
@@ -94,14 +94,14 @@ def test_a_finished_campaign_has_nothing_left_to_do_until_a_limit_is_raised(trai
 
 
 class Learns(Random):
-    """A later version of a policy, which keeps something more."""
+    """A later version of a policy, which keeps more state."""
 
     def init(self, space):
         super().init(space)
         self.state = {**self.state, "more": np.zeros(1)}
 
 
-def test_a_policy_that_kept_less_is_not_gone_on_with(trained, tmp_path):
+def test_resuming_rejects_a_policy_whose_state_lacks_something(trained, tmp_path):
     model, digits = trained
     campaign(trained, max_tests=640, policy=Random(), out=tmp_path / "run")
     summary = (tmp_path / "run/summary.json").read_bytes()
@@ -110,7 +110,7 @@ def test_a_policy_that_kept_less_is_not_gone_on_with(trained, tmp_path):
     assert (tmp_path / "run/summary.json").read_bytes() == summary
 
 
-def test_time_and_passes_go_on_counting(trained, tmp_path):
+def test_time_and_passes_continue_to_be_counted(trained, tmp_path):
     model, digits = trained
     stopped = campaign(trained, max_tests=2560, out=tmp_path / "run", callbacks=[StopAt(1)])
     resumed = themis.resume(tmp_path / "run", model, digits)
@@ -118,7 +118,7 @@ def test_time_and_passes_go_on_counting(trained, tmp_path):
     assert resumed.rounds[-1].passes == campaign(trained, max_tests=2560).rounds[-1].passes
 
 
-def test_a_perturbation_of_the_users_own_is_not_taken_for_one_of_the_same_name(tmp_path):
+def test_a_perturbation_of_the_user_is_not_confused_with_one_of_the_same_name(tmp_path):
     def other(inputs, theta, rng, context):
         return inputs + theta[:, :1]
 
@@ -130,7 +130,7 @@ def test_a_perturbation_of_the_users_own_is_not_taken_for_one_of_the_same_name(t
     assert themis.resume(tmp_path / "run", net, data, perturbation=own, max_tests=200).rounds[-1].tests == 200
 
 
-def test_objects_of_the_users_own_can_be_resumed(tmp_path):
+def test_campaigns_with_objects_of_the_user_can_be_resumed(tmp_path):
     def shift(inputs, theta, rng, context):
         return inputs + theta[:, :1]
 
@@ -149,7 +149,7 @@ def test_objects_of_the_users_own_can_be_resumed(tmp_path):
 
 
 @pytest.mark.quick
-def test_only_what_was_tested_is_gone_on_with(tmp_path):
+def test_only_the_tested_model_and_data_can_be_resumed(tmp_path):
     torch.manual_seed(0)
     net, data = Conv(), torch.rand(30, 1, 8, 8)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
@@ -171,7 +171,7 @@ def test_only_what_was_tested_is_gone_on_with(tmp_path):
     assert [each for each in before if each[0] in names] == [each for each in after if each[0] in names]
 
 
-def test_something_that_is_no_run_is_refused(tmp_path):
+def test_something_that_is_not_a_run_is_rejected(tmp_path):
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite, .*nothing is not one"):
         themis.resume(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
@@ -180,7 +180,7 @@ def test_something_that_is_no_run_is_refused(tmp_path):
         themis.resume(tmp_path)
 
 
-def test_another_environment_is_warned_of(tmp_path, monkeypatch):
+def test_a_different_environment_causes_a_warning(tmp_path, monkeypatch):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     monkeypatch.setattr(torch, "__version__", "9.9")
@@ -188,7 +188,7 @@ def test_another_environment_is_warned_of(tmp_path, monkeypatch):
         themis.resume(tmp_path / "run", net, data)
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_a_run_has_one_writer_at_a_time(tmp_path):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     code = f"""
@@ -209,7 +209,7 @@ sys.stdin.read()
     assert themis.resume(tmp_path / "run", net, data).rounds[-1].tests == 100
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+def test_a_second_run_in_the_same_folder_is_rejected(tmp_path):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     with pytest.raises(UsageError, match=r"holds a run: choose another, or resume it with `themis resume .*run`"):
@@ -217,7 +217,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     assert Reader(tmp_path / "run").summary()["tests"] == 100
 
 
-def test_a_campaign_that_never_began_leaves_no_folder(tmp_path):
+def test_a_campaign_that_never_started_leaves_no_folder(tmp_path):
     with pytest.raises(ModelError):
         themis.run(nn.Linear(9, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "a/run")
     assert not (tmp_path / "a/run").exists()
@@ -228,7 +228,7 @@ def test_a_campaign_that_never_began_leaves_no_folder(tmp_path):
     assert [each.name for each in (tmp_path / "b").iterdir()] == ["notes.txt"]
 
 
-def test_a_run_that_was_killed_before_its_first_test_may_be_begun_again(tmp_path):
+def test_a_run_that_was_killed_before_its_first_test_can_be_started_again(tmp_path):
     net, data = nn.Linear(4, 3), torch.rand(30, 4)
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "whole")
     record = {**Reader(tmp_path / "whole").record}
@@ -271,7 +271,7 @@ class Small(nn.Module):
         return self.net(x - 0.5)
 
 
-def test_out_of_memory_halves_the_chunk_and_says_what_fits(tmp_path):
+def test_out_of_memory_halves_the_chunk_and_names_the_batch_size_that_fits(tmp_path):
     data = torch.rand(100, 8, generator=torch.Generator().manual_seed(0))
     options = {"magnitude": 0.5, "max_tests": 1000, "tolerance": 1e-9, "round_size": 500}
     with warnings.catch_warnings(record=True) as said:
@@ -284,9 +284,9 @@ def test_out_of_memory_halves_the_chunk_and_says_what_fits(tmp_path):
     assert all(fault.replay().is_same for fault in tight.faults[:20])
 
 
-def test_memory_that_runs_out_later_loses_nothing(tmp_path):
+def test_nothing_is_lost_if_memory_runs_out_later(tmp_path):
     class Shrinking(Small):
-        """After some passes, as if another program had taken the memory."""
+        """Run out of memory after some passes, as if another program had taken it."""
 
         def forward(self, x):
             self.passes = getattr(self, "passes", 0) + 1
@@ -307,6 +307,6 @@ def test_memory_that_runs_out_later_loses_nothing(tmp_path):
     assert resumed.faults[-1].replay().is_same
 
 
-def test_a_model_too_large_for_one_input_says_so():
+def test_a_model_too_large_for_one_input_is_reported():
     with pytest.raises(ModelError, match="out of memory on cpu with 1 inputs at once"):
         themis.run(Target(Small(1)), torch.rand(10, 8), "gaussian")

@@ -24,14 +24,14 @@ BASE = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gauss
 
 
 @pytest.mark.quick
-def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here, capsys):
+def test_run_prints_progress_a_summary_the_stop_reason_and_next_steps(here, capsys):
     assert main([*BASE, "--magnitude", "0.3", "--out", "runs/first"]) == 0
-    said = capsys.readouterr().out
-    assert "19 neurons in 2 layers, 30 of 30 seeds to test" in said
-    assert "round 1: coverage" in said
-    assert "residual risk" in said
-    assert "Stopped because" in said
-    assert said.endswith(
+    printed = capsys.readouterr().out
+    assert "19 neurons in 2 layers, 30 of 30 seeds to test" in printed
+    assert "round 1: coverage" in printed
+    assert "residual risk" in printed
+    assert "Stopped because" in printed
+    assert printed.endswith(
         "Results in runs/first\nReport: runs/first/report.html\nList the faults: themis faults runs/first\n"
     )
     summary = json.loads((here / "runs/first/summary.json").read_text())
@@ -41,7 +41,7 @@ def test_run_prints_progress_a_summary_the_stop_reason_and_what_comes_next(here,
     assert json.loads((here / "runs/first/environment.json").read_text())["threads"] == torch.get_num_threads()
 
 
-def test_results_go_to_a_folder_of_their_own_unless_none_is_wanted(here, capsys, monkeypatch):
+def test_results_go_to_a_new_folder_unless_out_is_none(here, capsys, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "now")
     assert main([*BASE, "--quiet", "--out", "none"]) == 0
     assert not (here / "runs/a").exists()
@@ -51,7 +51,7 @@ def test_results_go_to_a_folder_of_their_own_unless_none_is_wanted(here, capsys,
         assert (here / "runs" / name / "summary.json").exists()
 
 
-def test_run_can_print_json_alone_or_nothing(here, capsys):
+def test_run_can_print_only_json_or_nothing(here, capsys):
     assert main([*BASE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == 300
     assert main([*BASE, "--quiet"]) == 0
@@ -87,7 +87,7 @@ def test_a_target_and_weights_can_be_given(here):
     assert main(["run", "--model", "mine:target", "--weights", "weights.pt", *BASE[3:], "--json"]) == 0
 
 
-def test_a_preset_never_changes_what_is_said(here):
+def test_a_preset_never_changes_explicit_options(here):
     arguments = ["run", *BASE[1:-2], "--preset", "paper", "--json", "--out"]
     assert main([*arguments, "a", "--max-tests", "20000", "--judge", "exact", "--coverage", "0.1"]) == 0
     config = (here / "a/config.yaml").read_text()
@@ -101,7 +101,7 @@ def test_a_preset_never_changes_what_is_said(here):
 def test_a_stored_configuration_can_be_run_again(here, capsys, tmp_path_factory, monkeypatch):
     assert main([*BASE, "--quiet", "--out", "a"]) == 0
     first = json.loads((here / "a/summary.json").read_text())
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # the configuration says where the modules are
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # the configuration names the folder of the modules
     assert main(["run", "--config", str(here / "a/config.yaml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"] == first["faults"]
 
@@ -110,20 +110,20 @@ def test_one_layer_or_one_mean_needs_no_brackets(here):
     assert main([*BASE, "--quiet", "--layers", "1", "--mean", "0.5", "--std", "0.5"]) == 0
 
 
-def test_a_run_that_is_refused_leaves_no_folder(here, capsys):
+def test_a_rejected_run_leaves_no_folder(here, capsys):
     assert main([*BASE, "--quiet", "--out", "runs/a", "--bounds", "0.2,0.3"]) == 3
     assert "inputs must lie in bounds (0.2, 0.3)" in capsys.readouterr().err
     assert not (here / "runs/a").exists()
 
 
 @pytest.mark.quick
-def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
+def test_an_interrupted_run_is_kept_and_can_be_resumed(here, capsys):
     words = [*BASE[:1], "--model", "mine:Interrupted", *BASE[3:-2], "--tolerance", "1e-7", "--plateau", "5"]
     assert main([*words, "--out", "runs/a b"]) == 130
-    said = capsys.readouterr()
-    assert "the user stopped it" in said.out
-    assert said.out.endswith("Resume: themis resume 'runs/a b'\n")
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert "the user stopped it" in printed.out
+    assert printed.out.endswith("Resume: themis resume 'runs/a b'\n")
+    assert printed.err == ""
     before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
     assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
@@ -131,19 +131,19 @@ def test_an_interrupted_run_is_kept_and_goes_on(here, capsys):
     assert "The run had already ended" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_says_where_its_results_are_and_goes_on(here, capsys, monkeypatch):
+def test_a_failed_run_names_its_results_and_can_be_resumed(here, capsys, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "now")
     words = [*BASE[:1], "--model", "mine:WornOut", *BASE[3:-2], "--tolerance", "1e-7"]
     assert main([*words, "--quiet"]) == 3
-    said = capsys.readouterr().err
-    assert "the results so far are in runs/now, and themis resume runs/now continues;" in said
-    assert said.endswith("; THEMIS_DEBUG=1 shows where\n")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "the results so far are in runs/now, and themis resume runs/now continues;" in printed
+    assert printed.endswith("; THEMIS_DEBUG=1 shows where\n")
+    assert printed.count("\n") == 1
     assert main(["resume", "runs/now", "--max-tests", "3000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == 3000
 
 
-def test_a_run_goes_on_when_its_model_has_moved(here, capsys, tmp_path_factory, monkeypatch):
+def test_a_run_can_be_resumed_after_its_model_has_moved(here, capsys, tmp_path_factory, monkeypatch):
     import mine
 
     torch.save(mine.net().state_dict(), "weights.pt")
@@ -157,12 +157,12 @@ def test_a_run_goes_on_when_its_model_has_moved(here, capsys, tmp_path_factory, 
     assert json.loads(capsys.readouterr().out)["tests"] == 400
 
 
-def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys):
+def test_the_demo_trains_a_model_tests_it_and_draws_faults(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--max-tests", "1280"]) == 0
-    said = capsys.readouterr().out
-    assert "Loaded LeNet-5 from" in said
-    assert "Most telling faults: runs/demo/faults.png" in said
+    printed = capsys.readouterr().out
+    assert "Loaded LeNet-5 from" in printed
+    assert "Most telling faults: runs/demo/faults.png" in printed
     from matplotlib.image import imread
 
     picture = imread(tmp_path / "runs/demo/faults.png")
@@ -173,7 +173,7 @@ def test_the_demo_trains_tests_and_draws(trained, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "runs/demo-2/summary.json").exists()
 
 
-def test_themis_alone_lists_the_commands(capsys):
+def test_themis_without_arguments_lists_the_commands(capsys):
     assert main([]) == 2
     alone = capsys.readouterr()
     assert alone.err == ""
@@ -221,20 +221,20 @@ def raise_from(monkeypatch, error):
     monkeypatch.setattr(run_command, "execute", execute)
 
 
-def test_a_bug_is_one_line_and_a_traceback_on_request(monkeypatch, capsys):
+def test_an_unexpected_error_is_one_line_with_a_traceback_on_request(monkeypatch, capsys):
     monkeypatch.delenv("THEMIS_DEBUG", raising=False)
     raise_from(monkeypatch, KeyError("a\nb"))
     assert main(BASE) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("themis run: unexpected KeyError: ")
-    assert said.endswith("; set THEMIS_DEBUG=1 for the traceback, and please report it\n")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("themis run: unexpected KeyError: ")
+    assert printed.endswith("; set THEMIS_DEBUG=1 for the traceback, and please report it\n")
+    assert printed.count("\n") == 1
     monkeypatch.setenv("THEMIS_DEBUG", "1")
     assert main(BASE) == 3
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_broken_pipe_is_no_error(here):
+def test_a_broken_pipe_is_not_an_error(here):
     code = "import sys; from themis.cli import main; sys.exit(main())"
     pipe, end = os.pipe()
     os.close(pipe)
@@ -244,13 +244,13 @@ def test_a_broken_pipe_is_no_error(here):
     assert json.loads((here / "a/summary.json").read_text())["tests"] == 300
 
 
-def test_interrupted_before_it_began(monkeypatch, capsys):
+def test_a_command_interrupted_at_the_start_exits_with_130(monkeypatch, capsys):
     raise_from(monkeypatch, KeyboardInterrupt())
     assert main(BASE) == 130
     assert capsys.readouterr().err == "themis run: interrupted\n"
 
 
-def test_a_warning_of_themis_is_one_line(monkeypatch, capsys):
+def test_a_warning_from_themis_is_one_line(monkeypatch, capsys):
     def execute(arguments, explicit_options):
         cli.warnings.warn_explicit("something\nodd", RuntimeWarning, "campaign.py", 1, "themis.campaign.loop")
         cli.warnings.warn_explicit("old habits", DeprecationWarning, "other.py", 1, "other")
@@ -263,7 +263,7 @@ def test_a_warning_of_themis_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "themis run: something odd\n"
 
 
-def test_a_run_goes_well_without_rich_or_yaml(here):
+def test_a_run_works_without_rich_or_yaml(here):
     code = """
 import sys
 class Missing:
@@ -284,7 +284,7 @@ sys.exit(main())
     ("given", "kept"),
     [({}, "1000 None"), ({"GOMP_SPINCOUNT": "7"}, "7 None"), ({"OMP_WAIT_POLICY": "active"}, "None active")],
 )
-def test_threads_that_wait_do_not_take_the_cores_of_others(given, kept):
+def test_waiting_threads_do_not_occupy_cores(given, kept):
     code = "import os, themis.cli; themis.cli.main(['--version']); env = os.environ.get; "
     code += "print(env('GOMP_SPINCOUNT'), env('OMP_WAIT_POLICY'))"
     own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}

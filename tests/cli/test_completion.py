@@ -1,4 +1,4 @@
-"""Completion, asked of a real shell."""
+"""Completion, in a real shell."""
 
 import argparse
 import shutil
@@ -31,7 +31,7 @@ def commands(monkeypatch):
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch, capsys):
-    """What bash offers after some words; the last one is being typed."""
+    """The completions that bash offers for the last word of a command line."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
@@ -65,10 +65,10 @@ def test_there_is_a_script_for_each_shell(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "resume" in script
-    assert "--max-tests" in script or shell == "tcsh"  # shtab gives tcsh the commands alone
+    assert "--max-tests" in script or shell == "tcsh"  # for tcsh, shtab completes only the commands
 
 
-def test_the_names_are_those_that_the_options_know():
+def test_the_names_are_those_that_the_options_accept():
     names = {name: set(known) for name, known in completion.NAMES.items()}
     assert names["perturb"] == set(PERTURBATIONS)
     assert names["policy"] == set(POLICIES)
@@ -82,7 +82,7 @@ def test_the_names_are_those_that_the_options_know():
     assert set(names) <= options
 
 
-def test_it_needs_no_torch_and_says_so_without_shtab(monkeypatch, capsys):
+def test_completion_needs_shtab_but_not_torch(monkeypatch, capsys):
     code = "import sys; from themis.cli import main; main(['completion', 'bash']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False"

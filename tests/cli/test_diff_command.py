@@ -21,7 +21,7 @@ def limited(limit):
 
 
 def campaign(folder, *more, out="run"):
-    """A run of the model in a folder, as if by a process that was started there."""
+    """Run the model of a folder, as a process that was started there would."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
@@ -34,7 +34,7 @@ def campaign(folder, *more, out="run"):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Two checkouts with one module each, of the same name."""
+    """Two checkouts, each with a module of the same name."""
     home = tmp_path_factory.mktemp("checkouts")
     for name, limit in (("main", 0.5), ("new", 0.43)):
         (home / name).mkdir()
@@ -50,16 +50,16 @@ def refused(capsys, *words):
     return code, line
 
 
-def test_two_checkouts_with_modules_of_one_name_are_told_apart(home, tmp_path, capsys, monkeypatch):
+def test_two_checkouts_with_modules_of_the_same_name_are_distinguished(home, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = [word for name in ("d.md", "d.json", "d.png") for word in ("--out", name)]
     path, modules = list(sys.path), dict(sys.modules)
     assert main(["diff", str(home / "main/run"), str(home / "new/run"), *files]) == 0
     assert {name: sys.modules[name] for name in modules} == modules
-    said = capsys.readouterr().out
-    assert "The model after is worse: fault rate " in said
-    assert "fixed: 0 of " in said
-    assert "half broken at strength" in said
+    printed = capsys.readouterr().out
+    assert "The model after is worse: fault rate " in printed
+    assert "fixed: 0 of " in printed
+    assert "half broken at strength" in printed
     found = json.loads((tmp_path / "d.json").read_text())
     assert (found["kind"], found["verdict"]) == ("versions", "worse")
     assert found["before"]["model_sha256"] != found["after"]["model_sha256"]
@@ -72,7 +72,7 @@ def test_two_checkouts_with_modules_of_one_name_are_told_apart(home, tmp_path, c
     assert set(path) <= set(sys.path)
 
 
-def test_another_process_says_the_same_as_json(home):
+def test_another_process_prints_the_same_result_as_json(home):
     words = ["diff", "main/run", "new/run", "--no-curve", "--tests", "500", "--json"]
     done = subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True, cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
@@ -82,23 +82,23 @@ def test_another_process_says_the_same_as_json(home):
 
 def test_two_policies_on_one_model_are_techniques(home, capsys):
     assert main(["diff", str(home / "main/random"), str(home / "main/run"), "--no-curve"]) == 0
-    said = capsys.readouterr().out
-    assert "first" in said.splitlines()[0]
-    assert "distinct faults: " in said
-    assert "themis compare repeats them" in said
+    printed = capsys.readouterr().out
+    assert "first" in printed.splitlines()[0]
+    assert "distinct faults: " in printed
+    assert "themis compare repeats campaigns" in printed
 
 
-def test_a_model_that_has_changed_since_is_refused_and_its_weights_can_be_named(home, tmp_path, capsys, monkeypatch):
+def test_a_changed_model_is_rejected_and_its_old_weights_can_be_named(home, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "moving"
     place.mkdir()
     (place / "versioned.py").write_text(limited(0.5))
     old = campaign(place, out="old")
-    (place / "versioned.py").write_text(limited(0.43) + "\n")  # of another size: caches go by it
+    (place / "versioned.py").write_text(limited(0.43) + "\n")  # with another size, because caches compare sizes
     new = campaign(place, out="new")
     code, line = refused(capsys, old, new, "--no-curve")
     assert code == 3
-    assert "must be what was tested" in line
+    assert "must be the one that was tested" in line
     assert "--weights-a FILE or --model-a MODEL" in line
     torch.save({"over": torch.tensor(0.5)}, tmp_path / "old.pt")
     words = ["diff", str(old), str(new), "--no-curve", "--tests", "300"]
@@ -108,7 +108,7 @@ def test_a_model_that_has_changed_since_is_refused_and_its_weights_can_be_named(
     assert "The model after is worse" in capsys.readouterr().out
 
 
-def test_wrong_uses_are_refused(home, tmp_path, capsys):
+def test_wrong_uses_are_rejected(home, tmp_path, capsys):
     run = home / "main/run"
     assert refused(capsys, run)[0] == 2
     assert refused(capsys, run, tmp_path)[0] == 2

@@ -1,4 +1,4 @@
-"""The doctor, on this machine and on worse ones."""
+"""The doctor, on this machine and on machines that lack something."""
 
 import json
 import re
@@ -13,22 +13,22 @@ import torch
 from themis.cli import doctor, main
 
 
-def test_it_says_what_is_here_and_that_it_works(capsys, monkeypatch, tmp_path):
+def test_doctor_lists_what_is_installed_and_runs_a_campaign(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THEMIS_DATA", str(tmp_path / "nowhere"))
     monkeypatch.delenv("THEMIS_CACHE", raising=False)
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"torch +{re.escape(torch.__version__)}", said)
-    assert re.search(r"cpu +\d+ cores?, \d+ threads?, [\d.]+ of [\d.]+ GiB free", said)
-    assert re.search(r"THEMIS_DATA +\S+/nowhere, which does not exist", said)
-    assert re.search(r"THEMIS_CACHE +not set: ", said)
-    assert re.search(rf"runs +{tmp_path}/runs, [\d.]+ GiB free", said)
-    assert re.search(r"cpu +640 tests, \d+ faults and one replay in", said)
+    printed = capsys.readouterr().out
+    assert re.search(rf"torch +{re.escape(torch.__version__)}", printed)
+    assert re.search(r"cpu +\d+ cores?, \d+ threads?, [\d.]+ of [\d.]+ GiB free", printed)
+    assert re.search(r"THEMIS_DATA +\S+/nowhere, which does not exist", printed)
+    assert re.search(r"THEMIS_CACHE +not set: ", printed)
+    assert re.search(rf"runs +{tmp_path}/runs, [\d.]+ GiB free", printed)
+    assert re.search(r"cpu +640 tests, \d+ faults and one replay in", printed)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_speaks_json_and_can_be_quick(capsys):
+def test_doctor_can_print_json_and_skip_the_campaign(capsys):
     assert main(["doctor", "--json", "--quick"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["self_check"] == {}
@@ -37,21 +37,21 @@ def test_it_speaks_json_and_can_be_quick(capsys):
     assert found["compiled_fold"] in (True, False)
 
 
-def test_an_absent_optional_package_is_named_with_what_it_gives(monkeypatch, capsys):
+def test_a_missing_optional_package_is_named_with_its_purpose(monkeypatch, capsys):
     there = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("rich", "pymc") else there(name))
     assert main(["doctor", "--quick"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"rich +not installed \(live progress\): pip install rich", said)
-    assert re.search(r'pymc +not installed \(the judge pymc\): pip install "themis-dl\[bayes\]"', said)
+    printed = capsys.readouterr().out
+    assert re.search(r"rich +not installed \(live progress\): pip install rich", printed)
+    assert re.search(r'pymc +not installed \(the judge pymc\): pip install "themis-dl\[bayes\]"', printed)
 
 
-def test_an_absent_required_package_is_a_failure(monkeypatch, capsys):
+def test_a_missing_required_package_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "torch" else "1.0")
     assert main(["doctor"]) == 3
-    said = capsys.readouterr()
-    assert "not installed (required): pip install torch" in said.out
-    assert said.err == "themis doctor: torch is required but not installed: pip install torch\n"
+    printed = capsys.readouterr()
+    assert "not installed (required): pip install torch" in printed.out
+    assert printed.err == "themis doctor: torch is required but not installed: pip install torch\n"
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
@@ -61,13 +61,13 @@ def test_an_installation_that_does_not_work_is_a_failure(monkeypatch, capsys, js
 
     monkeypatch.setattr(doctor, "_try_campaign", broken)
     assert main(["doctor", *json_too]) == 3
-    said = capsys.readouterr()
-    assert said.err == "themis doctor: the test campaign failed with RuntimeError: CUDA error: no kernel image\n"
+    printed = capsys.readouterr()
+    assert printed.err == "themis doctor: the test campaign failed with RuntimeError: CUDA error: no kernel image\n"
     if json_too:
-        assert len(json.loads(said.out)["problems"]) == 1
+        assert len(json.loads(printed.out)["problems"]) == 1
 
 
-def test_it_runs_where_only_the_required_packages_can_be_imported():
+def test_doctor_runs_with_only_the_required_packages():
     code = """
 import sys
 class Missing:
@@ -86,7 +86,7 @@ sys.exit(main(["doctor"]))
 DEVELOPMENT = ("test", "check", "docs", "dev")
 
 
-def test_it_knows_every_package_of_the_project():
+def test_doctor_knows_every_package_of_the_project():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
     def names(requirements):

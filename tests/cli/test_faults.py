@@ -17,7 +17,7 @@ from themis.runs.store.reader import Reader
 
 
 class Wavering(nn.Module):
-    """A small net whose answer breaks often; far from its clean inputs it gives nothing finite."""
+    """A small net whose answer breaks often; far from its clean inputs its output is not finite."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def found(tmp_path_factory):
 
 @pytest.fixture
 def listed(found, capsys):
-    """Faults as `--json` gives them."""
+    """Faults as printed by `--json`."""
 
     def ask(*arguments):
         assert main(["faults", str(found[0]), *map(str, arguments), "--json"]) == 0
@@ -58,13 +58,13 @@ def ids(faults):
 
 
 def refused(capsys, *arguments):
-    """The one line that refuses these arguments."""
+    """The error message for these arguments, which must be one line."""
     assert main(["faults", *map(str, arguments)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     return line
 
 
-def test_the_campaign_has_all_that_the_filters_ask_for(found):
+def test_the_campaign_has_faults_for_every_filter(found):
     faults = found[1].faults
     assert len(faults) > 100
     assert {fault.stream for fault in faults} == {"uniform", "search"}
@@ -84,7 +84,7 @@ def test_a_table_shows_the_most_telling_first(found, capsys):
     assert {len(row.rstrip()) for row in [header, *rows]} <= {len(header), len(header) - 1}, "columns are aligned"
 
 
-def test_the_order_is_the_one_in_which_tensors_are_kept(found, listed):
+def test_the_order_is_that_in_which_tensors_are_kept(found, listed):
     columns = found[1].faults.columns
     score = dict(zip(columns["id"], telling(columns["distance"], columns["confidence"]), strict=True))
     faults = listed()
@@ -128,11 +128,11 @@ def test_faults_are_filtered(found, listed, name):
     assert ids(listed(*arguments, "--sort", "id")) == expected
 
 
-def test_the_kept_ones_are_those_with_tensors(found, listed):
+def test_kept_faults_are_those_with_tensors(found, listed):
     assert set(ids(listed("--kept"))) == set(Reader(found[0]).tensors(found[1].faults.columns["id"].tolist()))
 
 
-def test_distinct_faults_are_one_a_seed_and_answer_among_those_that_match(found, listed):
+def test_distinct_faults_are_one_per_seed_and_answer_among_those_that_match(found, listed):
     assert sorted(ids(listed("--distinct"))) == sorted(fault.id for fault in found[1].faults.distinct())
     late = [fault for fault in found[1].faults if fault.round == 3]
     chosen = listed("--distinct", "--round", 3)
@@ -145,7 +145,7 @@ def test_distinct_faults_are_one_a_seed_and_answer_among_those_that_match(found,
 
 
 @pytest.mark.parametrize("column", ["id", "distance", "confidence", "ssim", "round", "theta_sigma", "kind"])
-def test_faults_are_sorted_by_any_column_and_what_is_not_known_comes_last(listed, column):
+def test_faults_are_sorted_by_any_column_with_unknown_values_last(listed, column):
     values = [each[column] for each in listed("--sort", column)]
     known = [each for each in values if each is not None]
     assert values == sorted(known) + [None] * (len(values) - len(known))
@@ -153,12 +153,12 @@ def test_faults_are_sorted_by_any_column_and_what_is_not_known_comes_last(listed
     assert values == sorted(known, reverse=True) + [None] * (len(values) - len(known))
 
 
-def test_a_column_sorted_by_is_shown(found, capsys):
+def test_the_sort_column_is_shown(found, capsys):
     assert main(["faults", str(found[0]), "--sort", "margin", "--limit", "3"]) == 0
     assert "margin" in capsys.readouterr().out.splitlines()[1]
 
 
-def test_a_limit_holds_for_tables_and_json_and_zero_is_none(found, listed, capsys):
+def test_a_limit_applies_to_tables_and_json_and_zero_means_no_limit(found, listed, capsys):
     n = len(found[1].faults)
     assert len(listed()) == len(listed("--limit", 0)) == n
     assert ids(listed("--limit", 3)) == ids(listed())[:3]
@@ -167,7 +167,7 @@ def test_a_limit_holds_for_tables_and_json_and_zero_is_none(found, listed, capsy
         assert len(capsys.readouterr().out.splitlines()) == shown + 2
 
 
-def test_json_is_valid_where_outputs_are_not_finite(found, listed):
+def test_json_is_valid_if_outputs_are_not_finite(found, listed):
     assert all(each["confidence"] is each["margin"] is None for each in listed("--answer", -1))
     signature = listed("--limit", 1, "--answer", 1)[0]["signature"]
     assert list(signature) == ["net.2", "output"]
@@ -175,12 +175,12 @@ def test_json_is_valid_where_outputs_are_not_finite(found, listed):
     assert listed("--where", "0") == []
 
 
-def test_all_about_some_faults(found, listed, capsys):
+def test_named_faults_are_described_in_detail(found, listed, capsys):
     out, run = found
     sure, lost = listed("--limit", 1, "--answer", 1)[0]["id"], listed("--sort", "ssim", "--limit", 1)[0]["id"]
     assert main(["faults", str(out), str(sure), str(lost)]) == 0
-    said = capsys.readouterr().out
-    blocks = dict(re.findall(r"^fault (\d+)\n((?:  .*\n)+)", said, flags=re.M))
+    printed = capsys.readouterr().out
+    blocks = dict(re.findall(r"^fault (\d+)\n((?:  .*\n)+)", printed, flags=re.M))
     fault = next(each for each in run.faults if each.id == sure)
     fields = dict(line.split(maxsplit=1) for line in blocks[str(sure)].splitlines())
     for name in ("seed_id", "noise_seed", "round", "label", "clean_answer", "answer", "position", "chunk"):
@@ -219,7 +219,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_gets_one_line(found, capsys, tmp_path, monkeypatch, name):
+def test_wrong_use_is_reported_in_one_line(found, capsys, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     arguments, message = WRONG[name]
     run = [] if name == "no run" else [found[0]]
@@ -228,7 +228,7 @@ def test_wrong_use_gets_one_line(found, capsys, tmp_path, monkeypatch, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_fault_is_answered_with_its_neighbours(found, capsys):
+def test_the_error_for_an_unknown_fault_names_its_neighbours(found, capsys):
     known = found[1].faults.columns["id"].tolist()
     missing = next(each for each in range(known[0], known[-1]) if each not in known)
     near = sorted(sorted(known, key=lambda each: abs(each - missing))[:1])[0]
@@ -237,23 +237,23 @@ def test_an_unknown_fault_is_answered_with_its_neighbours(found, capsys):
     assert line.endswith(f"its {len(known)} faults have numbers from {known[0]} to {known[-1]}")
 
 
-def test_the_first_line_knows_how_the_campaign_fares(tmp_path, capsys):
-    out, said = tmp_path / "a run", []
+def test_the_first_line_tells_the_state_of_the_campaign(tmp_path, capsys):
+    out, printed = tmp_path / "a run", []
 
     class Look(themis.Callback):
         def on_round(self, done):
             main(["faults", str(out)])
-            said.append(capsys.readouterr().out.splitlines()[0])
+            printed.append(capsys.readouterr().out.splitlines()[0])
 
     themis.run(Wavering(), DATA, "gaussian", out=out, callbacks=[Look()], **OPTIONS)
-    assert re.fullmatch(r"\d+ faults, \d+ match, 20 shown; the campaign is still running after \d+ tests", said[0])
+    assert re.fullmatch(r"\d+ faults, \d+ match, 20 shown; the campaign is still running after \d+ tests", printed[0])
     (out / "summary.json").unlink()
     main(["faults", str(out)])
-    said = capsys.readouterr().out
-    assert f"; the campaign was killed after 900 tests: continue it with themis resume '{out}'\n" in said
+    printed = capsys.readouterr().out
+    assert f"; the campaign was killed after 900 tests: continue it with themis resume '{out}'\n" in printed
 
 
-def test_an_interrupted_and_a_failed_campaign_are_named(tmp_path, capsys):
+def test_the_first_line_tells_if_a_campaign_was_interrupted_or_failed(tmp_path, capsys):
     class Failing(Wavering):
         calls, error = 0, KeyboardInterrupt
 
@@ -265,8 +265,8 @@ def test_an_interrupted_and_a_failed_campaign_are_named(tmp_path, capsys):
 
     themis.run(Failing(), DATA, "gaussian", out=tmp_path / "a", **OPTIONS)
     main(["faults", str(tmp_path / "a")])
-    said = capsys.readouterr().out
-    assert re.search(r"; the campaign was interrupted after \d+ tests: continue it with themis resume ", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"; the campaign was interrupted after \d+ tests: continue it with themis resume ", printed)
     net = Failing()
     net.error = ZeroDivisionError("worn out")
     with pytest.raises(themis.ModelError):
@@ -294,9 +294,9 @@ def test_a_terminal_gets_the_same_table_with_rich_and_without(found, monkeypatch
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["faults", str(found[0]), "--limit", "4"]) == 0
-    said = sys.stdout.getvalue()
-    assert ("\x1b[" in said) == has_rich
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines()
+    printed = sys.stdout.getvalue()
+    assert ("\x1b[" in printed) == has_rich
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()
     assert plain[1].split() == HEADER
     assert len(plain) == 6
 

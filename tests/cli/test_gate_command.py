@@ -54,11 +54,11 @@ def here(home, monkeypatch):
 def told(capsys, *words):
     """Exit code, and the lines on stdout and on stderr."""
     code = main([*map(str, words)])
-    said = capsys.readouterr()
-    return code, said.out.splitlines(), said.err.splitlines()
+    printed = capsys.readouterr()
+    return code, printed.out.splitlines(), printed.err.splitlines()
 
 
-def test_a_passing_gate_is_0_a_failing_one_1(here, capsys):
+def test_the_exit_code_is_0_if_all_gates_pass_and_1_if_one_fails(here, capsys):
     code, out, err = told(capsys, "gate", "new", "--fail-under", "coverage=0", "--max-fault-rate", "0.9")
     assert (code, err) == (0, [])
     assert [line.split(":")[0] for line in out] == ["passed  campaign", "passed  coverage", "passed  max_fault_rate"]
@@ -71,7 +71,7 @@ def test_a_passing_gate_is_0_a_failing_one_1(here, capsys):
     assert err[0].startswith("FAILED  max_fault_rate: ")
 
 
-def test_every_limit_counts_however_it_is_given(here, capsys):
+def test_every_limit_counts_no_matter_how_it_is_given(here, capsys):
     words = ["gate", "new", "--fail-under", "coverage=0", "--fail-under", "clean_accuracy=1,coverage_all=0", "--json"]
     code, out, _ = told(capsys, *words)
     found = json.loads("\n".join(out))
@@ -80,7 +80,7 @@ def test_every_limit_counts_however_it_is_given(here, capsys):
     assert (found["has_failed"], found["run"]) == (False, "new")
 
 
-def test_new_faults_against_a_baseline(here, capsys, tmp_path):
+def test_new_faults_are_found_by_comparison_with_a_baseline(here, capsys, tmp_path):
     junit, page = tmp_path / "gates.xml", tmp_path / "page.md"
     words = ["--max-new-faults", "0", "--baseline", "main", "--junit", junit, "--markdown", page]
     code, out, _ = told(capsys, "gate", "new", *words)
@@ -96,7 +96,7 @@ def test_new_faults_against_a_baseline(here, capsys, tmp_path):
     assert "0 new faults compared with main" in out[1]
 
 
-def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
+def test_missing_and_damaged_runs_and_baselines_are_reported(here, capsys, tmp_path):
     code, _, [line] = told(capsys, "gate", "new", "--max-new-faults", "0", "--baseline", "nowhere")
     assert (code, line.partition(":")[0]) == (2, "themis gate")
     assert "the baseline must be a run folder, but nowhere is not one: create it with themis run" in line
@@ -124,12 +124,12 @@ def test_runs_and_baselines_that_are_missing_or_damaged(here, capsys, tmp_path):
         (["--fail-under", "clean_iou=0.5"], "the task is not a segmentation"),
     ],
 )
-def test_wrong_uses_are_2(here, capsys, words, says):
+def test_wrong_use_exits_with_2(here, capsys, words, says):
     code, _, [line] = told(capsys, "gate", "new", *words)
     assert (code, says in line) == (2, True), line
 
 
-def test_run_gates_at_its_end_and_refuses_ahead_what_it_could_not_judge(here, capsys, tmp_path):
+def test_run_checks_gates_at_its_end_and_rejects_impossible_ones_at_its_start(here, capsys, tmp_path):
     run = [*BASE, *SHORT, "--model", "gated:Mean(over=0.45)"]
     more = ["--max-fault-rate", "0", "--max-new-faults", "0", "--baseline", "main", "--out", tmp_path / "run"]
     code, out, err = told(capsys, *run, *more, "--junit", tmp_path / "g.xml")
@@ -156,7 +156,7 @@ def test_run_gates_at_its_end_and_refuses_ahead_what_it_could_not_judge(here, ca
         assert not (tmp_path / "never").exists()
 
 
-def test_resume_gates_what_it_has_come_to(here, capsys, tmp_path):
+def test_resume_checks_gates_at_its_end(here, capsys, tmp_path):
     shutil.copytree("new", tmp_path / "more")
     words = ["resume", tmp_path / "more", "--max-tests", "500", "--no-report", "--quiet"]
     assert told(capsys, *words, "--max-fault-rate", "0.9") == (0, [], [])
@@ -164,7 +164,7 @@ def test_resume_gates_what_it_has_come_to(here, capsys, tmp_path):
     assert (code, out, line.startswith("FAILED  coverage_all: ")) == (1, [], True)
 
 
-def test_an_interrupted_run_is_130_and_its_folder_fails(here, capsys, tmp_path):
+def test_an_interrupted_run_exits_with_130_and_its_folder_fails_the_gates(here, capsys, tmp_path):
     words = [*BASE, *SHORT, "--model", "gated:WornOut", "--max-tests", "100000", "--quiet"]
     code, _, _ = told(
         capsys, *words, "--max-fault-rate", "0.9", "--out", tmp_path / "cut", "--junit", tmp_path / "x.xml"
@@ -177,7 +177,7 @@ def test_an_interrupted_run_is_130_and_its_folder_fails(here, capsys, tmp_path):
     assert f"resume it with themis resume {tmp_path / 'cut'}" in out[0]
 
 
-def test_gates_can_stand_in_a_config_file(here, capsys, tmp_path):
+def test_gates_can_be_set_in_a_config_file(here, capsys, tmp_path):
     (tmp_path / "c.yaml").write_text("fail_under: [coverage=0, clean_accuracy=1]\nmax_fault_rate: 0.9\n")
     words = [*BASE, *SHORT, "--model", "gated:Mean", "--config", tmp_path / "c.yaml", "--out", tmp_path / "run"]
     code, out, _ = told(capsys, *words)

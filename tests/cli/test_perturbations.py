@@ -21,7 +21,7 @@ def test_everything_is_listed_with_its_ranges(capsys):
             assert f"{theta.name}: {theta.low:g} to {theta.high:g} ({theta.unit}), weakest at" in text
 
 
-def test_one_family_and_some_names(capsys):
+def test_the_list_can_be_restricted_to_a_family_or_to_names(capsys):
     assert main(["perturbations", "--family", "noise"]) == 0
     text = capsys.readouterr().out
     assert "gaussian" in text
@@ -30,14 +30,14 @@ def test_one_family_and_some_names(capsys):
     assert "angle: -3 to 3" in capsys.readouterr().out
 
 
-def test_the_list_as_json(capsys):
+def test_the_list_can_be_printed_as_json(capsys):
     assert main(["perturbations", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in listed] == list(PERTURBATIONS)
     assert listed[0]["theta"][0]["name"] == PERTURBATIONS[listed[0]["name"]].theta[0].name
 
 
-def test_a_sheet_is_a_picture_with_a_row_each(tmp_path, capsys):
+def test_a_sheet_is_a_picture_with_one_row_per_perturbation(tmp_path, capsys):
     out = tmp_path / "sheet.png"
     assert main(["perturbations", "rain", "gaussian_blur", "fgsm", "--sheet", str(out)]) == 0
     text = capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_a_sheet_is_a_picture_with_a_row_each(tmp_path, capsys):
         assert np.asarray(picture.convert("L")).std() > 20, "it shows something"
 
 
-def test_a_sheet_of_the_users_own_pictures(tmp_path):
+def test_a_sheet_can_be_drawn_on_pictures_of_the_user(tmp_path):
     pixels = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(0)).numpy()
     np.save(tmp_path / "mine.npy", pixels)
     words = ["--data", f"npy:{tmp_path / 'mine.npy'}", "--index", "1", "--sheet", str(tmp_path / "sheet.png")]
@@ -78,7 +78,7 @@ def test_strength_runs_from_the_identity_to_the_far_end():
         (["rain", "--family", "camera"], "none of the named perturbations is in family 'camera'"),
     ],
 )
-def test_wrong_uses_get_one_line(words, text, capsys, tmp_path, monkeypatch):
+def test_wrong_use_is_reported_in_one_line(words, text, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["perturbations", *words]) == 2
     error = capsys.readouterr().err

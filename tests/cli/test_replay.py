@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 class Net(nn.Module):
-    """The last bits of a long sum hang on the number of threads, so those of the outputs do."""
+    """The last bits of a long sum depend on the number of threads, and so do those of the outputs."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def moved(home, tmp_path, monkeypatch):
-    """A copy of that folder whose runs remember the copy, to change things in."""
+    """A copy of that folder, whose runs record the copy; tests may change it."""
     import sqlite3
 
     place = tmp_path / "home"
@@ -81,43 +81,43 @@ def moved(home, tmp_path, monkeypatch):
 
 
 def some(run, n=2, where="tensors IS NOT NULL"):
-    """Numbers of some faults."""
+    """Numbers of a few faults."""
     return [str(id) for (id,) in Reader(run).select("id", where, limit=n)]
 
 
 def replayed(capsys, *arguments):
     """Exit code and JSON."""
     code = main(["replay", *map(str, arguments), "--json"])
-    said = capsys.readouterr()
-    assert said.err == ""
-    return code, json.loads(said.out)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return code, json.loads(printed.out)
 
 
 def refused(capsys, *arguments):
-    """Exit code and the one line that refuses."""
+    """Exit code and error message, which must be one line."""
     code = main(["replay", *map(str, arguments)])
     [line] = capsys.readouterr().err.splitlines()
     return code, line
 
 
-def test_faults_show_again_to_the_bit(home, capsys, monkeypatch, tmp_path):
+def test_faults_are_reproduced_bit_for_bit(home, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     ids = some(home / "noise", 3)
     assert main(["replay", str(home / "noise"), *ids]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     fault = next(iter(Reader(home / "noise").faults("id = ?", (ids[0],))))
     sure = f"{fault.answer} ({fault.confidence:.1%})"
-    assert said.splitlines()[:4] == [
+    assert printed.splitlines()[:4] == [
         f"fault {fault.id}: seed {fault.seed_id}, gaussian with sigma {fault.theta['sigma']:.4g}",
         f"  answer  clean {fault.clean_answer}, recorded {sure}, now {sure}: the same",
         "  input   identical, bit for bit",
         "  output  identical, bit for bit",
     ]
-    assert said.count("\nfault ") == 2
-    assert said.endswith("3 of 3 reproduced; model, data and environment are the same as at the start of the run\n")
+    assert printed.count("\nfault ") == 2
+    assert printed.endswith("3 of 3 reproduced; model, data and environment are the same as at the start of the run\n")
 
 
-def test_every_kept_fault_of_both_runs_shows_again_to_the_bit(home, capsys):
+def test_every_kept_fault_of_both_runs_is_reproduced_bit_for_bit(home, capsys):
     for run in (home / "noise", home / "attack"):
         code, result = replayed(capsys, run, *some(run, -1))
         assert code == 0
@@ -138,7 +138,7 @@ def test_the_options_of_the_target_override_the_recorded_ones(home, capsys):
     assert (code, result["faults"][0]["output"]["gap"] > 1) == (1, True)
 
 
-def test_a_fault_whose_input_was_not_kept_is_made_again(home, capsys):
+def test_a_fault_whose_input_was_not_kept_is_computed_again(home, capsys):
     ids = some(home / "noise", 5, "tensors IS NULL")
     code, result = replayed(capsys, home / "noise", *ids)
     assert code == 0
@@ -155,7 +155,7 @@ def test_faults_are_replayed_in_the_order_given_and_once(home, capsys):
     assert [each["id"] for each in result["faults"]] == [int(two), int(one)]
 
 
-def test_another_process_with_more_threads_elsewhere_replays_while_the_campaign_runs(home, tmp_path):
+def test_another_process_with_more_threads_and_another_folder_replays_while_the_campaign_runs(home, tmp_path):
     torch.set_num_threads(1)
     origin = Origin(model="wobbling:Net", weights="net.pt", data="npz:data.npz", folder=str(home))
     answers = []
@@ -179,7 +179,7 @@ def test_another_process_with_more_threads_elsewhere_replays_while_the_campaign_
     assert "environment are the same as at the start of the run" in answers[0].stdout, "it uses the recorded threads"
 
 
-def test_changed_weights_are_named_and_what_they_change_is_said(moved, capsys):
+def test_changed_weights_are_named_with_their_effect(moved, capsys):
     ids = some(moved / "noise", -1)
     net = torch.load(moved / "net.pt")
     torch.save({**net, "fc.bias": net["fc.bias"] + 1e-6}, moved / "net.pt")
@@ -191,13 +191,13 @@ def test_changed_weights_are_named_and_what_they_change_is_said(moved, capsys):
     net["fc.bias"][label] += 100
     torch.save(net, moved / "net.pt")
     assert main(["replay", str(moved / "noise"), *ids]) == 1
-    said = capsys.readouterr().out
-    assert f"now {label} (100.0%): no longer a fault" in said
-    assert ("the same answer, but a different output" in said) == (label in answers)
-    assert re.search(r"output  differs by up to \d", said)
-    assert re.search(r"^\d+ of 20 reproduced; changed since the start of the run:$", said, re.M)
-    assert len(re.findall(r"^  model_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", said, re.M)) == 1
-    assert len(re.findall(r"^  weights_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", said, re.M)) == 1
+    printed = capsys.readouterr().out
+    assert f"now {label} (100.0%): no longer a fault" in printed
+    assert ("the same answer, but a different output" in printed) == (label in answers)
+    assert re.search(r"output  differs by up to \d", printed)
+    assert re.search(r"^\d+ of 20 reproduced; changed since the start of the run:$", printed, re.M)
+    assert len(re.findall(r"^  model_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", printed, re.M)) == 1
+    assert len(re.findall(r"^  weights_sha256 \w{12}\.\.\. then, \w{12}\.\.\. now$", printed, re.M)) == 1
 
 
 def test_changed_data_is_named(moved, capsys):
@@ -214,14 +214,14 @@ def test_changed_data_is_named(moved, capsys):
     assert "the data must hold the fault's seed" in line
 
 
-def test_the_input_of_an_attack_on_other_weights_is_the_kept_one(moved, capsys):
+def test_the_input_of_an_attack_on_other_weights_is_the_stored_one(moved, capsys):
     ids = some(moved / "attack", -1)
     net = torch.load(moved / "net.pt")
     net["conv.weight"] *= 1 + 3e-2 * torch.randn(net["conv.weight"].shape, generator=torch.Generator().manual_seed(1))
     torch.save(net, moved / "net.pt")
     main(["replay", str(moved / "attack"), *ids, "--out", "a.npz"])
-    said = capsys.readouterr().out
-    assert re.search(r"input   differs by up to [\d.]+; the model was given the recorded one", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"input   differs by up to [\d.]+; the model was given the recorded one", printed)
     arrays = np.load("a.npz")
     kept = Reader(moved / "attack").tensors(arrays["id"].tolist())
     for id, inputs in zip(arrays["id"].tolist(), arrays["inputs"], strict=True):
@@ -238,7 +238,7 @@ def test_other_weights_and_data_can_be_given(moved, tmp_path, capsys):
     assert (code, result["changes"]) == (0, [])
 
 
-def test_a_run_from_python_says_what_it_needs(home, tmp_path, capsys, monkeypatch):
+def test_replaying_a_run_from_python_says_what_it_needs(home, tmp_path, capsys, monkeypatch):
     import wobbling
 
     monkeypatch.chdir(home)
@@ -299,7 +299,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_gets_one_line_and_its_exit_code(home, capsys, monkeypatch, tmp_path, name):
+def test_wrong_use_is_reported_in_one_line_with_its_exit_code(home, capsys, monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     words, code, message = WRONG[name]
     [id] = some(home / "noise", 1)

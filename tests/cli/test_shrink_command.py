@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 class Mean(nn.Module):
-    """Says 1 where an input's mean is over a half."""
+    """Answers 1 if the mean of an input is above one half."""
 
     def __init__(self, over=0.5):
         super().__init__()
@@ -56,7 +56,7 @@ def run(home, tmp_path):
 
 
 def shrunk(run, *arguments):
-    """What another process prints."""
+    """The output of another process."""
     command = [sys.executable, "-m", "themis", "shrink", str(run), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=run.parent)
     assert (done.returncode, done.stderr) == (0, "")
@@ -64,7 +64,7 @@ def shrunk(run, *arguments):
 
 
 def refused(capsys, *arguments):
-    """Exit code and the one line that refuses."""
+    """Exit code and error message, which must be one line."""
     code = main(["shrink", *map(str, arguments)])
     [line] = capsys.readouterr().err.splitlines()
     return code, line
@@ -91,19 +91,19 @@ def test_the_most_telling_faults_are_shrunk_in_another_process(home, run):
     assert lines[21:] == [f"Shrank 20 faults in {passes:,} passes", f"Details: {run / 'shrunk.json'}"]
 
 
-def test_named_faults_come_in_their_order_and_as_json(run):
+def test_named_faults_are_printed_in_their_order_and_as_json(run):
     ids = [id for (id,) in Reader(run).select("id", order="id DESC", limit=3)]
-    said = json.loads(shrunk(run, *ids, "--simplest", "--json"))
-    assert [each["id"] for each in said["faults"]] == ids
-    assert all(each["not_needed"] == ["change"] for each in said["faults"])
-    assert json.loads((run / "shrunk.json").read_text()) == said
+    printed = json.loads(shrunk(run, *ids, "--simplest", "--json"))
+    assert [each["id"] for each in printed["faults"]] == ids
+    assert all(each["not_needed"] == ["change"] for each in printed["faults"])
+    assert json.loads((run / "shrunk.json").read_text()) == printed
 
 
-def test_the_curve_is_written_and_said(run):
-    said = shrunk(run, "--most", 2, "--curve")
-    assert "30 of 40 seeds broke; still correct by strength: 100.0% at 0.05" in said
-    assert "25.0% at 1." in said
-    assert "the curve is an upper bound on the model's robustness" in said
+def test_the_curve_is_written_and_described(run):
+    printed = shrunk(run, "--most", 2, "--curve")
+    assert "30 of 40 seeds broke; still correct by strength: 100.0% at 0.05" in printed
+    assert "25.0% at 1." in printed
+    assert "the curve is an upper bound on the model's robustness" in printed
     curve = json.loads((run / "shrunk.json").read_text())["robustness"]
     assert (curve["seeds"], curve["failed"]) == (40, 30)
     assert curve["share"] == sorted(curve["share"], reverse=True)
@@ -111,7 +111,7 @@ def test_the_curve_is_written_and_said(run):
     assert not list(run.glob("*.part"))
 
 
-def test_the_run_stays_what_it_was(run, capsys):
+def test_the_run_is_left_unchanged(run, capsys):
     before = Reader(run).select()
     assert main(["shrink", str(run), "--most", "3", "--curve"]) == 0
     capsys.readouterr()
@@ -121,11 +121,11 @@ def test_the_run_stays_what_it_was(run, capsys):
     assert Reader(run).rounds()[-1].tests == 700
 
 
-def test_a_mended_model_has_nothing_to_shrink(run, capsys):
+def test_a_repaired_model_has_no_faults_to_shrink(run, capsys):
     some = [str(id) for (id,) in Reader(run).select("id", limit=2)]
     assert main(["shrink", str(run), *some, "--model", "averaging:Mean(over=2)"]) == 0
-    said = capsys.readouterr().out
-    assert f"2 faults no longer break the model: {some[0]}, {some[1]}" in said
+    printed = capsys.readouterr().out
+    assert f"2 faults no longer break the model: {some[0]}, {some[1]}" in printed
 
 
 def test_a_run_without_faults_says_so(home, run, capsys):
@@ -136,12 +136,12 @@ def test_a_run_without_faults_says_so(home, run, capsys):
     os.chdir(before)
     capsys.readouterr()
     assert main(["shrink", str(run.parent / "none"), "--curve"]) == 0
-    said = capsys.readouterr().out
-    assert "has no faults to shrink" in said
-    assert "0 of 40 seeds broke; still correct by strength (1 is shift -0.25 or 0.25): 100.0% at 0.05" in said
+    printed = capsys.readouterr().out
+    assert "has no faults to shrink" in printed
+    assert "0 of 40 seeds broke; still correct by strength (1 is shift -0.25 or 0.25): 100.0% at 0.05" in printed
 
 
-def test_wrong_uses_are_refused(run, capsys):
+def test_wrong_uses_are_rejected(run, capsys):
     assert refused(capsys, run, "--most", "0") == (2, "themis shrink: most must be at least 1, got 0")
     assert refused(capsys, run, "9999999")[1].startswith("themis shrink: the run has no fault 9999999")
     code, line = refused(capsys, run, "1", "--most", "3")

@@ -38,20 +38,20 @@ def watching(run, *options, **environment):
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **how)
     try:
-        said = ""
-        while not ADDRESS.search(said):
+        printed = ""
+        while not ADDRESS.search(printed):
             line = process.stdout.readline()
             if not line:
-                pytest.fail(f"no address: {said}{process.stderr.read()}")
-            said += line
-        yield process, said
+                pytest.fail(f"no address: {printed}{process.stderr.read()}")
+            printed += line
+        yield process, printed
     finally:
         process.kill()
         process.communicate()
 
 
-def fetch(said, path="/view.json"):
-    port, _, token = ADDRESS.search(said).groups()
+def fetch(printed, path="/view.json"):
+    port, _, token = ADDRESS.search(printed).groups()
     connection = HTTPConnection("127.0.0.1", int(port), timeout=60)
     connection.request("GET", f"{path}?token={token}")
     answer = connection.getresponse()
@@ -60,60 +60,62 @@ def fetch(said, path="/view.json"):
     return answer.status, body
 
 
-def test_it_prints_an_address_that_shows_the_run_and_ctrl_c_ends_it(run):
-    with watching(run, "--no-browser") as (process, said):
-        assert said.startswith(f"Serving {run} at http://127.0.0.1:")
-        assert said.count("\n") == 1
-        status, body = fetch(said)
+def test_watch_prints_an_address_that_shows_the_run_until_ctrl_c(run):
+    with watching(run, "--no-browser") as (process, printed):
+        assert printed.startswith(f"Serving {run} at http://127.0.0.1:")
+        assert printed.count("\n") == 1
+        status, body = fetch(printed)
         assert (status, json.loads(body)["counts"]["tests"]) == (200, 300)
-        assert fetch(said, "/")[1].startswith(b"<!DOCTYPE html>")
+        assert fetch(printed, "/")[1].startswith(b"<!DOCTYPE html>")
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)
         assert (process.returncode, rest) == (130, ("", "themis watch: interrupted\n"))
-        port = int(ADDRESS.search(said)[1])
+        port = int(ADDRESS.search(printed)[1])
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_ctrl_c_ends_it_though_a_browser_is_connected(run):
-    with watching(run, "--no-browser") as (process, said):
-        with socket.create_connection(("127.0.0.1", int(ADDRESS.search(said)[1]))):  # says nothing, stays
+def test_ctrl_c_stops_the_server_even_if_a_browser_is_connected(run):
+    with watching(run, "--no-browser") as (process, printed):
+        with socket.create_connection(
+            ("127.0.0.1", int(ADDRESS.search(printed)[1]))
+        ):  # stays connected without a request
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=15)
         assert process.returncode == 130
 
 
-def test_a_browser_is_opened_at_the_address_unless_told_not_to(run, tmp_path):
+def test_a_browser_is_opened_at_the_address_unless_no_browser_is_set(run, tmp_path):
     note = tmp_path / "opened"
     code = f"import sys; open({str(note)!r}, 'a').write(sys.argv[1] + chr(10))"
     browser = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} %s"
-    with watching(run, BROWSER=browser) as (process, said):
+    with watching(run, BROWSER=browser) as (process, printed):
         while not note.exists() or not note.read_text().endswith("\n"):
             assert process.poll() is None
             time.sleep(0.05)
-        assert note.read_text().strip() == ADDRESS.search(said)[0]
+        assert note.read_text().strip() == ADDRESS.search(printed)[0]
     note.unlink()
-    with watching(run, "--no-browser", BROWSER=browser) as (process, said):
-        assert fetch(said)[0] == 200
+    with watching(run, "--no-browser", BROWSER=browser) as (process, printed):
+        assert fetch(printed)[0] == 200
         assert not note.exists()
 
 
-def test_without_a_browser_it_says_so_and_goes_on(run):
-    with watching(run, BROWSER="/none/such %s") as (process, said):
+def test_without_a_browser_a_message_is_printed_and_the_server_keeps_running(run):
+    with watching(run, BROWSER="/none/such %s") as (process, printed):
         assert "could not open a browser" in process.stderr.readline()
-        assert fetch(said)[0] == 200
+        assert fetch(printed)[0] == 200
 
 
-def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
-    with watching(tmp_path / "later", "--no-browser") as (_, said):
-        assert said.startswith(
+def test_watch_waits_for_a_run_that_has_not_started(tmp_path):
+    with watching(tmp_path / "later", "--no-browser") as (_, printed):
+        assert printed.startswith(
             f"{tmp_path / 'later'} does not contain a run yet: it is shown as soon as a campaign starts there\n"
         )
-        assert fetch(said)[0] == 503
+        assert fetch(printed)[0] == 503
         assert not (tmp_path / "later").exists()
 
 
-def test_what_cannot_be_is_one_line(run, capsys):
+def test_impossible_options_are_reported_in_one_line(run, capsys):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -131,10 +133,10 @@ def test_what_cannot_be_is_one_line(run, capsys):
         assert capsys.readouterr() == ("", f"themis watch: {text}\n")
 
 
-def test_a_port_of_ones_own(run):
+def test_the_port_can_be_chosen(run):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with watching(run, "--no-browser", "--port", str(port)) as (_, said):
-        assert int(ADDRESS.search(said)[1]) == port
-        assert fetch(said)[0] == 200
+    with watching(run, "--no-browser", "--port", str(port)) as (_, printed):
+        assert int(ADDRESS.search(printed)[1]) == port
+        assert fetch(printed)[0] == 200

@@ -1,4 +1,4 @@
-"""Run folders that cannot be written, resumed, listed or replayed: each gets one line and its exit code."""
+"""Run folders that cannot be written, resumed, listed or replayed: each is reported in one line with its exit code."""
 
 import importlib
 import sqlite3
@@ -22,7 +22,7 @@ def run_with_weights():
 
 
 def then(*steps):
-    """Sets a finished run up, then does some steps."""
+    """Create a finished run, then apply the steps."""
 
     def setup():
         finished_run()
@@ -33,7 +33,7 @@ def then(*steps):
 
 
 def cut(pattern: str, size: float = 0.5):
-    """Leaves a share of a file, as a bad disk does."""
+    """Truncate a file to a share of its size, as a bad disk might."""
 
     def step():
         path = min(Path("done").glob(pattern))
@@ -74,7 +74,7 @@ def run_from_python():
 
 
 def write_at_the_same_time():
-    """Another writer holds the folder."""
+    """Let another writer hold the folder."""
     finished_run()
     HELD.append(Writer("done"))
 
@@ -175,7 +175,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_folder_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
+def test_a_wrong_folder_is_reported_in_one_line_with_its_exit_code(tmp_path, monkeypatch, capsys, name):
     enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)

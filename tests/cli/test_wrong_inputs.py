@@ -1,4 +1,4 @@
-"""Models, weights and data that cannot be tested: each gets one line and its exit code."""
+"""Models, weights and data that cannot be tested: each is reported in one line with its exit code."""
 
 import pickle
 from pathlib import Path
@@ -15,7 +15,7 @@ class Harmful:
 
 
 def save(name: str, value, size: float = 1.0):
-    """Sets a weights file up; `size` is the share of it that was written."""
+    """Create a weights file; `size` is the share of it that is written."""
 
     def setup():
         torch.save(value, name)
@@ -26,7 +26,7 @@ def save(name: str, value, size: float = 1.0):
 
 
 def archive(size: float = 1.0, **arrays):
-    """Sets `data.npz` up; `size` is the share of it that was written."""
+    """Create `data.npz`; `size` is the share of it that is written."""
 
     def setup():
         np.savez("data.npz", **arrays)
@@ -171,7 +171,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
+def test_a_wrong_input_is_reported_in_one_line_with_its_exit_code(tmp_path, monkeypatch, capsys, name):
     enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)

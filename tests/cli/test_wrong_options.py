@@ -1,4 +1,4 @@
-"""Wrong commands, flags, values and configuration files: each gets one line and its exit code."""
+"""Wrong commands, flags, values and configuration files: each is reported in one line with its exit code."""
 
 import pytest
 from wrong_use import PICTURE, enter, refused, run, write
@@ -49,7 +49,7 @@ WRONG = {
     "negative memory": (run("--clean-memory-gib -1"), 2, "clean_memory_gib must be 0 or more"),
     "negative random seed": (run("--random-seed -1"), 2, "random_seed must lie in 0..2**63 - 1, got -1"),
     "no magnitude": (run("--magnitude 0"), 2, "magnitude must be a positive number, got 0"),
-    "too few passes": (run("--max-passes 10"), 2, "max_passes must leave room for a test after the clean sweep's"),
+    "too few passes": (run("--max-passes 10"), 2, "max_passes must leave room for a test after the"),
     "bounds upside down": (run("--bounds 1,0"), 2, "bounds must be finite and ascending"),
     "no spread": (run("--mean 0.5 --std 0"), 2, "std must be positive"),
     "mean alone": (run("--mean 0.5"), 2, "--mean and --std must be given together"),
@@ -108,7 +108,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_option_gets_one_line_and_its_exit_code(tmp_path, monkeypatch, capsys, name):
+def test_a_wrong_option_is_reported_in_one_line_with_its_exit_code(tmp_path, monkeypatch, capsys, name):
     enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)

@@ -20,7 +20,7 @@ RUN = ["run", "--zoo", "mlp-drebin", "--perturb", "gaussian", *LIMITS]
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A data folder of its own, beside the working directory."""
+    """A separate data folder next to the working directory."""
     (tmp_path / "data").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.setenv("THEMIS_DATA", str(tmp_path / "data"))
@@ -43,7 +43,7 @@ def elsewhere(*words):
     return subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True)
 
 
-def test_the_list_says_what_is_there(drebin, capsys):
+def test_the_list_shows_which_data_and_weights_are_available(drebin, capsys):
     assert main(["zoo"]) == 0
     lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[: len(ZOO) + 1]}
     assert list(lines)[1:] == list(ZOO)
@@ -61,11 +61,11 @@ def test_the_list_needs_no_data_folder(root, monkeypatch, capsys):
 
 
 def state(monkeypatch, name, value, tolerance=1e-4):
-    """Let the zoo state another figure."""
+    """Give the zoo another published figure."""
     monkeypatch.setitem(ZOO, name, replace(ZOO[name], stated=PublishedFigure(value, tolerance, "rows")))
 
 
-def test_verify_ends_with_0_only_if_all_agree(drebin, monkeypatch, capsys):
+def test_verify_exits_with_0_only_if_all_models_agree(drebin, monkeypatch, capsys):
     assert main(["zoo", "verify", "mlp-drebin", "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)
     assert row["agrees"] is False
@@ -73,41 +73,43 @@ def test_verify_ends_with_0_only_if_all_agree(drebin, monkeypatch, capsys):
     assert main(["zoo", "verify", "mlp-drebin"]) == 0
     assert ": agrees, rows" in capsys.readouterr().out
     assert main(["zoo", "verify", "mlp-drebin", "vgg19-imagenet"]) == 1
-    said = capsys.readouterr().out
-    assert "vgg19-imagenet  no weights (none could be obtained" in said
-    assert said.endswith("1 of 2 agree\n")
+    printed = capsys.readouterr().out
+    assert "vgg19-imagenet  no weights (none could be obtained" in printed
+    assert printed.endswith("1 of 2 agree\n")
 
 
-def test_verify_of_all_leaves_out_only_what_nobody_has_weights_for(root, capsys):
+def test_verify_of_all_skips_only_optional_models_without_weights(root, capsys):
     assert main(["zoo", "verify"]) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     n_counted = len(ZOO) - 2 - (find_weights("efficientnet-lite0-imagenet") is None)
-    assert f"0 of {n_counted} agree; skipped, because they have no weights: vgg19-imagenet, resnet50-imagenet" in said
-    assert "lenet1-mnist                 no weights (DeepXplore's Keras file, converted)" in said
+    assert (
+        f"0 of {n_counted} agree; skipped, because they have no weights: vgg19-imagenet, resnet50-imagenet" in printed
+    )
+    assert "lenet1-mnist                 no weights (DeepXplore's Keras file, converted)" in printed
 
 
-def test_verify_goes_on_after_data_that_cannot_be_read(drebin, capsys):
+def test_verify_continues_after_data_that_cannot_be_read(drebin, capsys):
     folder = drebin / "mnist" / "weights"
     folder.mkdir(parents=True)
     torch.save(build(ZOO["lenet1-mnist"]).state_dict(), folder / "lenet1_deepxplore.pt")
     assert main(["zoo", "verify", "lenet1-mnist", "mlp-drebin"]) == 1
-    said = capsys.readouterr().out
-    assert "lenet1-mnist  cannot be verified: " in said
-    assert "mlp-drebin    accuracy" in said
+    printed = capsys.readouterr().out
+    assert "lenet1-mnist  cannot be verified: " in printed
+    assert "mlp-drebin    accuracy" in printed
 
 
-def test_train_writes_weights_that_run_and_verify_take(root, capsys):
+def test_train_writes_weights_that_run_and_verify_accept(root, capsys):
     write_mnist(root, n_train=1000, n_test=200)
     for file in ("lenet1-mnist.pt", "net.safetensors"):
         out = [] if file == "lenet1-mnist.pt" else ["--out", file]
         assert main(["zoo", "train", "lenet1-mnist", "--epochs", "1", *out]) == 0
-        said = capsys.readouterr().out
-        assert "epoch 1 of 1: loss " in said
-        assert "test accuracy " in said
-        assert f"Wrote {file}. Test it: themis run --zoo lenet1-mnist --weights {file} --perturb gaussian" in said
+        printed = capsys.readouterr().out
+        assert "epoch 1 of 1: loss " in printed
+        assert "test accuracy " in printed
+        assert f"Wrote {file}. Test it: themis run --zoo lenet1-mnist --weights {file} --perturb gaussian" in printed
         assert main(["zoo", "verify", "lenet1-mnist", "--weights", file, "--json"]) == 1
         (row,) = json.loads(capsys.readouterr().out)
-        assert f"{row['measured']:.2%}" in said
+        assert f"{row['measured']:.2%}" in printed
         words = ["run", "--zoo", "lenet1-mnist", "--weights", file, "--perturb", "gaussian", "--max-tests", "50"]
         assert main([*words, "--out", "none", "--quiet"]) == 0
     assert main(["zoo", "train", "lenet1-mnist", "--epochs", "1"]) == 2
@@ -137,15 +139,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_wrong_uses_are_one_line(words, root, capsys):
+def test_wrong_use_is_reported_in_one_line(words, root, capsys):
     given, expected = WRONG[words]
     assert main(given) == 2
-    said = capsys.readouterr().err
-    assert expected in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert expected in printed
+    assert printed.count("\n") == 1
 
 
-def test_verify_and_train_without_a_data_folder(root, monkeypatch, capsys):
+def test_verify_and_train_need_a_data_folder(root, monkeypatch, capsys):
     monkeypatch.delenv("THEMIS_DATA")
     for words in (["zoo", "verify"], ["zoo", "train", "lenet1-mnist"], RUN):
         with monkeypatch.context() as calm:
@@ -164,11 +166,11 @@ def test_a_run_can_be_resumed_and_replayed_by_another_process(drebin):
     assert "1 of 1 reproduced; model, data and environment are the same as at the start of the run" in again.stdout
     more = elsewhere("resume", "a", "--max-tests", "400", "--json")
     assert json.loads(more.stdout)["tests"] == 400, more.stderr
-    whole = elsewhere("run", "--config", "a/config.yaml", "--out", "b", "--json")  # it holds the new limit
+    whole = elsewhere("run", "--config", "a/config.yaml", "--out", "b", "--json")  # it contains the new limit
     assert json.loads(whole.stdout)["tests"] == 400, whole.stderr
 
 
-def test_a_run_knows_the_weights_it_was_made_with(drebin, capsys):
+def test_a_run_records_the_weights_that_were_tested(drebin, capsys):
     assert main([*RUN, "--out", "a", "--quiet"]) == 0
     module = build(ZOO["mlp-drebin"], random_seed=2)
     torch.save(module.state_dict(), find_weights("mlp-drebin"))
@@ -176,7 +178,7 @@ def test_a_run_knows_the_weights_it_was_made_with(drebin, capsys):
     assert "the model must be what was tested" in capsys.readouterr().err
 
 
-def test_random_weights_are_said_to_be_and_are_the_same_in_another_process(root):
+def test_random_weights_are_announced_and_are_the_same_in_another_process(root):
     write_drebin(root)
     begun = elsewhere(*RUN, "--out", "a", "--json")
     assert begun.returncode == 0
@@ -187,7 +189,7 @@ def test_random_weights_are_said_to_be_and_are_the_same_in_another_process(root)
     assert "random weights" in more.stderr
 
 
-def test_weights_and_data_may_be_others(drebin, capsys):
+def test_other_weights_and_data_can_be_given_for_a_model_of_the_zoo(drebin, capsys):
     torch.save(build(ZOO["mlp-drebin"], random_seed=7).state_dict(), "other.pt")
     np.savez("mine.npz", inputs=np.random.default_rng(0).random((20, 215), dtype=np.float32))
     words = [*RUN, "--weights", "other.pt", "--data", "npz:mine.npz", "--neurons", "channel", "--oracle", "changed"]

@@ -47,22 +47,22 @@ def shell(tmp_path):
     return shell
 
 
-def test_the_documents_commands_run_in_their_order(shell, tmp_path):
+def test_the_commands_of_the_document_run_in_order(shell, tmp_path):
     text = (ROOT / "docs/ci.md").read_text()
     (tmp_path / "work/mine.py").write_text(re.search(r"```python\n(# mine\.py\n.*?)```", text, re.S)[1])
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     assert len(blocks) == 3
-    said = [shell(block) for block in blocks]
-    assert [done.returncode for done in said] == [0, 0, 0], [done.stderr for done in said]
-    assert "passed  max_fault_rate: " in said[0].stdout
-    assert "The model after is worse" in said[1].stdout
-    assert "FAILED  max_new_faults: " in said[2].stdout
+    printed = [shell(block) for block in blocks]
+    assert [done.returncode for done in printed] == [0, 0, 0], [done.stderr for done in printed]
+    assert "passed  max_fault_rate: " in printed[0].stdout
+    assert "The model after is worse" in printed[1].stdout
+    assert "FAILED  max_new_faults: " in printed[2].stdout
     work = tmp_path / "work"
     assert {"gates.xml", "summary.md", "diff.md", "diff.png", "runs"} <= {path.name for path in work.iterdir()}
     assert (work / "runs/new/report.html").is_file()
 
 
-def test_the_workflow_does_what_its_steps_say(shell, tmp_path):
+def test_the_workflow_does_what_its_steps_promise(shell, tmp_path):
     yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load(WORKFLOW.read_text())
     steps = {step["name"]: step for step in workflow["jobs"]["themis"]["steps"] if "name" in step}

@@ -1,4 +1,4 @@
-"""Every Python block in the documents runs; one that begins with `# NAME.py` is a file for the document's commands."""
+"""Every Python block in the documents runs; a block that starts with `# NAME.py` is a file for the commands."""
 
 import re
 
@@ -16,7 +16,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_runs(block, capsys):
-    torch.manual_seed(0)  # documents' nets are drawn at random
+    torch.manual_seed(0)  # the nets of the documents have random weights
     space = {}
     exec(compile(block, "document", "exec"), space)
     if "run" in space:
@@ -35,12 +35,12 @@ def test_a_block_runs(block, capsys):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
+def test_links_have_a_target(path):
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert link.startswith("http") or (path.parent / link).exists(), link
 
 
-def test_the_table_of_perturbations_is_what_there_is():
+def test_the_table_of_perturbations_is_complete():
     from themis.perturb import PERTURBATIONS
 
     text = (ROOT / "docs" / "perturbations.md").read_text()
@@ -57,7 +57,7 @@ def test_the_table_of_perturbations_is_what_there_is():
     assert exempt == {name for name, each in PERTURBATIONS.items() if not each.has_identity}
 
 
-def test_the_table_of_criteria_is_what_there_is():
+def test_the_table_of_criteria_is_complete():
     from themis.criteria import CRITERIA
 
     text = (ROOT / "docs/criteria.md").read_text()

@@ -1,4 +1,4 @@
-"""Every `bash` block in the documents runs, in order, in a folder with the document's files; others are only shown."""
+"""Every `bash` block in the documents runs, in order, in a folder with the files of the document."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from documents import DOCUMENTS, FILE, blocks
 
 ELSEWHERE = ("ci.md",)
-"""Documents whose commands have tests of their own."""
+"""Documents whose commands are tested elsewhere."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The three judges say the same, and decide the same."""
+"""The three judges compute the same posterior and reach the same decisions."""
 
 import importlib.util
 from functools import cache
@@ -36,7 +36,7 @@ def neurons(n_neurons: int) -> Moments:
     far = 10 ** uniform(n_neurons - n_neurons // 2, -6, 6, rng)
     count, wanted = count.long(), torch.cat((near, far))
     m2 = torch.ones(n_neurons, dtype=torch.float64)
-    # The bound grows with the root of M2: one step lands on the wanted ratio to the limit.
+    # The bound grows with the root of M2: one step reaches the requested ratio to the limit.
     m2 = m2 * (wanted / ratio_to_limit(Moments(count, mean, m2))).square()
     return Moments(count, mean, m2)
 
@@ -63,7 +63,7 @@ def test_the_neurons_are_as_hard_as_they_should_be() -> None:
 
 
 @by_chains
-def test_means_differ_by_the_error_the_judge_claims(judge: str) -> None:
+def test_means_differ_by_the_error_that_the_judge_claims(judge: str) -> None:
     got, exact, _ = judged(judge)
     error = (got.mean - exact.mean) / got.mcse
     # Means of 1e6 with errors of 1e-10 are beyond float64; leave those few out.
@@ -117,7 +117,7 @@ def test_the_tolerance_follows_the_draws_so_that_decisions_do_not() -> None:
 
 
 @pytest.mark.parametrize("judge", ["exact", "gibbs", PYMC])
-def test_special_neurons_are_decided_alike(judge: str) -> None:
+def test_special_neurons_are_judged_alike(judge: str) -> None:
     wanted = {
         "constant": (10, 0.5, True),
         "constant, too few tests": (3, 0.5, False),

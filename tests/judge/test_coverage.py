@@ -29,7 +29,7 @@ def judge(m, is_dead=None, layers=None, **options):
 
 
 @pytest.mark.parametrize("draws", [400, 4000, 40_000])
-def test_more_draws_buy_no_coverage(draws):
+def test_more_draws_do_not_increase_coverage(draws):
     m = moments(torch.linspace(0.1, 3, 500), 1000)
     point = Rule(draws=draws, alpha=None)
     expected = Rule(alpha=None).converged(exact(m), m)
@@ -79,7 +79,7 @@ def test_coverage_by_layer():
     assert coverage.by_layer == pytest.approx({"a": 1 / 2, "b": 2 / 3, "c": 1.0})
 
 
-def test_the_sampler_takes_evenly_spaced_neurons_in_stable_order_of_variance():
+def test_the_sample_is_evenly_spaced_in_stable_order_of_variance():
     variance = torch.tensor([5.0, 1.0, 1.0, 3.0, 2.0, 4.0, 1.0])
     assert sample_neurons(variance, 3).tolist() == [6, 3, 0]  # at 2, 4 and 6 of 1 2 6 4 3 5 0
     assert sample_neurons(variance, 7).tolist() == [1, 2, 6, 4, 3, 5, 0]
@@ -87,7 +87,7 @@ def test_the_sampler_takes_evenly_spaced_neurons_in_stable_order_of_variance():
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([50, 500, 4000]))
-def test_counting_the_sample_is_sorting_it_and_within_1_k_of_all(n, k, seed, count):
+def test_counting_the_sample_equals_sorting_it_and_is_within_1_k_of_all(n, k, seed, count):
     rng = torch.Generator().manual_seed(seed)
     m = moments(torch.rand(n, generator=rng) * 2, count)
     unseen = torch.rand(n, generator=rng) < 0.2

@@ -61,19 +61,19 @@ def assert_equal(got: Tensor, expected: np.ndarray, tolerance: float) -> None:
     np.testing.assert_allclose(got.numpy(), expected, rtol=tolerance)
 
 
-def test_ess_is_that_of_arviz(draws: Tensor) -> None:
+def test_ess_equals_that_of_arviz(draws: Tensor) -> None:
     assert_equal(ess(draws), array_stats.ess(draws.numpy(), method="mean"), 1e-8)
 
 
-def test_rhat_is_that_of_arviz(draws: Tensor) -> None:
+def test_rhat_equals_that_of_arviz(draws: Tensor) -> None:
     assert_equal(rhat(draws), array_stats.rhat(draws.numpy()), 1e-8)
 
 
-def test_mcse_is_that_of_arviz(draws: Tensor) -> None:
+def test_mcse_equals_that_of_arviz(draws: Tensor) -> None:
     assert_equal(mcse(draws), array_stats.mcse(draws.numpy()), 1e-8)
 
 
-def test_float32_draws_have_nearly_the_diagnostics_arviz_computes_in_float64(draws: Tensor) -> None:
+def test_float32_draws_have_nearly_the_diagnostics_that_arviz_computes_in_float64(draws: Tensor) -> None:
     draws = draws.float()
     assert_equal(ess(draws), array_stats.ess(draws.double().numpy(), method="mean"), 1e-5)
     assert_equal(mcse(draws), array_stats.mcse(draws.double().numpy()), 1e-5)
@@ -117,7 +117,7 @@ def test_negative_zero_is_tied_with_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_draw_that_is_no_number_spoils_only_its_own_neuron(dtype: torch.dtype) -> None:
+def test_a_nan_draw_affects_only_its_own_neuron(dtype: torch.dtype) -> None:
     draws = normal(3, 4, 100).to(dtype)
     draws[1, 2, 3] = torch.nan
     expected = summarise(draws[[0, 2]])
@@ -144,12 +144,12 @@ def second_pair(draws: Tensor) -> Tensor:
     return 2 - (2 * covariance[0] * half / (half - 1) - covariance[1] - covariance[2]) / total
 
 
-def test_float32_gives_way_to_float64_where_a_sign_is_in_doubt() -> None:
+def test_float64_is_used_if_a_sign_is_in_doubt() -> None:
     one, other = normal(2000, 4, 200), normal(2000, 4, 200 + 1)[..., 1:]
     is_useful = (second_pair(one) < -0.01) & (second_pair(other) > 0.01)
     one, other = one[is_useful], other[is_useful]
     low, high = torch.zeros(len(one), 1, 1).double(), torch.ones(len(one), 1, 1).double()
-    for _ in range(40):  # bisection: between the two lie draws whose second pair is as good as zero
+    for _ in range(40):  # bisection finds draws whose second pair is almost zero
         middle = (low + high) / 2
         is_below = (second_pair(one + middle * (other - one)) < 0)[:, None, None]
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
@@ -173,6 +173,6 @@ def test_no_neurons_have_no_diagnostics() -> None:
 
 
 @pytest.mark.parametrize("draws", [torch.randn(5, 4, 3), torch.randn(4, 100), torch.ones(5, 4, 100, dtype=torch.int64)])
-def test_draws_of_the_wrong_kind_are_refused(draws: Tensor) -> None:
+def test_draws_of_the_wrong_kind_are_rejected(draws: Tensor) -> None:
     with pytest.raises(UsageError, match="4 draws a chain or more, got"):
         summarise(draws)

@@ -58,13 +58,13 @@ def test_chains_forget_where_they_started() -> None:
     assert ((first.std(0) / expected - 1).abs() < 0.06).all()
 
 
-def test_chains_are_chains() -> None:
+def test_draws_of_a_chain_depend_on_one_another() -> None:
     """The variance carries over from one step to the next, which independent draws would not show."""
     z = module._chains(torch.full((500,), 5.0), 1000, rng()).square().log()
     z = z - z.mean()
     lag_1, lag_2 = ((z[..., lag:] * z[..., :-lag]).mean() / z.square().mean() for lag in (1, 2))
     assert lag_1 > 0.1
-    assert lag_2 > 0.02  # what a step passes on came in part from the step before
+    assert lag_2 > 0.02  # part of what a step passes on came from the step before
 
 
 def test_neurons_with_different_numbers_of_tests_are_judged_together() -> None:
@@ -90,7 +90,7 @@ def test_the_same_random_seed_gives_the_same_result() -> None:
     assert not torch.equal(gibbs(moments, random_seed=5).mean, gibbs(moments, random_seed=6).mean)
 
 
-def test_the_callers_random_state_is_neither_used_nor_moved() -> None:
+def test_the_random_state_of_the_caller_is_neither_used_nor_changed() -> None:
     moments = moments_of(5)
     torch.manual_seed(1)
     one = gibbs(moments)
@@ -164,7 +164,7 @@ def test_neurons_without_a_chain_are_left_to_the_closed_form(judge: Judge) -> No
     assert posterior.ess.tolist() == [400] * 6
 
 
-def test_the_moments_are_left_as_they_were() -> None:
+def test_the_moments_are_left_unchanged() -> None:
     moments = moments_of(10)
     mean, m2 = moments.mean.clone(), moments.m2.clone()
     gibbs(moments, draws=400)
@@ -174,7 +174,7 @@ def test_the_moments_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("draws", [0, 12, 4001])
 @pytest.mark.parametrize("judge", [JUDGES["gibbs"], JUDGES["pymc"]])
-def test_draws_that_four_chains_cannot_share_are_refused(judge: Judge, draws: int) -> None:
+def test_draws_that_four_chains_cannot_share_are_rejected(judge: Judge, draws: int) -> None:
     with pytest.raises(UsageError, match=f"multiple of 4 .* got {draws}"):
         judge(moments_of(2), draws=draws)
 

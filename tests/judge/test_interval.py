@@ -22,7 +22,7 @@ def random_blocks(n_tests=500, n_neurons=30, sd=1.0, random_seed=0):
     return blocks_of(np.abs(rng.standard_normal((n_tests, n_neurons))) * sd, rng.integers(200, size=n_tests))
 
 
-def test_leaving_a_block_out_is_measuring_the_others():
+def test_leaving_a_block_out_equals_measuring_the_others():
     values, seed = torch.rand(300, 4), torch.arange(300) % 77
     blocks = blocks_of(values.clone(), seed)
     total, without = _leave_one_out(blocks)
@@ -35,21 +35,21 @@ def test_leaving_a_block_out_is_measuring_the_others():
         torch.testing.assert_close(without.variance[b], others.variance, rtol=1e-5, atol=1e-6)
 
 
-def test_the_point_lies_inside_whatever_it_is():
+def test_the_estimate_always_lies_within_its_interval():
     for point in (0.0, 0.3, 1.0):
         interval = coverage_interval(random_blocks(), point, Rule())
         assert interval.value == point
         assert 0 <= interval.low <= point <= interval.high <= 1
 
 
-def test_what_is_settled_has_no_interval_when_every_neuron_is_watched():
+def test_a_certain_coverage_has_no_interval_if_every_neuron_is_in_the_panel():
     covered = coverage_interval(random_blocks(sd=0.01), 1.0, Rule(), n_neurons=30)
     assert (covered.low, covered.high) == (1, 1)
     open_ = coverage_interval(random_blocks(sd=100.0), 0.0, Rule(), n_neurons=30)
     assert (open_.low, open_.high) == (0, 0)
 
 
-def test_a_panel_cannot_speak_for_all_without_error():
+def test_a_panel_cannot_represent_all_neurons_without_error():
     interval = coverage_interval(random_blocks(sd=0.01), 1.0, Rule(), n_neurons=100_000)
     assert interval.low == pytest.approx(0.025 ** (1 / 30), abs=1e-4)
     assert interval.low == pytest.approx(coverage_interval(random_blocks(sd=0.01), 1.0, Rule()).low, abs=1e-3)
@@ -63,14 +63,14 @@ def test_neurons_that_are_not_judged_do_not_count():
     assert coverage_interval(both, 1.0, Rule(), ~is_judged, 30).low < 1
 
 
-def test_neurons_that_never_moved_may_be_settled_or_not():
+def test_neurons_that_never_moved_may_have_converged_or_not():
     unseen = coverage_interval(blocks_of(np.zeros((500, 10)), np.arange(500)), 0.0, Rule(), n_neurons=10)
     assert (unseen.low, unseen.high) == (0, 1)
     long_unseen = coverage_interval(blocks_of(np.zeros((3000, 10)), np.arange(3000)), 1.0, Rule(), n_neurons=10)
     assert (long_unseen.low, long_unseen.high) == (1, 1)
 
 
-def test_too_few_tests_or_seeds_say_nothing():
+def test_too_few_tests_or_seeds_give_no_interval():
     nothing = Panel.empty(torch.arange(3)).blocks()
     for blocks in (
         nothing,
@@ -82,12 +82,12 @@ def test_too_few_tests_or_seeds_say_nothing():
         assert design_effect(blocks) is None
 
 
-def test_no_judged_neuron_says_nothing():
+def test_no_judged_neuron_gives_no_interval():
     interval = coverage_interval(random_blocks(), 0.0, Rule(), torch.zeros(30, dtype=torch.bool))
     assert (interval.low, interval.high) == (0, 1)
 
 
-def test_a_neuron_moved_by_one_test_alone_is_in_doubt():
+def test_a_neuron_moved_by_a_single_test_is_uncertain():
     values = np.zeros((1000, 5))
     values[17] = 30.0
     interval = coverage_interval(blocks_of(values, np.arange(1000)), 1.0, Rule(), n_neurons=5)
@@ -102,7 +102,7 @@ def test_the_design_effect_is_one_for_independent_tests():
 def test_the_design_effect_grows_with_what_tests_of_a_seed_share():
     rng = np.random.default_rng(0)
     seed = np.repeat(np.arange(400), 9)
-    values = rng.random((400, 300))[seed] + rng.random((3600, 300))  # half of the variance is the seed's
+    values = rng.random((400, 300))[seed] + rng.random((3600, 300))  # half of the variance is due to the seed
     assert design_effect(blocks_of(values, seed)) == pytest.approx(1 + (9 - 1) / 2, rel=0.1)
 
 
@@ -111,7 +111,7 @@ def test_the_design_effect_is_unknown_if_nothing_moved():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_coverage_intervals_hold_in_short(name):
+def test_coverage_intervals_hold_in_a_short_simulation(name):
     assert holds(coverage_campaigns(NETWORKS[name], 300, 600, 60, 60, 60)) >= 0.93
 
 

@@ -1,4 +1,4 @@
-"""Stated 95% intervals hold the truth in at least 93% of simulated campaigns, and the textbook's do not."""
+"""95% intervals contain the true value in at least 93% of simulated campaigns; those of textbooks do not."""
 
 import pytest
 from simulation import (
@@ -43,7 +43,7 @@ def test_coverage_intervals_hold_for_many_neurons_from_a_panel(name):
 
 
 @pytest.mark.parametrize("name", ["every shade", "few always fail", "a hidden few", "half always fail"])
-def test_the_binomial_interval_does_not_hold_where_tests_share_seeds(name):
+def test_the_binomial_interval_does_not_hold_if_tests_share_seeds(name):
     assert holds(fault_campaigns(INPUTS[name], 200, 10_000, 400, stated=textbook_rate)) < 0.6
 
 

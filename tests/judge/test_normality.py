@@ -1,4 +1,4 @@
-"""The sentence on normality says what the figures say."""
+"""The sentence on normality agrees with the figures."""
 
 import numpy as np
 import pytest
@@ -34,13 +34,13 @@ def test_sizes_far_from_zero_can_be_normal():
     assert normality.sentence.endswith("the normal model fits most neurons.")
 
 
-def test_heavy_tails_are_told():
+def test_heavy_tails_are_reported():
     normality = describe_normality(shape_of(np.random.default_rng(2).standard_t(3, (5000, 100))))
     assert normality.kurtosis_signed > 3
     assert normality.compatible_signed < 0.1
 
 
-def test_few_tests_forgive_more():
+def test_fewer_tests_allow_larger_deviations():
     signed = np.random.default_rng(3).standard_normal((25, 400))
     assert describe_normality(shape_of(signed)).compatible_signed > 0.9
 
@@ -52,7 +52,7 @@ def test_neurons_that_never_moved_are_left_out_and_counted():
     assert (normality.n_neurons, normality.n_unmoved) == (6, 4)
 
 
-def test_nothing_is_said_of_nothing():
+def test_without_tests_there_is_no_verdict():
     assert describe_normality(Shape.empty(5)) is None
     assert describe_normality(shape_of(np.zeros((100, 5)))) is None
     assert describe_normality(shape_of(np.random.default_rng(5).standard_normal((10, 5)))) is None

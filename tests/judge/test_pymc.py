@@ -1,4 +1,4 @@
-"""The judge by PyMC: what it says, what it keeps quiet, what it does when PyMC is missing."""
+"""The PyMC judge: its results, its silence, and its error if PyMC is missing."""
 
 import importlib.util
 import logging
@@ -16,7 +16,7 @@ needs_pymc = pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason
 MOMENTS = Moments(torch.tensor([3, 30, 300]), torch.tensor([0.1, 0.2, 0.3]).double(), torch.tensor([1, 2, 3]).double())
 
 
-def test_without_pymc_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pymc_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymc", None)
     with pytest.raises(MissingExtraError, match=r'pip install "themis-dl\[bayes\]"'):
         pymc(MOMENTS)
@@ -39,7 +39,9 @@ def test_nothing_is_printed_warned_or_logged() -> None:
 
 
 @needs_pymc
-def test_the_same_random_seed_gives_the_same_result_in_each_block_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_random_seed_gives_the_same_result_and_each_block_a_different_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys.modules["themis.judge.pymc"], "BLOCK", 1)
     equal = Moments(torch.tensor(30), torch.ones(2).double(), torch.ones(2).double())
     one, other = pymc(equal, draws=80, random_seed=3), pymc(equal, draws=80, random_seed=3)

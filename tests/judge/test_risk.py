@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 @pytest.mark.parametrize(
     ("n_faults", "n_tests"), [(0, 1), (1, 1), (2, 5), (0, 100), (3, 100), (1000, 1000), (17, 1000)]
 )
-def test_with_one_test_a_seed_the_rate_has_the_binomial_interval(n_faults, n_tests):
+def test_with_one_test_per_seed_the_rate_has_the_binomial_interval(n_faults, n_tests):
     faults = np.arange(n_tests) < n_faults
     rate = fault_rate(np.ones(n_tests, dtype=int), faults.astype(int))
     expected = binomtest(n_faults, n_tests).proportion_ci(0.95)
@@ -45,20 +45,20 @@ def test_the_upper_limit_is_a_quantile_of_the_bayesian_bootstrap_with_one_more_f
     assert fault_rate(tests, faults).high == pytest.approx(np.quantile(mixtures, 0.975), abs=1e-3)
 
 
-def test_the_same_faults_on_fewer_seeds_say_less():
+def test_the_same_faults_on_fewer_seeds_give_a_wider_interval():
     spread = fault_rate([10] * 100, [1] * 40 + [0] * 60)
     clustered = fault_rate([10] * 100, [10] * 4 + [0] * 96)
     assert spread.value == clustered.value
     assert clustered.high - clustered.low > 1.5 * (spread.high - spread.low)
 
 
-def test_seeds_without_a_test_say_nothing():
+def test_seeds_without_a_test_do_not_count():
     assert fault_rate([4, 0, 6, 0], [1, 0, 0, 0]) == fault_rate(torch.tensor([4, 6]), torch.tensor([1, 0]))
     assert fault_rate([0, 0], [0, 0]) is None
     assert fault_rate([], []) is None
 
 
-def test_many_seeds_of_many_tests_are_no_trouble():
+def test_many_seeds_with_many_tests_are_handled():
     rng = np.random.default_rng(0)
     tests = rng.poisson(60, 3000)
     faults = rng.binomial(tests, rng.beta(0.1, 1, 3000))
@@ -66,7 +66,7 @@ def test_many_seeds_of_many_tests_are_no_trouble():
     assert 0.08 < rate.low < rate.value < rate.high < 0.11
 
 
-def test_more_faults_than_tests_are_refused():
+def test_more_faults_than_tests_are_rejected():
     with pytest.raises(UsageError, match="no larger"):
         fault_rate([1, 2], [2, 0])
     with pytest.raises(UsageError, match="at most"):
@@ -76,7 +76,7 @@ def test_more_faults_than_tests_are_refused():
 
 
 @pytest.mark.parametrize("n_tests", [1, 10, 5000])
-def test_without_a_fault_the_risk_is_under_the_rule_of_three(n_tests):
+def test_without_a_fault_the_risk_is_below_the_rule_of_three(n_tests):
     risk = residual_risk([], n_tests)
     assert (risk.value, risk.low) == (0, 0)
     assert risk.high == pytest.approx(1 - 0.025 ** (1 / n_tests), abs=1e-9)
@@ -97,7 +97,7 @@ def test_with_many_singletons_the_interval_is_estys():
     assert risk.value - risk.low == pytest.approx(half, rel=0.05)
 
 
-def test_faults_seen_often_leave_the_risk_of_none_seen():
+def test_frequent_faults_leave_the_risk_of_no_fault():
     risk = residual_risk([50, 80, 60], 1000)
     assert (risk.value, risk.low) == (0, 0)
     assert risk.high == pytest.approx(3.7e-3, rel=0.01)
@@ -106,19 +106,19 @@ def test_faults_seen_often_leave_the_risk_of_none_seen():
 def test_a_few_singletons_do_not_prove_that_anything_is_missing():
     assert residual_risk([1, 1, 1], 1000).low == 0
     assert residual_risk([1] * 30, 1000).low > 0.01
-    assert residual_risk([3] * 1000, 10_000).low == 0  # odd, but nothing was seen once
+    assert residual_risk([3] * 1000, 10_000).low == 0  # surprising, but nothing was seen exactly once
 
 
 @pytest.mark.parametrize("name", ["every shade", "few always fail", "a hidden few"])
 @pytest.mark.parametrize("design", [DESIGNS[2], DESIGNS[4], DESIGNS[5]])
-def test_fault_rate_intervals_hold_in_short(name, design):
+def test_fault_rate_intervals_hold_in_a_short_simulation(name, design):
     assert holds(fault_campaigns(INPUTS[name], *design, 80)) >= 0.93
 
 
-def test_the_textbook_interval_does_not_hold_where_tests_share_seeds():
+def test_the_textbook_interval_does_not_hold_if_tests_share_seeds():
     assert holds(fault_campaigns(INPUTS["few always fail"], 50, 1000, 80, stated=textbook_rate)) < 0.6
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_residual_risk_intervals_hold_in_short(name):
+def test_residual_risk_intervals_hold_in_a_short_simulation(name):
     assert holds(risk_campaigns(*MISSING[name], 100)) >= 0.93

@@ -30,7 +30,7 @@ def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="el
     if net is None:
         torch.manual_seed(0)
         net = lenet5()
-        for layer in net.fcs:  # answers that hang on the input, not on the biases
+        for layer in net.fcs:  # so that answers depend on the input, not on the biases
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5 * 2)
             nn.init.zeros_(layer.bias)
     inputs = torch.rand(n_seeds, 1, 28, 28, generator=torch.Generator().manual_seed(1))
@@ -71,7 +71,7 @@ def activations(calculator, inputs):
 
 
 @pytest.mark.parametrize("neurons", ["element", "channel"])
-def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
+def test_moments_equal_those_of_the_complete_sensitivities(neurons):
     calculator = make(neurons=neurons)
     calculator.sweep()
     tests = make_tests(150, 40)
@@ -96,7 +96,7 @@ def test_moments_are_those_of_the_sensitivities_kept_in_full(neurons):
     assert results.is_fault.tolist() == (answers != calculator.clean_outputs[rows].argmax(1)).tolist()
 
 
-def test_clean_moments_are_those_of_the_activations():
+def test_clean_moments_equal_those_of_the_activations():
     calculator = make()
     moments = calculator.sweep()
     expected = Moments.of(activations(calculator, calculator.inputs))
@@ -114,7 +114,7 @@ def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
         outcomes.append((measure_all(calculator, make_tests(150, 40), into)[0], into.moments()))
     assert kept.kept.n_kept == 40
     assert fresh.kept.n_kept == 40 * share
-    assert fresh.passes > kept.passes  # recomputing is paid for, and counted
+    assert fresh.passes > kept.passes  # recomputation is counted
     (a, first), (b, second) = outcomes
     assert torch.equal(first.mean, second.mean)
     assert torch.equal(first.m2, second.m2)
@@ -122,7 +122,7 @@ def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])
-def test_results_are_the_same_to_the_bit_for_any_batch_size(batch_size):
+def test_results_are_identical_bit_for_bit_for_any_batch_size(batch_size):
     plain, other = make(), make(batch_size=batch_size)
     outcomes = []
     for calculator in (plain, other):
@@ -172,7 +172,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     theta = torch.from_numpy(tests.theta)
     slope = (climbed(theta + 1e-3) - climbed(theta - 1e-3)) / 2e-3
     error = np.abs(results.gradient[:, 0] - slope.numpy()) / (np.abs(slope.numpy()) + 0.1)
-    assert np.median(error) < 0.05  # kinks of ReLU make single ones larger
+    assert np.median(error) < 0.05  # single ones are larger because of the kinks of ReLU
     assert np.corrcoef(results.gradient[:, 0], slope.numpy())[0, 1] > 0.99
 
 
@@ -193,7 +193,7 @@ def test_the_panel_gets_the_signed_differences_of_its_neurons():
 
 
 class BreaksDown(nn.Module):
-    """Gives NaN where a corner pixel is bright."""
+    """Returns NaN if a corner pixel is bright."""
 
     def __init__(self):
         super().__init__()
@@ -204,7 +204,7 @@ class BreaksDown(nn.Module):
         return torch.where(x[:, :, 0, 0] > 0.7, float("nan"), scores)
 
 
-def test_an_output_that_is_not_finite_is_a_fault_and_spoils_no_moment():
+def test_an_output_that_is_not_finite_is_a_fault_and_leaves_the_moments_finite():
     torch.manual_seed(0)
     calculator = make(BreaksDown())
     calculator.inputs[:, :, 0, 0] = 0.5
@@ -219,7 +219,7 @@ def test_an_output_that_is_not_finite_is_a_fault_and_spoils_no_moment():
     assert np.isfinite(faults.signature).all()
 
 
-def test_a_model_that_gives_nan_on_clean_inputs_is_refused():
+def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():
     calculator = make(BreaksDown())
     calculator.inputs[:, :, 0, 0] = 0.9
     with pytest.raises(ModelError, match="finite outputs on clean inputs, 40 of 40"):

@@ -22,7 +22,7 @@ def assert_same(a: Moments, b: Moments, values: torch.Tensor) -> None:
 
 
 @given(values)
-def test_moments_are_those_of_two_passes_in_numpy(chunk):
+def test_moments_equal_those_of_two_passes_in_numpy(chunk):
     moments = Moments.of(torch.from_numpy(chunk))
     expected = Moments(
         torch.tensor(len(chunk)), torch.from_numpy(chunk.mean(0)), torch.from_numpy(chunk.var(0) * len(chunk))
@@ -31,7 +31,7 @@ def test_moments_are_those_of_two_passes_in_numpy(chunk):
 
 
 @given(values, values, values)
-def test_merging_is_associative_commutative_and_equal_to_seeing_all_at_once(a, b, c):
+def test_merging_is_associative_commutative_and_equal_to_one_pass_over_all_tests(a, b, c):
     a, b, c = (torch.from_numpy(each) for each in (a, b, c))
     A, B, C = (Moments.of(each) for each in (a, b, c))
     every = torch.cat([a, b, c])
@@ -48,7 +48,7 @@ def test_merging_nothing_changes_nothing(chunk):
 
 
 @given(values, st.integers(1, 7))
-def test_accumulating_chunks_is_merging_them(chunk, size):
+def test_accumulating_chunks_equals_merging_them(chunk, size):
     tensor = torch.from_numpy(chunk)
     into, merged = Accumulator(3, dtype=torch.float64), Moments.empty(3)
     for part in tensor.split(size):
@@ -61,7 +61,7 @@ def test_accumulating_chunks_is_merging_them(chunk, size):
 
 def test_a_chunk_that_is_not_committed_leaves_no_trace():
     into = Accumulator(2)
-    into.add(torch.full((4, 2), 7.0), 0, 2)  # abandoned
+    into.add(torch.full((4, 2), 7.0), 0, 2)  # never committed
     into.add(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), 0, 2)
     into.commit(2)
     assert into.moments().mean.tolist() == [2.0, 2.0]
@@ -76,7 +76,7 @@ def test_a_constant_neuron_has_exactly_no_variance_in_float32():
     assert into.moments().m2.item() == 0
 
 
-def test_a_large_offset_does_not_drown_a_small_spread():
+def test_a_large_offset_does_not_hide_a_small_spread():
     rng = np.random.default_rng(0)
     data = (1000 + rng.normal(size=(20_000, 1)) * 0.1).astype(np.float32)
     into = Accumulator(1)

@@ -1,4 +1,4 @@
-"""The panel's sums by seed block are the moments of each block; shapes are those of scipy."""
+"""The sums of the panel per seed block are the moments of each block; its shapes equal those of scipy."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_blocks_are_the_moments_of_each_block():
         torch.testing.assert_close(blocks.m2[b], expected.m2, rtol=1e-4, atol=1e-6)
 
 
-def test_chunks_do_not_matter():
+def test_the_size_of_the_chunks_does_not_matter():
     values, seed = some_tests(3000)
     assert_same(filled(values, seed, 1000).blocks(), filled(values, seed, 32).blocks())
 
@@ -55,7 +55,7 @@ def test_asking_for_blocks_between_chunks_changes_nothing():
     assert_same(panel.blocks(), filled(values, seed).blocks())
 
 
-def test_merging_is_adding_both():
+def test_merging_equals_adding_all_tests_to_one_panel():
     values, seed = some_tests()
     left, right = filled(values[:300], seed[:300]), filled(values[300:], seed[300:])
     assert_same(left.merge(right).blocks(), filled(values, seed).blocks())
@@ -64,7 +64,7 @@ def test_merging_is_adding_both():
     assert_same(left.merge(empty).blocks(), left.blocks())
 
 
-def test_accelerators_sum_the_same():
+def test_accelerators_compute_the_same_sums():
     values, seed = some_tests(100)
     by_index, by_product = filled(values, seed, 100), Panel.empty(torch.arange(5))
     by_product._start(values)
@@ -72,7 +72,7 @@ def test_accelerators_sum_the_same():
     assert_same(by_product.blocks(), by_index.blocks())
 
 
-def test_a_neuron_that_always_moves_by_as_much_has_no_spread():
+def test_a_neuron_that_always_moves_by_the_same_amount_has_no_spread():
     values = torch.full((400, 2), 123.456)
     blocks = filled(values, torch.arange(400)).blocks()
     assert (blocks.m2 == 0).all()
@@ -86,7 +86,7 @@ def test_every_floating_type_is_summed_in_the_same_way(dtype):
     assert_same(filled(values, seed).blocks(), filled(values.float(), seed).blocks())
 
 
-def test_no_test_gives_empty_blocks():
+def test_without_tests_the_blocks_are_empty():
     panel = Panel.empty(torch.arange(3))
     panel.add(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
     blocks = panel.blocks()
@@ -96,7 +96,7 @@ def test_no_test_gives_empty_blocks():
 
 def test_blocks_are_even_and_follow_no_order_of_the_data():
     table = block_table().numpy()
-    # Neighbours, and every class when 2, 5, 10 or 20 of them take turns, fall into blocks as if by lot.
+    # Neighbours, and every class when 2, 5, 10 or 20 of them take turns, are assigned to blocks as if at random.
     for seeds in [np.arange(500), *(np.arange(0, 4096, turns) for turns in (1, 2, 5, 10, 20))]:
         counts = np.bincount(table[seeds], minlength=N_BLOCKS)
         assert 0.001 < stats.chisquare(counts).pvalue < 0.999
@@ -112,7 +112,7 @@ def test_the_panel_is_a_fixed_random_sample_in_ascending_order():
     assert torch.equal(choose_panel(10), torch.arange(10))
 
 
-def test_shape_is_that_of_scipy():
+def test_shape_equals_that_of_scipy():
     rng = np.random.default_rng(0)
     signed = np.stack([rng.standard_normal(900), rng.standard_t(8, 900), rng.exponential(size=900) - 0.3], 1)
     shape = Shape.empty(3)
@@ -123,7 +123,7 @@ def test_shape_is_that_of_scipy():
         np.testing.assert_allclose(found[1], stats.kurtosis(values), rtol=1e-4, atol=1e-4)
 
 
-def test_shape_is_unknown_where_nothing_varies():
+def test_shape_is_unknown_if_nothing_varies():
     shape = Shape.empty(2)
     shape.add(torch.tensor([[0.0, 0.3]] * 50))
     assert shape.signed()[0].isnan().all()

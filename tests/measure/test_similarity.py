@@ -1,4 +1,4 @@
-"""Tests that stopped being the same picture are dropped, and counted."""
+"""Tests that are too dissimilar from their seed are dropped and counted."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def run(target, **options):
 
 
 @pytest.mark.parametrize("policy", ["random", "corners", "paper", "scheduled"])
-def test_only_recognisable_tests_are_faults_and_the_others_are_counted(target, policy):
+def test_only_similar_tests_are_faults_and_the_others_are_counted(target, policy):
     found = run(target, policy=policy)
     last = found.rounds[-1]
     assert 0 < last.dropped <= last.tests == 2000
@@ -43,7 +43,7 @@ def test_the_search_learns_how_far_it_may_go(target):
     assert len(scheduled.faults) > 2 * len(corners.faults)
 
 
-def test_it_learns_so_where_nothing_is_random_too(target):
+def test_the_search_learns_how_far_it_may_go_without_noise_too(target):
     coarse = torch.rand(40, 1, 3, 3, generator=torch.Generator().manual_seed(1))
     smooth = nn.functional.interpolate(coarse, (16, 16), mode="bilinear")
     options = {"max_tests": 6000, "plateau": None, "tolerance": 1e-9, "round_size": 300}
@@ -52,7 +52,7 @@ def test_it_learns_so_where_nothing_is_random_too(target):
     assert late < 0.75 * early, "in five rounds"
 
 
-def test_dropped_tests_say_nothing_about_the_model(target):
+def test_dropped_tests_do_not_count_for_the_model(target):
     found = run(target, policy="random", uniform_share=1.0)
     everything = run(target, policy="random", uniform_share=1.0, min_ssim=None)
     kept = [fault for fault in everything.faults if fault.ssim >= LEAST]
@@ -61,7 +61,7 @@ def test_dropped_tests_say_nothing_about_the_model(target):
     assert found.fault_rate.value > len(kept) / 2000, "a share of the tests that were run"
 
 
-def test_nothing_recognisable_is_no_fault_and_no_error(target):
+def test_a_campaign_without_similar_tests_has_no_faults_and_no_error(target):
     found = run(target, policy="corners", magnitude=10.0, uniform_share=0.0, max_tests=600)
     assert found.rounds[-1].dropped == 600
     assert len(found.faults) == 0
@@ -83,19 +83,19 @@ def test_gradients_in_theta_go_to_the_tests_they_belong_to(target):
 
 
 @pytest.mark.parametrize("shape", [(12,), (1, 6, 16)])
-def test_inputs_without_an_ssim_are_refused(shape):
+def test_inputs_without_an_ssim_are_rejected(shape):
     net = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
     with pytest.raises(UsageError, match="min_ssim needs pictures"):
         themis.run(net, torch.rand(5, *shape), "gaussian", min_ssim=0.5, max_tests=10)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -1])
-def test_a_similarity_that_means_nothing_is_refused(target, value):
+def test_an_impossible_similarity_is_rejected(target, value):
     with pytest.raises(UsageError, match=r"min_ssim must lie in \(0, 1\)"):
         run(target, min_ssim=value)
 
 
-def test_a_fault_says_how_far_it_is_from_its_seed(target):
+def test_a_fault_records_its_distance_from_the_seed(target):
     found = run(target, min_ssim=None, max_tests=300)
     fault = found.faults[0]
     replay = fault.replay()

@@ -1,4 +1,4 @@
-"""DeepXplore: what it needs, what it climbs, what it costs."""
+"""DeepXplore: its requirements, its objective and its cost."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ def test_deepxplore_needs_gradients(data):
         themis.run(box, data[0], "gaussian", policy="deepxplore", rivals=[Seen()], **QUICK)
 
 
-def test_deepxplore_climbs_its_joint_objective(net, data):
-    """The gradient in theta that it is given is that of the objective, written out here."""
+def test_deepxplore_increases_its_joint_objective(net, data):
+    """The gradient in theta that it receives is that of the objective, which is written out here."""
     rival, target = Seen().double(), Target(net.double())
     with torch.no_grad():
         rival.conv.weight += 0.3
@@ -61,7 +61,7 @@ def test_deepxplore_climbs_its_joint_objective(net, data):
     assert policy.report()["differences"] > 0
 
 
-def test_deepxplore_costs_its_rivals_and_counts_differences(net, data):
+def test_deepxplore_pays_for_its_rivals_and_counts_differences(net, data):
     rival = Seen()
     with torch.no_grad():
         rival.last.weight += 0.2 * torch.randn(rival.last.weight.shape, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Models with a small failing region that lies at no bound; `benchmarks/search.py --planted` says who finds it."""
+"""Models with a small failing region that touches no bound; see also `benchmarks/search.py --planted`."""
 
 import itertools
 
@@ -7,13 +7,13 @@ import torch
 from hidden import HIDDEN, TRIGGERED
 
 SHARES = {"trigger patch": (2e-4, 5e-4), "narrow angles": (0.01, 0.021), "rare angles": (4e-4, 6e-4)}
-"""Of all seeds and theta, the share that breaks."""
+"""The share of all seeds and theta that breaks."""
 
 cases = pytest.mark.parametrize("make", HIDDEN, ids=lambda make: make.__name__)
 
 
 @cases
-def test_the_region_is_as_small_as_stated_and_nowhere_at_the_bounds(make):
+def test_the_hidden_region_has_the_stated_size_and_does_not_touch_the_bounds(make):
     hidden = make()
     low, high = SHARES[hidden.name]
     assert low < hidden.share(200_000) < high
@@ -25,7 +25,7 @@ def test_the_region_is_as_small_as_stated_and_nowhere_at_the_bounds(make):
 
 @cases
 def test_only_the_hidden_region_breaks_the_model(make):
-    """No test shows another wrong answer, so a fault is the hidden one."""
+    """No test has another wrong answer, so that every fault is the hidden one."""
     hidden = make()
     seed, theta = hidden.draw(20_000)
     answers = hidden.answers(seed, theta)
@@ -33,14 +33,14 @@ def test_only_the_hidden_region_breaks_the_model(make):
 
 
 @cases
-def test_scheduled_finds_it(make):
+def test_scheduled_finds_the_hidden_region(make):
     hidden = make()
     assert sum(hidden.finds("scheduled", random_seed) for random_seed in range(20)) >= 19
 
 
 @cases
 @pytest.mark.slow
-def test_scheduled_finds_it_in_95_of_100_campaigns(make):
+def test_scheduled_finds_the_hidden_region_in_95_of_100_campaigns(make):
     hidden = make()
     found = {
         policy: sum(hidden.finds(policy, random_seed) for random_seed in range(100))

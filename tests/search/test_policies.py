@@ -1,4 +1,4 @@
-"""Policies propose what they say, learn from what came, and depend on counters alone."""
+"""Policies propose valid tests, learn from their results, and depend only on counters."""
 
 import copy
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_proposals_are_usable_seeds_and_theta_inside_the_box(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_same_random_seed_proposes_the_same_and_state_can_be_brought_back(name):
+def test_the_same_random_seed_proposes_the_same_tests_and_state_can_be_restored(name):
     policies = [choose_policy(name) for _ in range(2)]
     for policy in policies:
         policy.init(space())
@@ -77,7 +77,7 @@ def test_the_uniform_stream_is_uniform_over_seeds_and_box():
     assert len(np.unique(tests.noise_seed)) == 20_000
 
 
-def test_corners_visits_every_seed_equally_and_never_stands_still():
+def test_corners_visits_every_seed_equally_and_never_proposes_the_identity():
     policy = choose_policy("corners")
     policy.init(space(n=10))
     tests = policy.propose(np.arange(40))
@@ -87,7 +87,7 @@ def test_corners_visits_every_seed_equally_and_never_stands_still():
 
 
 @pytest.mark.parametrize("is_random", [True, False])
-def test_paper_climbs_its_gradient_and_redraws_what_is_stuck(is_random):
+def test_paper_follows_its_gradient_and_redraws_tests_that_are_stuck(is_random):
     policy, where = choose_policy("paper"), space(n=5, is_random=is_random)
     policy.init(where)
     first = policy.propose(np.arange(5))
@@ -104,7 +104,7 @@ def test_paper_climbs_its_gradient_and_redraws_what_is_stuck(is_random):
         last, second = second, policy.propose(np.arange(start, start + 5))
         at_the_top = (last.theta == where.high).all(1)
         assert set(second.kind[at_the_top]) <= {"bound" if is_random else "draw"}
-        if is_random:  # goes on at the bound, with new noise
+        if is_random:  # continues at the bound with new noise
             assert (second.theta[at_the_top] == where.high).all()
             assert (second.noise_seed[at_the_top] != last.noise_seed[at_the_top]).all()
 
@@ -129,18 +129,18 @@ def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
         margin = 0.1 + np.abs(noise.normal(size=200))
         margin[
             tests.seed // 2 % 2 == 0
-        ] *= -1  # every other seed breaks, to the same outcome, while the others just hold
+        ] *= -1  # every other seed breaks, with the same outcome, while the others barely withstand
         policy.observe(tests, results(tests, margin))
     last = policy.propose(np.arange(4000, 4040))
     chosen = last.seed[last.kind != "sweep"] // 2
     assert len(chosen) > 10
     assert (chosen % 2 == 1).mean() > 0.9
     assert policy.state["faults"][1::2].sum() == 0
-    assert policy.state["new"][0].sum() == 50  # the first fault of a seed was new, no later one
+    assert policy.state["new"][0].sum() == 50  # only the first fault of a seed was new
     assert policy.state["new"][1:].sum() == 0
 
 
-def test_scheduled_turns_from_seeds_that_hold_out_and_learns_how_far_margins_fall():
+def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall():
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
@@ -148,7 +148,7 @@ def test_scheduled_turns_from_seeds_that_hold_out_and_learns_how_far_margins_fal
     held = where.margin.copy()
     held[50:] -= 3  # to 0..2, while the other half stays at 1..3
     for _ in range(10):
-        # As if it had proposed them.
+        # As if the policy had proposed them.
         policy.state["first"], policy.state["spreads"] = np.array(0), spreads_above(policy.state, where)
         policy.observe(every, results(every, held))
     after = values(policy.state, where, 1)[:, 0] * (EDGE + kept_margin(policy.state, where))
@@ -173,7 +173,7 @@ def test_scheduled_learns_what_a_margin_is_worth():
     assert worth[fresh].mean() > 2 * worth[policy.state["faults"] > 0].mean()  # whose next fault may be the same
 
 
-def test_scheduled_ignores_the_uniform_streams_rate_and_keeps_its_faults():
+def test_scheduled_ignores_the_rate_of_the_uniform_stream_and_keeps_its_faults():
     policy, where = choose_policy("scheduled"), space(n=10)
     policy.init(where)
     weak = where.tests(np.arange(10), np.arange(10), np.tile(where.low, (10, 1)), "uniform")
@@ -185,7 +185,7 @@ def test_scheduled_ignores_the_uniform_streams_rate_and_keeps_its_faults():
     assert worth[3] < worth[2:5:2].min()  # its next fault may be the same
 
 
-def test_scheduled_tries_every_corner_once_before_it_draws_where_there_is_no_noise():
+def test_without_noise_scheduled_tries_every_corner_once_before_it_draws():
     policy, where = choose_policy("scheduled"), space(n=3, theta=(*BOX, Theta("c", -2, 2)), is_random=False)
     policy.init(where)
     tests = policy.propose(np.arange(3000))
@@ -219,7 +219,7 @@ def test_scheduled_prefers_the_kind_that_pays_off():
     assert (tests.kind == "flip").mean() > 0.6
 
 
-def test_scheduled_keeps_each_seeds_smallest_margin_and_its_theta():
+def test_scheduled_keeps_the_smallest_margin_of_each_seed_and_its_theta():
     policy, where = choose_policy("scheduled"), space(n=3)
     policy.init(where)
     theta = np.float32([[0.1, 1], [0.2, 2], [0.3, 3], [0.4, 4]])
@@ -269,7 +269,7 @@ def test_scheduled_borrows_from_seeds_with_the_same_answer():
     assert moved.max() <= JITTER
 
 
-def test_the_same_test_never_runs_twice_where_noise_does_not_make_it_new():
+def test_the_same_test_never_runs_twice_unless_noise_makes_it_new():
     where = space(n=5, theta=BOX[1:], is_random=False)
     policy, novelty = choose_policy("corners"), Novelty(where)
     policy.init(where)
@@ -282,7 +282,7 @@ def test_the_same_test_never_runs_twice_where_noise_does_not_make_it_new():
         seen |= keys
 
 
-def test_where_noise_makes_every_test_new_nothing_is_redrawn():
+def test_nothing_is_redrawn_if_noise_makes_every_test_new():
     where = space(is_random=True)
     policy = choose_policy("corners")
     policy.init(where)
@@ -290,7 +290,7 @@ def test_where_noise_makes_every_test_new_nothing_is_redrawn():
     assert Novelty(where).ensure(tests) is tests
 
 
-def test_an_unknown_policy_gets_the_nearest_one():
+def test_the_error_for_an_unknown_policy_names_the_nearest_one():
     with pytest.raises(UsageError, match="did you mean 'scheduled'"):
         choose_policy("schedule")
 
@@ -299,7 +299,7 @@ def test_an_unknown_policy_gets_the_nearest_one():
 
 
 def climb(policy, where, n_rounds, pays, n=400):
-    """Rounds in which a test breaks where `pays(tests)` says so, and gradients point up in the first dimension."""
+    """Rounds in which tests break according to `pays(tests)`, and gradients point up in the first dimension."""
     spent, every = dict.fromkeys(ASCENTS, 0), []
     for start in range(0, n_rounds * n, n):
         tests = policy.propose(np.arange(start, start + n))
@@ -312,20 +312,20 @@ def climb(policy, where, n_rounds, pays, n=400):
     return spent, every
 
 
-def test_scheduled_gives_a_gradient_that_earns_nothing_a_trial_and_no_more():
+def test_scheduled_gives_an_unprofitable_gradient_only_a_trial():
     policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     spent, every = climb(policy, where, 40, lambda tests: (tests.kind == "corner") & (tests.number % 5 == 0))
     for kind in ASCENTS:
         assert 0 < spent[kind] <= TRIAL * 40 * 400 * 1.1 + 3 * CLIMBERS
-    for tests in every:  # those that climb come last, each way by itself, a seed once
+    for tests in every:  # ascents come last, one kind after the other, with each seed once
         kinds = [kind for kind in tests.kind.tolist() if kind in ASCENTS]
         assert kinds == sorted(kinds)
         assert all(not 0 < kinds.count(kind) < CLIMBERS / AT_ONCE for kind in ASCENTS)
         assert not np.isin(tests.kind[: len(tests) - len(kinds)], list(ASCENTS)).any()
 
 
-def test_scheduled_climbs_more_where_it_earns_its_backward_pass():
+def test_scheduled_follows_gradients_more_often_if_they_pay_for_the_backward_pass():
     policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     spent, every = climb(policy, where, 20, lambda tests: tests.kind == "margin ascent")
@@ -333,7 +333,7 @@ def test_scheduled_climbs_more_where_it_earns_its_backward_pass():
     assert spent["sensitivity ascent"] < spent["margin ascent"] / 4
 
 
-def test_a_climb_goes_up_its_gradient_with_the_same_noise_until_it_is_at_the_top():
+def test_an_ascent_follows_its_gradient_with_the_same_noise_to_the_top():
     policy, where = choose_policy("scheduled"), space(n=1000, gradient_cost=3.0)
     policy.init(where)
     _, every = climb(policy, where, 40, lambda tests: np.zeros(len(tests), dtype=bool))
@@ -349,7 +349,7 @@ def test_a_climb_goes_up_its_gradient_with_the_same_noise_until_it_is_at_the_top
         assert (thetas[:, 1] == thetas[0, 1]).all()
 
 
-def test_nothing_climbs_where_there_is_no_gradient():
+def test_there_is_no_ascent_without_a_gradient():
     policy, where = choose_policy("scheduled"), space(n=1000)
     policy.init(where)
     _, every = climb(policy, where, 10, lambda tests: np.zeros(len(tests), dtype=bool))

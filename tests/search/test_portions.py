@@ -1,4 +1,4 @@
-"""Portions, ascents and budgets of real campaigns: what is learnt in between, and what is never paid."""
+"""Portions, ascents and budgets in real campaigns."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def moved(function):
 
 
 class Numpy(nn.Module):
-    """Leaves the graph on its way."""
+    """Leaves the graph in the middle."""
 
     def __init__(self):
         super().__init__()
@@ -44,14 +44,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_campaign_goes_on_where_nothing_has_a_gradient_in_theta(way):
+def test_a_campaign_continues_if_nothing_has_a_gradient_in_theta(way):
     net, function = WAYS[way]
     run = themis.run(Target(net, bounds=(-1e9, 1e9)), INPUTS, moved(function), max_tests=2_000, **UNLIMITED)
     assert run.rounds[-1].tests == 2_000
 
 
 class Watched(Scheduled):
-    """Remembers what it proposed."""
+    """Records its proposals."""
 
     def __init__(self):
         self.proposed, self.climbing = [], []
@@ -73,7 +73,7 @@ def test_a_policy_learns_after_each_portion():
     assert (np.diff(numbers) > 0).all()
 
 
-def test_climbs_that_reach_a_test_that_was_run_end_there():
+def test_ascents_end_at_a_test_that_was_already_run():
     theta = (Theta("a", -1, 1), Theta("b", -1, 1))
     weak = Perturbation("weak", theta, lambda x, t, rng, context: x + 1e-6 * t.sum(1, keepdim=True), is_random=False)
     policy = Watched()
@@ -82,11 +82,11 @@ def test_climbs_that_reach_a_test_that_was_run_end_there():
     assert (last == "sensitivity ascent").any()
     assert run.kinds["sensitivity ascent"]["tests"] > 50
     seeds = {seed for each in policy.proposed for seed in each.seed[each.kind == "margin ascent"].tolist()}
-    assert max(seeds) > 40  # not the first seeds alone
+    assert max(seeds) > 40  # not only the first seeds
 
 
 class Overflowing(nn.Module):
-    """Has no finite answer to some inputs."""
+    """Has no finite answer for some inputs."""
 
     def __init__(self):
         super().__init__()
@@ -101,8 +101,8 @@ OPTIONS = [{}, {"clean_memory_gib": 0.0}, {"uniform_share": 1.0}, {"policy": "pa
 
 @pytest.mark.parametrize("net", [NET, Overflowing()], ids=["finite", "overflowing"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options), "default"))
-def test_passes_are_never_exceeded(net, options):
-    """Where some outputs are not finite the other tests of their chunk are run again, and paid."""
+def test_the_budget_of_passes_is_never_exceeded(net, options):
+    """If some outputs are not finite, the other tests of their chunk are run again, which is counted."""
     n = 601 if "round_size" in options else 3_001
     weak = moved(lambda x, t, rng, context: x + (t if net is not NET else 1e-6 * t))
     target = Target(net, bounds=(-1e9, 1e9))
