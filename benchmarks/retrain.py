@@ -203,7 +203,7 @@ def aims(results: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     table = Table(title="themis against its best rival, points of disturbed score")
-    for head in ("row", "before", "themis", "best rival", "above by (over random seeds)", "clean change"):
+    for head in ("row", "before", "themis", "best rival", "above by (random and judge seeds)", "clean change"):
         table.add_column(head, justify="left" if head in ("row", "best rival") else "right")
     for name, row in results["rows"].items():
         standings = [standing for standing in row.get("standings", []) if standing["shifts"]]
@@ -212,7 +212,7 @@ def aims(results: dict[str, Any], console: Console) -> None:
         if own is None or not rivals:
             continue
         best = max(rivals, key=lambda rival: rival["shifts"]["disturbed"]["after"])
-        lead = (best["lead"] or {}).get("over_runs")
+        lead = (best["lead"] or {}).get("combined")
         low, value, high = (None if lead is None else 100 * lead[end] for end in ("low", "value", "high"))
         lead_text = "-" if lead is None else f"{value:+.2f} ({low:+.2f}..{high:+.2f})"
         disturbed, clean = own["shifts"]["disturbed"], own["shifts"]["clean"]

@@ -108,6 +108,9 @@ def test_the_lead_is_paired_by_random_seed(contested):
     assert lead.over_runs.value == pytest.approx(gaps.mean(), abs=1e-6)
     assert lead.over_seeds.value == pytest.approx(gaps.mean(), abs=1e-6)
     assert lead.over_seeds.low < lead.over_seeds.value < lead.over_seeds.high
+    reaches = [estimate.high - estimate.value for estimate in (lead.over_runs, lead.over_seeds)]
+    assert lead.combined.high - lead.combined.value == pytest.approx(np.hypot(*reaches))
+    assert lead.value == pytest.approx(gaps.mean(), abs=1e-6)
     assert lead.over_runs.high - lead.over_runs.value == pytest.approx(12.706 * np.ptp(gaps) / 2, rel=1e-3, abs=1e-6)
 
 

@@ -11,10 +11,17 @@ from torch import nn
 import themis
 from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
-from themis.experiments.retraining.changes import Shift, changes, fault_verdict, normal_interval, t_interval
+from themis.experiments.retraining.changes import (
+    Shift,
+    changes,
+    combine,
+    fault_verdict,
+    normal_interval,
+    paired,
+    t_interval,
+)
 from themis.experiments.retraining.examine import exam_tests, examine
 from themis.experiments.retraining.grading import errors, grade, with_settled_oracle
-from themis.judge.estimate import Estimate
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
 from themis.target.ledger import Ledger, remember
@@ -187,7 +194,7 @@ def test_changes_over_several_random_seeds_have_both_intervals_and_the_spread(re
     assert (row.disturbed.least, row.disturbed.most) == pytest.approx((means[0], means[1]))
     assert row.disturbed.over_seeds.low < row.disturbed.difference < row.disturbed.over_seeds.high
     assert row.disturbed.over_runs == t_interval(np.array(means) - reading.disturbed.mean())
-    assert row.clean.over_seeds == Estimate(0, 0, 0)
+    assert row.clean.over_seeds is row.clean.over_runs is row.clean.combined is None  # nothing varied
     assert changes(reading, runs[0]).disturbed.over_runs is None
 
 
@@ -210,8 +217,38 @@ def test_intervals_contain_the_true_value_as_often_as_stated():
     assert all(0.92 <= n / 400 <= 0.98 for n in hits.values())
 
 
+def test_equal_trainings_do_not_yield_an_interval_of_zero_width(reading):
+    generator = np.random.default_rng(0)
+    better = replace(reading, disturbed=np.clip(reading.disturbed + generator.random(len(reading.disturbed)), 0, 1))
+    shift = changes(reading, [better, better]).disturbed
+    assert shift.over_runs is None
+    assert shift.combined == shift.over_seeds
+    assert shift.combined.low < shift.difference < shift.combined.high
+    assert t_interval(np.array([0.0599, 0.0599])) is None
+    assert normal_interval(np.zeros(200)) is None
+    assert combine(None, None) is None
+
+
+@pytest.mark.parametrize("n_runs", [2, 3, 5])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.05])
+def test_the_combined_interval_contains_the_true_gain(n_runs, spread):
+    """Judge seeds and trainings both vary, and so does each seed under each training; the true gain is 0.06."""
+    generator = np.random.default_rng(1)
+    hits = {"combined": 0, "over_seeds": 0}
+    for _ in range(400):
+        seeds, runs = generator.normal(0, 0.4, 300), generator.normal(0, spread, (n_runs, 1))
+        gains = 0.06 + seeds + runs + generator.normal(0, 0.2, (n_runs, 300))
+        shift = paired(np.zeros(300), gains)
+        for name in hits:
+            estimate = getattr(shift, name)
+            hits[name] += estimate.low <= 0.06 <= estimate.high
+    assert hits["combined"] / 400 >= 0.94
+    if spread == 0.05:
+        assert hits["over_seeds"] / 400 < 0.9  # judge seeds alone promise too much if trainings vary
+
+
 def _count(before, after):
-    return Shift(before, after, after, after, Estimate(0, 0, 0), None)
+    return Shift(before, after, after, after, None, None, None)
 
 
 def test_faults_that_move_elsewhere_are_not_called_mended():

@@ -26,13 +26,28 @@ def test_with_one_test_per_seed_the_interval_contains_newcombes():
     assert gap.high - gap.low < 1.25 * (0.3404 - 0.0569)
 
 
-def test_equal_counts_have_no_difference_and_a_narrow_interval():
-    faults = np.array([0] * 90 + [2] * 10)
+@pytest.mark.parametrize("n_failing", [10, 50, 90])
+def test_equal_counts_have_no_difference_and_a_narrow_interval_that_is_not_empty(n_failing):
+    faults = np.array([0] * (100 - n_failing) + [2] * n_failing)
     _, _, gap = rates(np.full(100, 2), faults, faults)
     assert gap.value == 0
-    assert gap.low < 0 < gap.high
+    limit = 1 - 0.025 ** (1 / 100)  # of the share of seeds that differ, if none of 100 does
+    assert (gap.low, gap.high) == pytest.approx((-limit, limit), abs=1e-4)
     _, _, none = rates(np.full(100, 2), np.zeros(100, dtype=int), np.zeros(100, dtype=int))
     assert (none.value, none.low < 0 < none.high) == (0, True)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.1])
+def test_intervals_cover_if_only_few_seeds_differ(share):
+    """Half of the seeds always fail under both models; a few more fail only after."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        before = (rng.random(100) < 0.5).astype(int)
+        is_hit = rng.random(100) < share
+        _, _, gap = rates(np.ones(100, dtype=np.int64), np.where(is_hit, 0, before), np.where(is_hit, 1, before))
+        held += gap.low <= share <= gap.high
+    assert held / 200 >= 0.94
 
 
 def draw(rng, n_seeds, n_tests, shift):

@@ -11,7 +11,7 @@ import numpy as np
 from themis.experiments.contest.cells import COLUMNS, Record, pack_columns, unpack
 from themis.experiments.contest.choosing import THEMIS
 from themis.experiments.contest.plan import ContestPlan
-from themis.experiments.retraining.changes import Shift, normal_interval, paired, t_interval
+from themis.experiments.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.experiments.retraining.examine import Reading
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.table import NONE, Table, format_estimate, plural
@@ -42,9 +42,12 @@ class Lead:
     """By how much themis is above a rival, paired by random seed and judge seed."""
 
     over_runs: Estimate | None
-    """Over random seeds: Student's t interval of the difference of the scores; None if there is only one."""
-    over_seeds: Estimate
-    """Over judge seeds: normal interval of the difference of each seed, a mean over random seeds."""
+    """Over random seeds: Student's t interval of the difference of the scores; None if there is one, or all agree."""
+    over_seeds: Estimate | None
+    """Over judge seeds: normal interval of the difference of each seed, a mean over random seeds. None if all agree."""
+    combined: Estimate | None
+    """Over random seeds and judge seeds, as far as either is known; None if neither is."""
+    value: float
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def _lead(themis: list[Record], rivals: list[Record], column: str) -> Lead | Non
     if not themis:
         return None
     difference = _stack(themis, column) - _stack(rivals, column)
-    return Lead(t_interval(difference.mean(1)), normal_interval(difference.mean(0)))
+    over_runs, over_seeds = t_interval(difference.mean(1)), normal_interval(difference.mean(0))
+    return Lead(over_runs, over_seeds, combine(over_seeds, over_runs), float(difference.mean()))
 
 
 def _stack(records: list[Record], column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -165,9 +169,10 @@ def contest_table(contested: Contested) -> Table:
         f"Before: {scores}, on {before['seeds']:,} judge seeds x {plural(before['draws'], 'draw')}. Each technique "
         f"searched for {plan.passes:,} passes, chose {plural(contested.inputs, 'input')} and trained with the same "
         f"recipe, with {runs} each. Disturbed and clean: the mean score after training, with least and most, in "
-        "percent. Gain: in points, with the 95% interval over random seeds (Student's t). Themis above by: its "
-        "disturbed score minus the technique's, paired by random seed, with the same interval; over judge seeds: the "
-        "same difference with a normal interval over judge seeds. Faults and seeds: those among the chosen inputs. "
+        f"percent. Gain: in points, with the 95% interval over {_sources(plan.random_seeds)}. Themis above by: its "
+        "disturbed score minus the technique's, paired by random seed and judge seed, with the same interval; over "
+        "judge seeds: the same difference with the interval over judge seeds alone. A difference without an interval "
+        "is one that is equal for all of them. Faults and seeds: those among the chosen inputs. "
         "Unchanged: trainings in which no epoch was better on the seeds held out, so the original model was kept."
     ]
     notes += [
@@ -205,20 +210,20 @@ def draw(contested: Contested, path: Path) -> None:
     for y, standing in enumerate(rows):
         shift, colour = standing.shifts["disturbed"], OWN_COLOUR if standing.technique == THEMIS else INK
         _draw_interval(axes, shift.over_seeds, y - 0.12, QUIET, 1.2)
-        if shift.over_runs is not None:
-            _draw_interval(axes, shift.over_runs, y + 0.12, colour, 2.0)
+        _draw_interval(axes, shift.combined, y + 0.12, colour, 2.0)
         axes.plot(100 * shift.difference, y, marker="o", color=colour, markersize=6)
     axes.axvline(0, color=QUIET, linewidth=0.8)
     axes.set_yticks(range(len(rows)), [standing.technique for standing in rows], color=INK)
-    axes.set_xlabel("gain in disturbed score, points; 95% over random seeds (thick), judge seeds (thin)", color=INK)
+    axes.set_xlabel("gain in disturbed score, points; 95% over both (thick), judge seeds alone (thin)", color=INK)
     axes.set_title(contested.perturbation, loc="left", color=INK, fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130)
 
 
-def _draw_interval(axes: Any, interval: Estimate, y: float, colour: str, width: float) -> None:
-    axes.plot([100 * interval.low, 100 * interval.high], [y, y], color=colour, linewidth=width)
+def _draw_interval(axes: Any, interval: Estimate | None, y: float, colour: str, width: float) -> None:
+    if interval is not None:
+        axes.plot([100 * interval.low, 100 * interval.high], [y, y], color=colour, linewidth=width)
 
 
 def _row(standing: Standing) -> tuple[str, ...]:
@@ -228,9 +233,9 @@ def _row(standing: Standing) -> tuple[str, ...]:
     return (
         standing.technique,
         _spread(disturbed),
-        _points(disturbed.over_runs, disturbed.difference),
-        NONE if lead is None else _points(lead.over_runs, lead.over_seeds.value),
-        NONE if lead is None else _points(lead.over_seeds, lead.over_seeds.value),
+        _points(disturbed.combined, disturbed.difference),
+        NONE if lead is None else _points(lead.combined, lead.value),
+        NONE if lead is None else _points(lead.over_seeds, lead.value),
         _spread(standing.shifts["clean"]),
         f"{figures['faults_chosen']:,.0f}",
         f"{figures['seeds_chosen']:,.0f}",
@@ -247,6 +252,11 @@ def _error_note(contested: Contested) -> str:
     ]
     before = contested.before["disturbed_error"]
     return f"Mean absolute error, disturbed: {before:.4g} before; {', '.join(texts)}." if texts else ""
+
+
+def _sources(n_runs: int) -> str:
+    """What the intervals account for."""
+    return "random seeds and judge seeds" if n_runs > 1 else "judge seeds alone"
 
 
 def _spread(shift: Shift) -> str:

@@ -14,6 +14,8 @@ from themis.experiments.retraining.examine import Column, Reading
 from themis.judge.estimate import Estimate
 from themis.runs.run import percent
 
+FLAT = 1e-9
+"""The spread, relative to the mean, below which values count as equal."""
 NORMAL = 1.96
 """The quantile of the normal distribution for 95%."""
 MENDED = 0.5
@@ -33,10 +35,12 @@ class Shift:
     least: float
     most: float
     """After, over random seeds."""
-    over_seeds: Estimate
-    """Over judge seeds: normal interval of the difference of each seed, a mean over random seeds."""
+    over_seeds: Estimate | None
+    """Over judge seeds: normal interval of the difference of each seed, a mean over random seeds. None if all agree."""
     over_runs: Estimate | None
-    """Over random seeds: Student's t interval; None if there is only one."""
+    """Over random seeds: Student's t interval; None if there is only one, or if all agree."""
+    combined: Estimate | None
+    """Over judge seeds and random seeds, as far as either is known; None if neither is."""
 
     @property
     def difference(self) -> float:
@@ -133,32 +137,51 @@ def paired(before: Column, after: Column, scale: float = 1) -> Shift:
     """The shift of a mean over seeds, times `scale`; `before [seeds]`, `after [runs, seeds]`."""
     means = after.mean(1) * scale
     first = float(before.mean() * scale)
+    over_seeds, over_runs = normal_interval((after.mean(0) - before) * scale), t_interval(means - first)
     return Shift(
         first,
         float(means.mean()),
         float(means.min()),
         float(means.max()),
-        normal_interval((after.mean(0) - before) * scale),
-        t_interval(means - first),
+        over_seeds,
+        over_runs,
+        combine(over_seeds, over_runs),
     )
 
 
-def normal_interval(values: Column) -> Estimate:
-    """The mean of independent values, one per seed, and 1.96 standard errors to either side."""
-    mean, n = float(values.mean()), len(values)
-    reach = NORMAL * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return Estimate(mean, mean - reach, mean + reach)
+def normal_interval(values: Column) -> Estimate | None:
+    """The mean of independent values, one per seed, and 1.96 standard errors to either side; None if all agree."""
+    return _interval(values, NORMAL) if len(values) > 1 else None
 
 
 def t_interval(values: Column) -> Estimate | None:
-    """The mean of a few independent values, one per random seed, with Student's t interval; None for one value."""
-    n = len(values)
-    if n < 2:
+    """The mean of a few independent values, one per random seed, with Student's t interval; None if all agree."""
+    if len(values) < 2:
         return None
     from scipy.stats import t
 
-    mean, reach = float(values.mean()), float(t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return _interval(values, float(t.ppf(0.975, len(values) - 1)))
+
+
+def _interval(values: Column, quantile: float) -> Estimate | None:
+    """Values without any variation do not say how much there is: an interval of zero width would claim to know."""
+    spread, mean = float(values.std(ddof=1)), float(values.mean())
+    if spread <= FLAT * (1 + abs(mean)):
+        return None
+    reach = quantile * spread / math.sqrt(len(values))
     return Estimate(mean, mean - reach, mean + reach)
+
+
+def combine(over_seeds: Estimate | None, over_runs: Estimate | None) -> Estimate | None:
+    """The interval over judge seeds and trainings together: the squares of both reaches are added.
+
+    What a training and a seed have only together counts in both, so the interval is slightly too wide.
+    """
+    known = [estimate for estimate in (over_seeds, over_runs) if estimate is not None]
+    if not known:
+        return None
+    value, reach = known[0].value, math.hypot(*(estimate.high - estimate.value for estimate in known))
+    return Estimate(value, value - reach, value + reach)
 
 
 def fault_verdict(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> tuple[str, str]:
@@ -169,7 +192,7 @@ def fault_verdict(mended: tuple[float, float, float] | None, n_old: int, distinc
     counts = f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
     if distinct.after < AS_MANY * distinct.before:
         return "mended", f"{text}{counts}."
-    sure = distinct.over_runs
+    sure = distinct.combined if distinct.over_runs is not None else None
     if sure is not None and sure.high < 0:
         return "mended", f"{text}fewer, {counts}: a small part was mended."
     if mended[0] >= MENDED:

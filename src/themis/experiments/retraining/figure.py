@@ -39,15 +39,16 @@ def draw(result: Retrained) -> bytes:
 def _scores(axes: Any, rows: list[tuple[str, Shift]]) -> None:
     """Scores before and after, with the interval of the difference."""
     for y, (_, shift) in enumerate(rows):
-        over = shift.over_seeds
-        ends = [100 * (shift.before + over.low), 100 * (shift.before + over.high)]
+        over = shift.combined
         axes.annotate(
             "",
             (100 * shift.after, y),
             (100 * shift.before, y),
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 1.0, "linestyle": ":"},
         )
-        axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
+        if over is not None:
+            ends = [100 * (shift.before + over.low), 100 * (shift.before + over.high)]
+            axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
         before = {"marker": "o", "color": BEFORE, "markerfacecolor": "white", "linestyle": ""}
         axes.plot([100 * shift.before], [y], markersize=7, label=None if y else "before", **before)
         after = {"marker": "o", "color": AFTER, "linestyle": ""}

@@ -40,8 +40,9 @@ def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
         stage, faults = _follow_up(retraining, stage)
         stages.append(stage)
         retraining.listener.on_note(f"round {number}: fault rate on judge seeds {rates}")
-        if fall.low <= 0:
-            kept = number - 1 if fall.value > 0 or number == 1 else number - 2
+        if fall is None or fall.low <= 0:
+            has_risen = after.disturbed_score > before.disturbed_score
+            kept = number - 1 if has_risen or number == 1 else number - 2
             return stages, kept, f"Stopped because the fault rate on judge seeds stopped falling: {rates}."
         if not len(faults):
             return stages, number - 1, f"Stopped because the campaign of round {number} found no fault to learn from."

@@ -14,6 +14,8 @@ from themis.runs.run import percent
 if TYPE_CHECKING:
     from rich.console import Console
 
+UNKNOWN = "interval unknown"
+"""Stands for the interval of a difference if all judge seeds and trainings agree."""
 COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
 
 
@@ -37,8 +39,8 @@ def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int
     if has_fallen:
         sentences.append(
             f"THE CLEAN SCORE FELL by {points(-clean.difference)}, from {percent(clean.before)} to "
-            f"{percent(clean.after)} (95%: {_between(clean.over_seeds)} points), more than the tolerance of "
-            f"{points(tolerance)}: {remedy}."
+            f"{percent(clean.after)}{_between(clean.combined)}, more than the tolerance of {points(tolerance)}: "
+            f"{remedy}."
         )
     for outcome in outcomes:
         sentences.append(_gain(outcome))
@@ -56,10 +58,11 @@ def _gain(outcome: RetrainingOutcome) -> str:
     if shift.before == shift.after:
         return f"{outcome.name}: the disturbed score is unchanged at {percent(shift.after)}."
     verb = "rose" if shift.difference > 0 else "fell"
-    doubt = "" if shift.over_seeds.low > 0 or shift.over_seeds.high < 0 else ", which may be due to chance"
+    over = shift.combined
+    doubt = "" if over is not None and (over.low > 0 or over.high < 0) else ", which may be due to chance"
     return (
         f"{outcome.name}: the disturbed score {verb} by {points(abs(shift.difference))}, from {percent(shift.before)} "
-        f"to {percent(shift.after)} (95%: {_between(shift.over_seeds)} points){doubt}."
+        f"to {percent(shift.after)}{_between(over)}{doubt}."
     )
 
 
@@ -86,9 +89,9 @@ def closing(result: Retrained) -> list[str]:
     models, tests = plural(len(stage.models), "random seed"), plural(plan.draws, "uniform test")
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
-        f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed, "
-        f"with 95% intervals over seeds. Disturbed: {tests} per seed, the same for every model. The campaigns before "
-        "and after spend the same number of passes.",
+        f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
+        f"their 95% intervals are over {_sources(len(stage.models))}, and {UNKNOWN} if all of them agree. Disturbed: "
+        f"{tests} per seed, the same for every model. The campaigns before and after spend the same number of passes.",
         f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
         "best on the seeds that training held out, which are not judge seeds.",
     ]
@@ -104,16 +107,16 @@ def closing(result: Retrained) -> list[str]:
 
 def outcome_table(outcome: RetrainingOutcome) -> Table:
     """All measurements under one perturbation, before and after."""
-    change = outcome.change
-    rows = [_row("clean score", change.clean, 1), _row("disturbed score", change.disturbed, 1)]
+    change, n_runs = outcome.change, len(outcome.after)
+    rows = [_row("clean score", change.clean, 1, n_runs), _row("disturbed score", change.disturbed, 1, n_runs)]
     for name, shift in (("clean error", change.clean_error), ("disturbed error", change.disturbed_error)):
-        rows += [_row(f"{name}, absolute", shift, None)] if shift is not None else []
-    rows += [_row("withstood a campaign", change.held, 1)] if change.held is not None else []
+        rows += [_row(f"{name}, absolute", shift, None, n_runs)] if shift is not None else []
+    rows += [_row("withstood a campaign", change.held, 1, n_runs)] if change.held is not None else []
     for name, shift in (("distinct faults found", change.distinct_faults), ("failing seeds", change.failing_seeds)):
-        rows += [_row(name, shift, 0)] if shift is not None else []
+        rows += [_row(name, shift, 0, n_runs)] if shift is not None else []
     if change.mended is not None:
         mean, least, most = change.mended
-        spread = _spread(percent(least), percent(most), len(outcome.after))
+        spread = _spread(percent(least), percent(most), n_runs)
         rows.append((f"{change.n_old:,} old faults now correct", NONE, percent(mean), NONE, spread))
     return Table(outcome.name, COLUMNS, rows, [], ("random seeds",))
 
@@ -179,25 +182,34 @@ def points(share: float) -> str:
     return f"{text} point{'' if text == '1.0' else 's'}"
 
 
-def _row(name: str, shift: Shift, digits: int | None) -> tuple[str, ...]:
+def _row(name: str, shift: Shift, digits: int | None, n_runs: int) -> tuple[str, ...]:
     """digits: 1 for shares, which are shown in percent, 0 for counts, None for other numbers."""
 
     def text(value: float) -> str:
         return percent(value) if digits == 1 else format_count(round(value, 6)) if digits == 0 else f"{value:.4g}"
 
-    over, scale = shift.over_seeds, 100 if digits == 1 else 1
+    over, scale = shift.combined, 100 if digits == 1 else 1
     places = 4 if digits is None else 1
-    difference, low, high = (
-        format_number(scale * value, places, signed=True) for value in (shift.difference, over.low, over.high)
-    )
-    spread = _spread(text(shift.least), text(shift.most), 2 if shift.over_runs is not None else 1)
-    return (name, text(shift.before), text(shift.after), f"{difference} ({low}..{high})", spread)
+    difference = format_number(scale * shift.difference, places, signed=True)
+    ends = () if over is None else (over.low, over.high)
+    interval = "..".join(format_number(scale * end, places, signed=True) for end in ends) or UNKNOWN
+    spread = _spread(text(shift.least), text(shift.most), n_runs)
+    return (name, text(shift.before), text(shift.after), f"{difference} ({interval})", spread)
 
 
 def _spread(least: str, most: str, n: int) -> str:
     return NONE if n < 2 else least if least == most else f"{least} to {most}"
 
 
-def _between(estimate: Estimate) -> str:
+def _sources(n_runs: int) -> str:
+    """What the intervals account for."""
+    if n_runs > 1:
+        return "judge seeds and trainings"
+    return "judge seeds alone, because one training does not show how much trainings vary"
+
+
+def _between(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
     low, high = (format_number(100 * end, 1, signed=True) for end in (estimate.low, estimate.high))
-    return f"{low} to {high}"
+    return f" (95%: {low} to {high} points)"

@@ -43,7 +43,7 @@ class PairedTests:
     """Fault rate."""
     after: Estimate
     difference: Estimate
-    """After minus before, with Newcombe's interval."""
+    """After minus before, with the interval of a mean of seeds' own differences."""
 
 
 @dataclass(frozen=True)

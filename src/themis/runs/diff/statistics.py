@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,24 +24,15 @@ def mcnemar(n_first: int, n_second: int) -> float:
 def rates(tests: Counts, before: Counts, after: Counts) -> tuple[Estimate, Estimate, Estimate]:
     """The fault rates before and after, and their difference, from tests and faults per seed of the same tests.
 
-    The interval of the difference is Newcombe's: the distances to both rates' limits, squared and added, less what the
-    rates share by their correlation over seeds. The limits are those of `fault_rate`, so tests of one seed may be
-    dependent; with one test per seed they are those of Clopper and Pearson.
+    The limits of the difference are those that `fault_rate` has for a mean, here of the seeds' own differences.
+    So tests of one seed may be dependent, and if no seed differs, the interval is not empty: among n seeds, the share
+    that differs may be as large as Clopper and Pearson's limit of 0 among n.
     """
     rate_before, rate_after = fault_rate(tests, before), fault_rate(tests, after)
+    share = fault_rate(2 * tests, tests + after - before)  # (1 + difference) / 2
     assert rate_before is not None  # every seed has a test
     assert rate_after is not None
-    correlation = _correlation(before / tests, after / tests)
+    assert share is not None
     value = rate_after.value - rate_before.value
-    below = _combine(rate_after.value - rate_after.low, rate_before.high - rate_before.value, correlation)
-    above = _combine(rate_after.high - rate_after.value, rate_before.value - rate_before.low, correlation)
-    return rate_before, rate_after, Estimate(value, max(-1.0, value - below), min(1.0, value + above))
-
-
-def _correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    spread = float(a.std() * b.std())
-    return 0.0 if spread == 0 else float(((a - a.mean()) * (b - b.mean())).mean()) / spread
-
-
-def _combine(a: float, b: float, correlation: float) -> float:
-    return sqrt(max(0.0, a * a - 2 * correlation * a * b + b * b))
+    low, high = (2 * limit - 1 for limit in (share.low, share.high))
+    return rate_before, rate_after, Estimate(value, min(value, low), max(value, high))
