@@ -56,9 +56,10 @@ class Recorder:
             self.faults.add(**columns)
             if self.callbacks.wants("on_fault"):
                 self._pending_events += [("on_fault", fault) for fault in self.faults.latest()]
-            clean = seeds.take(torch.from_numpy(tests.seed[positions]))
-            details = measurement.faults
-            tensors = Tensors(torch.from_numpy(columns["id"]), clean, details.inputs, details.outputs)
+            if self.store:
+                clean = seeds.take(torch.from_numpy(tests.seed[positions]))
+                details = measurement.faults
+                tensors = Tensors(torch.from_numpy(columns["id"]), clean, details.inputs, details.outputs)
         if self.store:
             self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
 
@@ -115,6 +116,6 @@ def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, roun
         "ssim": details.ssim,
         "signature": details.signature,
         "position": details.position,
-        "chunk": np.full(n, measurement.chunk),
+        "chunk": np.full(n, measurement.pass_size),
         "raised": np.zeros(n, dtype=bool) if results.raised is None else results.raised[positions],
     }

@@ -14,12 +14,14 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.chunk import ChunkBuffers, chunk_size, padded
+from themis.measure.captured import CapturedChunk, CaptureError, ChunkRun
+from themis.measure.chunk import ChunkBuffers, chunk_size, padded, pass_size
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
-from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter
+from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
 from themis.measure.gradient import by_backward, by_differences
 from themis.measure.inputs import place, within_bounds
+from themis.measure.kernels_cuda import can_fold
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
 from themis.measure.tests import Bools, FaultDetails, Results, Tests
@@ -34,6 +36,8 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 PROBED = 2
 """Tests that `probe_gradient` runs."""
+FEW_TESTS = 32
+"""Tests with a gradient up to which a smaller graph is captured than that of a whole chunk."""
 REPEATED = 2
 """Clean inputs that `check_repeats` runs twice."""
 REPEAT_TOLERANCE = 1e-4
@@ -73,7 +77,9 @@ class Measurement:
     passes: int
     """Passes that the tests took."""
     chunk: int
-    """The size of the chunk they were run in."""
+    """Tests per forward pass from now on."""
+    pass_size: int
+    """Rows of the forward pass that the tests were run in, padding included."""
 
     def __len__(self) -> int:
         return len(self.results)
@@ -135,6 +141,13 @@ class Calculator:
         self._own_passes = perturbation.passes  # at least; some tasks take more
         self._reruns_clean = False  # whether clean inputs are run again with each test because memory is short
         self.passes = 0
+        self.keeps_inputs = True
+        """Whether measurements have the inputs and outputs of faults; they need not if nothing is stored."""
+        self.captures = target.device.type == "cuda"
+        """Whether chunks are captured as a CUDA graph if they can be."""
+        self._captured: dict[tuple[str | None, int], CapturedChunk | None] = {}
+        self._pool: Any = None
+        self._in_flight: tuple[CapturedChunk, Accumulator, ChunkRun] | None = None
 
     @staticmethod
     def trace(
@@ -235,7 +248,8 @@ class Calculator:
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
         self._reruns_clean = False
         self._memory.release()
-        self._panel_clean = None
+        self._panel_clean = self._in_flight = self._pool = None
+        self._captured = {}
 
     # Tests
 
@@ -258,6 +272,9 @@ class Calculator:
         layered = None if objective is None else objective.by_layer(self.layers)
 
         def attempt() -> Measurement:
+            captured = self._capture(objective, len(tests)) if into.count else None
+            if captured is not None:
+                return self._measure_captured(captured, tests, into, objective, limit)
             return self._measure_chunk(tests[: self.chunk], into, layered, limit)
 
         measurement = self._memory.attempt(attempt)
@@ -297,7 +314,7 @@ class Calculator:
         def lost_margin(inputs: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
             return -self._compare(rows, outputs).margin.sum()
 
-        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), output_term=lost_margin)
+        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), output_term=lost_margin, is_margin=True)
 
     def check_repeats(self) -> None:
         """Refuse a model whose answers to the same inputs differ from one run to the next.
@@ -359,20 +376,117 @@ class Calculator:
             if self.observer is not None:
                 self.observer.end(n, outputs, rows)
             verdict = self._compare(rows, outputs)
-            faults = self._describe_faults(chunk, outputs, verdict, fold)
+            inputs, disturbed = chunk.inputs[:n], chunk.disturbed.detach()[:n]
+            faults = self._describe_faults(inputs, disturbed, outputs, verdict, fold.sensitivity_by_layer())
             results = self._results(chunk, verdict, gradient)
             is_finite = are_finite(outputs)
             if bool(is_finite.all()):
                 into.commit(n)
                 panel = None if self._panel is None else (fold.panel_differences(), rows)
             else:
-                panel = self._fold_finite(chunk, is_finite, into, limit)
-        return Measurement(results, faults, panel, 0, self.chunk)
+                run = chunk.tests[chunk.order[:n].cpu().numpy()]
+                panel = self._fold_finite(run[is_finite.cpu().numpy()], into, limit)
+        return Measurement(results, faults, panel, 0, self.chunk, len(chunk.rows))
+
+    # One chunk as a CUDA graph
+
+    def _capture(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
+        """The graph of a chunk with this kind of objective; None if it cannot be captured, which is decided once."""
+        if not self.captures or (objective is not None and not self.has_gradient):
+            return None
+        ascends = None
+        if objective is not None:
+            is_sensitivity = objective.output_term is None and not objective.is_activation and objective.weight == 1
+            ascends = "margin" if objective.is_margin else "sensitivity" if is_sensitivity else ""
+        size = min(self.chunk, FEW_TESTS) if n_tests <= FEW_TESTS and objective is not None else self.chunk
+        if ascends == "":
+            return None
+        if any(captured is not None and captured.chunk > self.chunk for captured in self._captured.values()):
+            self._captured, self._in_flight, self._pool = {}, None, None  # memory ran out
+        if (ascends, size) not in self._captured:
+            self._captured[ascends, size] = self._new_capture(ascends, size)
+        return self._captured[ascends, size]
+
+    def _new_capture(self, ascends: str | None, size: int) -> CapturedChunk | None:
+        is_plain = self.observer is None and self.min_ssim is None and not self._reruns_clean
+        is_usual = isinstance(self.target, Target) and isinstance(self.inputs, Tensor) and self.dtype == torch.float32
+        if not (is_plain and is_usual and can_fold(self.device)):
+            self.captures = False
+            return None
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        before = self.passes
+        try:
+            return CapturedChunk(
+                size,
+                len(self.perturbation.theta),
+                self.layers,
+                {layer.name: self.kept.all(layer.name) for layer in self.layers},
+                self._panel,
+                lambda rows, theta, noise_seed: self.disturb(rows, theta, noise_seed, len(rows)),
+                self._forward,
+                self._compare,
+                are_finite,
+                self.device,
+                ascends,
+                self._pool,
+            )
+        except CaptureError:
+            return None
+        finally:
+            self.passes = before
+
+    def _measure_captured(
+        self,
+        captured: CapturedChunk,
+        tests: Tests,
+        into: Accumulator,
+        objective: Objective | None,
+        limit: int | None,
+    ) -> Measurement:
+        """Run the first chunk of `tests`, and start the next one before the results are recorded."""
+        n = min(len(tests), captured.chunk)
+        first, following = tests[:n], tests[n : n + captured.chunk]
+        run = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
+        run.done.synchronize()
+        columns = run.on_host.numpy().copy()
+        is_fault, outcome, margin, is_finite = columns[:, :4].T
+        n_models = 1 if objective is None else 3
+        self.passes += n * (n_models + self._own_passes)
+        panel = None
+        if is_finite.all():
+            captured.take_sums(into, n)
+            panel = None if run.panel is None else (run.panel, torch.from_numpy(first.seed).to(self.device))
+            if len(following):
+                self._in_flight = (captured, into, captured.launch(following, into, objective))
+        gradient = None if objective is None else columns[:, 4:].astype(np.float32)
+        results = Results(is_fault > 0, outcome.astype(np.int64), margin.astype(np.float32), gradient)
+        with torch.no_grad(), torch.cuda.stream(self._side_stream):
+            self._side_stream.wait_event(run.done)
+            faults = self._describe_faults(run.inputs, run.disturbed, run.outputs, run.verdict, run.by_layer)
+        if not is_finite.all():
+            panel = self._fold_finite(first[is_finite > 0], into, limit)
+        return Measurement(results, faults, panel, 0, self.chunk, captured.chunk)
+
+    @cached_property
+    def _side_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> ChunkRun | None:
+        """The chunk that was started ahead, if it is the one to be measured."""
+        if self._in_flight is None:
+            return None
+        (graph, accumulator, run), self._in_flight = self._in_flight, None
+        if graph is captured and accumulator is into and np.array_equal(run.tests.number, tests.number):
+            return run
+        run.done.synchronize()  # its buffers are used again
+        return None
+
+    # One chunk, operation by operation
 
     def _disturb_chunk(self, tests: Tests, needs_gradient: bool) -> _DisturbedChunk:
         """The tests' inputs; those that are too dissimilar from their seed are moved to the end and not run."""
         n = len(tests)
-        rows, theta, noise_seed = self._columns(tests, self.chunk)
+        rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device))
         leaf = theta.requires_grad_(needs_gradient)
         inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
         order = torch.arange(len(rows), device=self.device)
@@ -426,15 +540,13 @@ class Calculator:
 
         return by_differences(chunk.theta, self.perturbation.theta, chunk.n_run, value_at)
 
-    def _fold_finite(
-        self, chunk: _DisturbedChunk, is_finite: Tensor, into: Accumulator, limit: int | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Fold the tests with finite outputs alone, as far as passes are left.
+    def _fold_finite(self, tests: Tests, into: Accumulator, limit: int | None) -> tuple[Tensor, Tensor] | None:
+        """Fold the tests of a chunk whose outputs are finite, as far as passes are left.
 
         A model that breaks down on an input is a fault, not a sensitivity.
         """
         affordable = None if limit is None else max(0, limit - self.passes) // self.cost(False)
-        tests = chunk.tests[chunk.order[: chunk.n_run].cpu().numpy()][is_finite.cpu().numpy()][:affordable]
+        tests = tests[:affordable]
         if not len(tests):
             return None
         observer, self.observer = self.observer, None  # it has seen these tests
@@ -473,14 +585,12 @@ class Calculator:
         )
 
     def _describe_faults(
-        self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold | None
+        self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, verdict: Verdict, by_layer: Tensor
     ) -> FaultDetails:
-        """What is recorded of the faults among the tests that were run."""
+        """What is recorded of the faults among tests, given their sensitivity `[tests, layers]`."""
         position = verdict.is_fault.nonzero().squeeze(1)
-        inputs, disturbed = chunk.inputs[position], chunk.disturbed.detach()[position]
-        outputs = outputs[position]
+        inputs, disturbed, outputs = inputs[position], disturbed[position], outputs[position]
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
-        signature = torch.empty(0, len(self.layers)) if fold is None else fold.signature(position)
         columns = {
             "value": value[position],
             "confidence": self.oracle.confidence(outputs),
@@ -491,7 +601,10 @@ class Calculator:
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
-        arrays["signature"] = np.rint(signature.cpu().numpy() * np.float32(1e4)) / np.float32(1e4)
+        shares = signature(by_layer[position]).cpu().numpy()
+        arrays["signature"] = np.rint(shares * np.float32(1e4)) / np.float32(1e4)
+        if not self.keeps_inputs:
+            disturbed, outputs = disturbed[:0], outputs[:0]
         return FaultDetails(**arrays, inputs=disturbed.cpu(), outputs=outputs.cpu())
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
@@ -499,8 +612,9 @@ class Calculator:
         outputs = self.clean_outputs[:0]
         verdict = self._compare(chunk.rows[:0], outputs)
         gradient = chunk.theta.detach()[:0] if needs_gradient else None
-        faults = self._describe_faults(chunk, outputs, verdict, None)
-        return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk)
+        by_layer = torch.empty(0, len(self.layers), device=self.device)
+        faults = self._describe_faults(chunk.inputs[:0], chunk.inputs[:0], outputs, verdict, by_layer)
+        return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk, len(chunk.rows))
 
     # Forward passes
 
@@ -537,7 +651,8 @@ class Calculator:
 
             self._clean_pass(rows[missing], keep)
         buffers = self._memory.buffers
-        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, buffers[layer.name][0])
+        n = len(rows)
+        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, buffers[layer.name][0][:n])
 
     def _clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         self.passes += len(rows)

@@ -33,6 +33,15 @@ def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> 
     return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
 
 
+def pass_size(n_tests: int, chunk: int, device: torch.device) -> int:
+    """Rows of a forward pass of `n_tests` tests, padding included.
+
+    On a CPU always the chunk, so that a test's result never depends on the tests beside it. On an accelerator a few
+    tests are padded to a multiple of 32 only.
+    """
+    return chunk if device.type == "cpu" else min(chunk, -(-n_tests // 32) * 32)
+
+
 def padded(rows: Tensor, size: int) -> Tensor:
     """`rows` padded to `size` by repeating the last one, so that every forward pass has the same shape."""
     if len(rows) == size:

@@ -31,6 +31,10 @@ class CleanActivations:
         if room > 0:
             self._kept[name][first : first + room] = activations[:room]
 
+    def all(self, name: str) -> Tensor:
+        """The kept activations of a layer, `[kept seeds, neurons]`."""
+        return self._kept[name]
+
     def columns(self, name: str, neurons: Tensor) -> Tensor:
         """A copy of some neurons' kept activations, `[kept seeds, neurons]`, with each row contiguous in memory."""
         return self._kept[name][:, neurons]

@@ -32,6 +32,8 @@ class Objective:
     weight: float = 1.0
     output_term: OutputTerm | None = None
     n_models: int = 0
+    is_margin: bool = False
+    """Whether it is the loss of margin alone."""
 
     def by_layer(self, layers: tuple[Layer, ...]) -> LayeredObjective:
         """The same objective with its neurons grouped by layer."""
@@ -70,6 +72,13 @@ class LayeredObjective:
         if objective.scale is not None:
             values = values / objective.scale[layer.start + positions].to(values.dtype)
         return objective.weight * values.sum(1)
+
+
+def signature(by_layer: Tensor) -> Tensor:
+    """The share of the sensitivity in each layer, given the sums `[tests, layers]`; zero where it is not finite."""
+    by_layer = by_layer.float()
+    share = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    return share.nan_to_num_(0.0, 0.0, 0.0)
 
 
 class ObjectiveMeter:
@@ -143,11 +152,9 @@ class ChunkFold:
         self.by_layer.append(sensitivity.sum(1))
         self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
-    def signature(self, tests: Tensor) -> Tensor:
-        """The share of the sensitivity in each layer, `[tests, layers]`; zero where it is not finite."""
-        by_layer = torch.stack(self.by_layer, 1)[tests].float()
-        share = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        return share.nan_to_num_(0.0, 0.0, 0.0)
+    def sensitivity_by_layer(self) -> Tensor:
+        """Each test's summed sensitivity in each layer, `[tests, layers]`."""
+        return torch.stack(self.by_layer, 1)
 
     def panel_differences(self) -> Tensor:
         """Signed differences of the panel's neurons, `[tests, panel]`."""

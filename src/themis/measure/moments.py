@@ -124,6 +124,17 @@ class Accumulator:
                 accumulate(native, total, part)
         self.count += n_tests
 
+    @property
+    def shift(self) -> Tensor:
+        """What is subtracted from all sensitivities; set by the first chunk."""
+        return self._shift
+
+    def commit_sums(self, sums: Tensor, squares: Tensor, n_tests: int) -> None:
+        """Count a chunk whose sums of `D - shift` and of its square were computed elsewhere."""
+        self._sums += sums
+        self._squares += squares
+        self.count += n_tests
+
     def moments(self) -> Moments:
         """The moments of everything committed."""
         if self.count == 0:

@@ -1,0 +1,124 @@
+"""Chunks captured as a CUDA graph give the results of the plain path. Needs a GPU."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis import Target
+from themis.measure import calculator as calculator_module
+from themis.measure.kernels_cuda import can_fold, fold, take_panel
+from themis.zoo import lenet5
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+OPTIONS = {"coverage": None, "plateau": None, "max_tests": 2000}
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    net = lenet5()
+    for layer in net.fcs:
+        nn.init.normal_(layer.weight, std=layer.in_features**-0.5 * 2)
+        nn.init.zeros_(layer.bias)
+    return net.cuda().eval()
+
+
+@pytest.fixture
+def inputs():
+    return torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 70_001])
+@pytest.mark.parametrize(("chunk", "n_tests"), [(1, 1), (64, 50), (256, 256)])
+def test_the_kernels_agree_with_torch(n, chunk, n_tests):
+    device = torch.device("cuda")
+    assert can_fold(device)
+    activations, clean = torch.randn(chunk, n, device=device), torch.randn(30, n, device=device)
+    rows, shift = torch.randint(0, 30, (chunk,), device=device), torch.rand(n, device=device)
+    sums = torch.full((2, n), torch.nan, device=device)
+    by_test = fold(activations, clean, rows, shift, torch.tensor([n_tests], device=device), sums)
+    sensitivity = (activations - clean[rows]).abs()[:n_tests].double()
+    deviation = sensitivity - shift
+    torch.testing.assert_close(sums[0].double(), deviation.sum(0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(sums[1].double(), deviation.square().sum(0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(by_test[:n_tests].double(), sensitivity.sum(1), rtol=1e-4, atol=1e-3)
+    positions = torch.unique(torch.randint(0, n, (300,), device=device))
+    panel = torch.full((chunk, len(positions) + 2), torch.nan, device=device)
+    take_panel(activations, clean, rows, positions, panel[:, 1:-1])
+    assert torch.equal(panel[:, 1:-1], (activations - clean[rows])[:, positions])
+    assert panel[:, [0, -1]].isnan().all()
+
+
+@pytest.mark.parametrize("neurons", ["element", "channel"])
+@pytest.mark.parametrize(
+    ("perturbation", "magnitude", "policy"),
+    [
+        ("gaussian", 0.5, "scheduled"),
+        ("rotate", None, "corners"),
+        ("gaussian", 0.5, "paper"),
+        ("fgsm", 0.1, "scheduled"),
+    ],
+)
+def test_a_campaign_is_the_same_captured_or_not(net, inputs, neurons, perturbation, magnitude, policy, monkeypatch):
+    def run():
+        target = Target(net, neurons=neurons)
+        return themis.run(target, inputs, perturbation, magnitude=magnitude, policy=policy, **OPTIONS)
+
+    captured, again = run(), run()
+    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    plain = run()
+    assert captured.rounds[-1].passes == plain.rounds[-1].passes
+    assert len(captured.faults) > 20
+    for name in ("id", "seed_id", "theta", "noise_seed", "answer"):
+        assert np.array_equal(captured.faults.columns[name], plain.faults.columns[name]), name
+        assert np.array_equal(captured.faults.columns[name], again.faults.columns[name]), name
+    for name in ("distance", "ssim", "signature", "margin"):
+        np.testing.assert_allclose(captured.faults.columns[name], plain.faults.columns[name], rtol=1e-3, atol=1e-3)
+    assert captured.judged == again.judged
+    assert captured.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
+    assert captured.design_effect == pytest.approx(plain.design_effect, rel=1e-2)
+    assert captured.faults[0].replay().is_same
+
+
+class Synchronises(nn.Module):
+    """Has control flow that depends on the data, so it cannot be captured."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x) if float(x.mean()) > -1 else -self.net(x)
+
+
+def test_a_model_that_cannot_be_captured_takes_the_plain_path(net, inputs):
+    expected = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    run = themis.run(Target(Synchronises(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    assert np.array_equal(run.faults.columns["id"], expected.faults.columns["id"])
+
+
+class BreaksDown(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return torch.where(x[:, :, 0, 0] > 0.99, float("nan"), self.net(x))
+
+
+def test_outputs_that_are_not_finite_are_faults_and_spoil_no_moment(net, inputs):
+    inputs[:, :, 0, 0] = 0.5
+    run = themis.run(Target(BreaksDown(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    assert (run.faults.columns["answer"] < 0).sum() > 20
+    assert np.isfinite(run.judged.all)
+
+
+def test_a_run_that_was_stored_resumes_and_replays(net, inputs, tmp_path):
+    options = {"magnitude": 0.5, "coverage": None, "plateau": None}
+    whole = themis.run(Target(net), inputs, "gaussian", max_tests=5120, **options)
+    themis.run(Target(net), inputs, "gaussian", max_tests=2560, out=tmp_path, **options)
+    resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=5120)
+    assert np.array_equal(resumed.faults.columns["id"], whole.faults.columns["id"])
+    assert themis.open_run(tmp_path, Target(net), inputs).faults.most_telling(1)[0].replay().is_same
