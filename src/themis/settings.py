@@ -42,7 +42,9 @@ class Settings:
         10_000, "number of training inputs that the criterion learns from, drawn at random"
     )
     preset: str | None = option(
-        None, "paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget"
+        None,
+        "paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and "
+        "no plateau: it runs until coverage, or a limit that you set",
     )
     coverage: float | None = option(1.0, "stop at this coverage; null sets no goal")
     judge: str = option("exact", "how the sampled neurons are judged in each round: exact, gibbs or pymc")
@@ -120,6 +122,7 @@ class Settings:
                 "alpha": None,
                 "judge": "gibbs",
                 "max_tests": None,
+                "plateau": None,
             }
             settings = replace(settings, **{name: value for name, value in paper.items() if name not in options})
         return settings

@@ -269,6 +269,18 @@ def test_judges_agree_on_a_campaign(trained, result, judge):
     same(result, other)
 
 
+def test_preset_paper_runs_on_beyond_a_plateau_unless_one_is_given(trained):
+    options = {"preset": "paper", "round_size": 50, "judge": "exact"}
+    model, inputs = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), trained[1].inputs[:50]
+    nn.init.constant_(model[1].weight, 0.0)  # no fault and no coverage, however long it runs
+    result = themis.run(Target(model), inputs, "gaussian", max_tests=1500, **options)
+    assert (result.stop_reason, result.rounds[-1].tests) == ("tests", 1500)
+    assert len(result.rounds) > 20
+    assert len({(round.distinct_faults, round.coverage.sampled) for round in result.rounds}) == 1
+    result = themis.run(Target(model), inputs, "gaussian", max_tests=1500, plateau=3, **options)
+    assert result.stop_reason == "plateau"
+
+
 def test_preset_paper_follows_the_paper_exactly(trained):
     result = campaign(trained, preset="paper", max_tests=None, coverage=0.995)
     settings = result.start.settings

@@ -91,7 +91,8 @@ def test_counting_the_sample_equals_sorting_it_and_is_within_1_k_of_all(n, k, se
     rng = torch.Generator().manual_seed(seed)
     m = moments(torch.rand(n, generator=rng) * 2, count)
     unseen = torch.rand(n, generator=rng) < 0.2
-    m = Moments(m.count, m.mean.masked_fill(unseen, 0.0), m.m2.masked_fill(unseen, 0.0))
+    moved_alike = torch.rand(n, generator=rng) < 0.2  # by the same amount in every test
+    m = Moments(m.count, m.mean.masked_fill(unseen, 0.0), m.m2.masked_fill(unseen | moved_alike, 0.0))
     dead = torch.rand(n, generator=rng) < 0.1
     named, _ = judge(m, dead, k=k)
     counted, nobody = judge(m, dead, k=k, names_neurons=False)
@@ -100,6 +101,16 @@ def test_counting_the_sample_equals_sorting_it_and_is_within_1_k_of_all(n, k, se
     assert counted.all == named.all
     if count >= UNSEEN_TESTS:
         assert abs(named.sampled - named.all) <= 1 / k + 1e-12
+
+
+def test_neurons_that_move_by_a_constant_are_counted_as_the_sampler_orders_them():
+    mean = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
+    m = Moments(torch.tensor(100), mean.double(), torch.zeros(7).double())
+    for k in (1, 2, 3, 5, 7):
+        assert judge(m, k=k, names_neurons=False)[0].sampled == judge(m, k=k)[0].sampled
+    m = Moments(torch.tensor(100), torch.tensor([0.0, 0, 0, 0, 0, 1, 1]).double(), torch.zeros(7).double())
+    m.m2[5] = 1e6
+    assert judge(m, names_neurons=False)[0].sampled == judge(m)[0].sampled == pytest.approx(1 / 7)
 
 
 def test_the_forecast_is_when_the_goal_is_reached():

@@ -98,7 +98,7 @@ def cover(
     is_unseen = (moments.mean == 0) & is_judged & (n_tests < UNSEEN_TESTS)
     open_neurons = None
     if judge is exact and not names_neurons:
-        sampled = _count_sample(int(is_unseen.sum()), int(converged.sum()), n_judged, k)
+        sampled = _count_sample(is_judged & (moments.variance == 0), converged, n_judged, k)
         needed = _tests_needed(moments, rule)[is_judged]
     else:
         judged = is_judged.nonzero().squeeze(1)
@@ -124,13 +124,21 @@ def cover(
     return coverage, open_neurons
 
 
-def _count_sample(n_unseen: int, n_converged: int, n: int, k: int) -> float:
-    """Coverage of the sampler's neurons without sorting: by variance the unseen come first, then the converged.
+def _count_sample(is_still: Tensor, converged: Tensor, n: int, k: int) -> float:
+    """Coverage of the sampler's neurons among the `n` judged ones, without sorting.
 
-    They are at `ceil(j*n/k) - 1`, j = 1..k, so those before `m` are `floor(m*k/n)`.
+    By variance, those without any (`is_still`) come first, in order of their index: the unseen, and those that every
+    test moved by the same amount. Then come the converged. The sampler's neurons are at `ceil(j*n/k) - 1`, j = 1..k, so
+    those before `m` are `floor(m*k/n)`.
     """
     k = min(n, k)
-    return ((n_unseen + n_converged) * k // n - n_unseen * k // n) / k if n else 0.0
+    if not n:
+        return 0.0
+    still = converged[is_still]
+    n_still, n_converged = len(still), int(converged.sum()) - int(still.sum())
+    j = torch.arange(1, n_still * k // n + 1, device=still.device)
+    n_covered = int(still[-(-j * n // k) - 1].sum()) + (n_still + n_converged) * k // n - n_still * k // n
+    return n_covered / k
 
 
 def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
