@@ -18,3 +18,17 @@ def make_data():
     inputs = torch.rand(40, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return inputs, make_net()(inputs).argmax(1)
+
+
+def make_picture_net():
+    """A network for pictures of 1x6x6."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+def make_pictures():
+    """60 pictures, with the answers of that network as labels."""
+    inputs = torch.rand(60, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return inputs, make_picture_net()(inputs).argmax(1)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from themis.text import print_text
+
 if TYPE_CHECKING:
     from themis.runs.faults import Fault
     from themis.runs.run import Round, Run, Start
@@ -82,4 +84,4 @@ def report_failure(callback: object, where: str, error: BaseException, *, stackl
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
     except Exception:
         with suppress(OSError, ValueError):  # stderr may be closed
-            print(f"themis: {text}", file=sys.stderr)
+            print_text(f"themis: {text}", file=sys.stderr)

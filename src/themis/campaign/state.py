@@ -17,19 +17,22 @@ from torch import Tensor
 
 from themis.campaign.setup import Setup
 from themis.criteria.criterion import Criterion
-from themis.errors import StoreError
+from themis.errors import StoreError, first_line
 from themis.judge.sampler import sample_neurons
 from themis.measure.calculator import Measurement
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.panel import Panel, Shape
 from themis.measure.tally import Tally
 from themis.measure.tests import Results, Tests
+from themis.runs.checkpoint import parse_progress
 from themis.runs.run import Round
 from themis.runs.store.writer import Checkpoint
 from themis.search import Policy
 from themis.search.policy import Novelty
 
 STREAMS = ("uniform", "search")
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
+"""What restoring a damaged state raises."""
 PHASES = ("measure", "judge", "search")
 
 
@@ -206,6 +209,20 @@ class State:
 
     def restore(self, checkpoint: Checkpoint, rounds: list[Round], setup: Setup) -> None:
         """Continue from a checkpoint and the rounds up to it."""
+        parse_progress(checkpoint)  # raises an error if it is damaged
+        try:
+            _check_arrays(self.checkpoint().arrays, checkpoint.arrays)
+            self._restore(checkpoint, setup)
+        except StoreError:
+            raise
+        except DAMAGE as error:
+            raise StoreError(
+                f"cannot resume: the checkpoint of this run is damaged ({type(error).__name__}: {first_line(error)}); "
+                "restore the run folder from a copy"
+            ) from error
+        self.rounds = rounds
+
+    def _restore(self, checkpoint: Checkpoint, setup: Setup) -> None:
         tree = _join(checkpoint.values, "", checkpoint.arrays)
         device = setup.calculator.device
         for stream, accumulator in self.moments.items():
@@ -230,12 +247,25 @@ class State:
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
         self.passes = tree["passes"]
         self.clock.restore(tree["seconds"])
-        self.rounds = rounds
 
 
 def saved_chunk(checkpoint: Checkpoint) -> int:
     """The number of tests per forward pass when the checkpoint was taken."""
     return int(checkpoint.values["chunk"])
+
+
+def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Raise ValueError if saved arrays cannot have grown from those of the initial state: only their length grows."""
+    for name, before in initial.items():
+        after = saved.get(name)
+        if after is None:
+            if name.startswith("/policy"):
+                continue  # another version of Themis stores other data, which the caller says
+            raise ValueError(f"its array {name} is missing")
+        can_shrink = name == "/open_neurons"
+        is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])
+        if after.dtype != before.dtype or after.ndim != before.ndim or not is_grown:
+            raise ValueError(f"its array {name} has the wrong type or shape, {after.dtype} {list(after.shape)}")
 
 
 _ARRAY = {"array": True}

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from themis.text import print_text
+
 if TYPE_CHECKING:
     from themis.cli.options import Parser
 
@@ -91,12 +93,12 @@ def _share_cores() -> None:
 def _dispatch(words: list[str]) -> int:
     first = words[0] if words else ""
     if first in ("", "-h", "--help", "help"):
-        print(_overview())
+        print_text(_overview())
         return DONE if first else BAD_USAGE
     if first == "--version":
         from themis.version import __version__
 
-        print(f"themis {__version__}")
+        print_text(f"themis {__version__}")
         return DONE
     if first not in COMMANDS:
         from themis.errors import UsageError, nearest
@@ -158,7 +160,7 @@ def _complain(name: str, text: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    print_text(f"{name}: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 
@@ -167,7 +169,7 @@ def _one_line_warnings(name: str) -> Iterator[None]:
     """Print warnings of Themis as one line and hide those of other packages, unless Python was asked to show them."""
 
     def show(message: Warning | str, *location: Any, **rest: Any) -> None:
-        print(f"{name}: {' '.join(str(message).split())}", file=sys.stderr)
+        print_text(f"{name}: {' '.join(str(message).split())}", file=sys.stderr)
 
     if sys.warnoptions or os.environ.get("THEMIS_DEBUG"):
         yield

@@ -11,6 +11,7 @@ from themis.cli.options import Parser, add_config, add_fields, add_option, as_ya
 from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
 from themis.runs.source import Origin
 from themis.settings import Settings
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,7 +45,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     options = explicit_fields(arguments, Settings, explicit_options)
     settings = Settings.of(**options)
     if arguments.print_config:
-        print(as_yaml(vars(arguments)))
+        print_text(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data")
     from themis.campaign.preflight import check
@@ -58,8 +59,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
         print(json.dumps(asdict(result), indent=2, default=str))
     else:
-        print("\n".join(describe(result, settings)))
-        print(f"\nStart the campaign: {_run_command(arguments, explicit_options)}")
+        print_text("\n".join(describe(result, settings)))
+        print_text(f"\nStart the campaign: {_run_command(arguments, explicit_options)}")
     return DONE if result.problem is None else RUN_FAILED
 
 

@@ -14,6 +14,7 @@ from themis.cli.options import Parser, add_config, add_fields, add_option, as_ya
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import PERTURB_HELP, origin_folder, require
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -58,7 +59,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     options = {field.name: getattr(arguments, field.name) for field in fields(ComparisonPlan)}
     ComparisonPlan.of(**options)  # raises for invalid options before a model is loaded
     if arguments.print_config:
-        print(as_yaml(vars(arguments)))
+        print_text(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data", "perturb")
     origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
@@ -82,7 +83,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         except KeyboardInterrupt:
             stack.close()
             if progress is not None:
-                print(_interruption(progress, out))
+                print_text(_interruption(progress, out))
             return INTERRUPTED
     return _report(result, out, arguments, console)
 
@@ -103,5 +104,5 @@ def _report(result: Comparison, out: Path, arguments: Namespace, console: Consol
     elif console is not None:
         show(result, console)
         figures = sorted(path.name for path in out.glob("*.png"))
-        print(f"Results in {out}: {', '.join(['compare.json', 'table.md', *figures])}")
+        print_text(f"Results in {out}: {', '.join(['compare.json', 'table.md', *figures])}")
     return RUN_FAILED if result.failed else DONE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import COMMANDS, DONE, configure_parser
 from themis.cli.options import Parser
 from themis.errors import MissingExtraError, UsageError, nearest
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -63,7 +64,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = nearest(arguments.shell, shtab.SUPPORTED_SHELLS)
         raise UsageError(f"unknown shell {arguments.shell!r}: {known}")
-    print(shtab.complete(_parser_of_all_commands(shtab), arguments.shell))
+    print_text(shtab.complete(_parser_of_all_commands(shtab), arguments.shell))
     return DONE
 
 

@@ -14,6 +14,7 @@ from themis.cli.output import add_report, add_verbosity, finish, progress_callba
 from themis.cli.source import PERTURB_HELP, check_names
 from themis.runs.source import Origin
 from themis.settings import Settings
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -57,7 +58,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
     def say(text: str) -> None:
         if not (arguments.quiet or arguments.json):
-            print(text, flush=True)
+            print_text(text, flush=True)
 
     default_magnitude = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
     settings = Settings(

@@ -11,6 +11,7 @@ from themis.cli import DONE
 from themis.cli.options import Group, Parser, add_option
 from themis.cli.source import override_origin
 from themis.errors import UsageError
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -108,11 +109,11 @@ def _print(result: Diff, files: list[Path]) -> None:
     rows = [("", *headers), *result.rows()]
     widths = [max(len(row[k]) for row in rows) for k in range(2)]
     for row in rows:
-        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip())
-    print("\n".join([*result.lines(), *result.notes]))
-    print(result.sentence)
+        print_text(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip())
+    print_text("\n".join([*result.lines(), *result.notes]))
+    print_text(result.sentence)
     for path in files:
-        print(f"Written: {path}")
+        print_text(f"Written: {path}")
 
 
 def _write(result: Diff, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import Parser
 from themis.errors import ThemisError
+from themis.text import print_text
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
         print(json.dumps(findings, indent=2))
     else:
-        print("\n".join(describe(findings)))
+        print_text("\n".join(describe(findings)))
     if findings["problems"]:
         raise ThemisError("; ".join(findings["problems"]))
     return DONE

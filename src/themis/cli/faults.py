@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import Parser, add_option, convert
 from themis.errors import UsageError, nearest
+from themis.text import print_text, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -92,14 +93,14 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         ids = read_ids(run, arguments.ids)
         selection = _select(run, arguments, ids)
         if arguments.export:
-            print(_export(run, selection, Path(arguments.export), arguments.force))
+            print_text(_export(run, selection, Path(arguments.export), arguments.force))
         elif arguments.json:
             from themis.runs.store.export import json_text
 
             sys.stdout.writelines(json_text(run, selection.rows(run)))
         elif ids:
             for row in chain.from_iterable(selection.rows(run)):
-                print(_describe(run, row))
+                print_text(_describe(run, row))
         else:
             _list(run, selection if arguments.limit is not None else replace(selection, limit=N_SHOWN))
     return DONE
@@ -148,7 +149,7 @@ def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
 
 def _list(run: Reader, selection: Selection) -> None:
     rows = list(chain.from_iterable(selection.rows(run)))
-    print(_describe_state(run, selection.count(run), len(rows)))
+    print_text(_describe_state(run, selection.count(run), len(rows)))
     theta = [name for name in run.columns if name.startswith("theta_")]
     answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
     shown = ["id", "seed_id", *theta, *answers, "distance", "ssim", "stream", "tensors"]
@@ -204,16 +205,16 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
             table = Table(box=None, pad_edge=False, header_style="bold")
             colours = {"clean": "green", "answer": "red", "confidence": "red"}
             for name in headers:
-                table.add_column(name, justify="left" if name in TEXTS else "right", style=colours.get(name))
+                table.add_column(printable(name), justify="left" if name in TEXTS else "right", style=colours.get(name))
             for row in rows:
-                table.add_row(*row)
-            Console().print(table)
+                table.add_row(*map(printable, row))
+            Console().print(table, markup=False)
             return
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):
         cells = zip(headers, row, widths, strict=True)
         padded = [cell.ljust(width) if name in TEXTS else cell.rjust(width) for name, cell, width in cells]
-        print("  ".join(padded).rstrip())
+        print_text("  ".join(padded).rstrip())
 
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:

@@ -18,6 +18,7 @@ from themis.cli.options import Group, Option, Parser, add_fields, add_option, ex
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -152,5 +153,5 @@ def print_results(results: GateResults | None, arguments: Namespace) -> int:
     if not arguments.json:
         for result in results.results:
             if not (is_quiet and result.has_passed):
-                print(result.line, file=sys.stderr if is_quiet else sys.stdout)
+                print_text(result.line, file=sys.stderr if is_quiet else sys.stdout)
     return GATE_FAILED if results.has_failed else DONE

@@ -13,6 +13,7 @@ from themis.cli.options import Parser, add_fields, add_option, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -85,20 +86,20 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Local
     n, n_groups = len(faults), len(groups)
     shown = sum(len(group.representatives) for group in groups)
     if not n:
-        print(f"{run.path} has no faults to group")
+        print_text(f"{run.path} has no faults to group")
         return
-    print(
+    print_text(
         f"{n:,} fault{'s' * (n != 1)} in {n_groups} group{'s' * (n_groups != 1)}, {shown} of them to look at; "
         f"run one again: themis replay {quote(str(run.path))} FAULT"
     )
     if n > n_groups == 1 < most:
-        print("No structure found: no two sets of these faults differ in two of outcome, theta and layers")
+        print_text("No structure found: no two sets of these faults differ in two of outcome, theta and layers")
     for number, (group, location) in enumerate(zip(groups, located, strict=True), 1):
-        print()
-        print(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
-        print(f"     look at {' '.join(str(fault.id) for fault in group.representatives)}")
+        print_text()
+        print_text(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
+        print_text(f"     look at {' '.join(str(fault.id) for fault in group.representatives)}")
         if location is not None:
-            print(f"     {_describe_location(location)}")
+            print_text(f"     {_describe_location(location)}")
 
 
 def _describe_location(location: Localization) -> str:

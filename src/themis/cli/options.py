@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from themis.errors import MissingExtraError, UsageError
+from themis.reading import parse_yaml, read_regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +26,9 @@ Group = argparse._ActionsContainer
 
 NOT_IN_A_FILE = ("config", "print_config", "words")
 """Names in a namespace that are not options of a file; `words` is the command line itself."""
+
+MAX_CONFIG = 1 << 20
+"""Bytes of a configuration file."""
 
 METAVARS = {
     "model": "MODEL",
@@ -217,8 +221,7 @@ def _closest(name: str, known: Collection[str], otherwise: str) -> str:
 def _load_yaml(path: str) -> dict[Any, Any]:
     yaml = _yaml()
     try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+        content = parse_yaml(read_regular(path, MAX_CONFIG).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"the config file must exist, {path} does not: check the path") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from themis.cli import INTERRUPTED
 from themis.cli.gate import check_finished, print_results
 from themis.cli.options import Group, add_option
 from themis.errors import ModelError
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,7 +74,7 @@ def _show_progress() -> Callback:
             def on_end(self, run: Run) -> None:
                 from themis.runs.display.text import summary_rows
 
-                print(*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop, sep="\n")
+                print_text("\n".join([*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop]))
 
         return ShowSummary()
 
@@ -106,13 +107,13 @@ def finish(
         print(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
         return INTERRUPTED if is_interrupted else print_results(results, arguments)
     if out and not arguments.quiet:
-        print(f"Results in {out}")
+        print_text(f"Results in {out}")
         if page is not None:
-            print(f"Report: {page}")
+            print_text(f"Report: {page}")
         if len(result.faults):
-            print(f"List the faults: themis faults {quote(out)}")
+            print_text(f"List the faults: themis faults {quote(out)}")
         if is_interrupted:
-            print(f"Resume: themis resume {quote(out)}")
+            print_text(f"Resume: themis resume {quote(out)}")
     if is_interrupted:
         return INTERRUPTED
     return print_results(check_finished(result, gates, arguments, folder=out), arguments)
@@ -128,7 +129,7 @@ def write_page(out: str | None) -> str | None:
         return str(write_report(out))
     except Exception as error:
         text = " ".join(str(error).split())
-        print(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
+        print_text(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
         return None
 
 

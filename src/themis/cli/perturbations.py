@@ -12,6 +12,7 @@ from themis.cli import DONE
 from themis.cli.options import Parser, add_option
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -52,7 +53,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.json:
         print(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
     elif arguments.sheet is None:
-        print(_format_list(chosen))
+        print_text(_format_list(chosen))
     if arguments.sheet is not None:
         _draw(chosen, arguments)
     return DONE
@@ -130,9 +131,9 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {arguments.sheet!r}")
     draw_sheet(picture, drawn, path, bounds=(bounds[0], bounds[1]), noise_seed=arguments.random_seed)
-    print(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
+    print_text(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
     if skipped:
-        print(f"Not drawn, because they need a model, a table or other channels: {', '.join(skipped)}")
+        print_text(f"Not drawn, because they need a model, a table or other channels: {', '.join(skipped)}")
 
 
 def _picture(arguments: Namespace) -> Tensor:

@@ -15,6 +15,7 @@ from themis.cli.options import Parser, add_fields, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -67,12 +68,12 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             replay = replayer.replay(faults[id])
             replays.append((faults[id], replay))
             if not arguments.json:
-                print(_describe(faults[id], replay, bool(replayer.perturbation.passes)), flush=True)
+                print_text(_describe(faults[id], replay, bool(replayer.perturbation.passes)), flush=True)
         if arguments.json:
             objects = [_as_object(*pair) for pair in replays]
             print(json.dumps({"faults": objects, "changes": replayer.changes}, indent=2, allow_nan=False))
         else:
-            print(_conclude(replays, replayer.changes))
+            print_text(_conclude(replays, replayer.changes))
         if out is not None:
             _write(run, replays, out, arguments.force)
     return DONE if all(replay.is_same for _, replay in replays) else GATE_FAILED

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from themis.cli import DONE
 from themis.cli.options import Parser, add_option
 from themis.errors import UsageError
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -45,5 +46,5 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         check_free(out, replaces=arguments.force)
     path = write_report(arguments.run, out, most_pictures=arguments.most_pictures)
     if not arguments.quiet:
-        print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        print_text(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return DONE

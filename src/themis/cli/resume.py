@@ -12,6 +12,7 @@ from themis.cli.run import LIMITS
 from themis.cli.source import LOCATION_OPTIONS, override_origin
 from themis.runs.source import Origin
 from themis.settings import Settings
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -54,5 +55,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     result = resume(arguments.run, origin=origin, callbacks=callbacks, **limits)
     had_ended = summary is not None and summary["tests"] == result.rounds[-1].tests
     if had_ended and not (arguments.quiet or arguments.json):
-        print("The run had already ended and was left unchanged: raise a limit to continue it, such as --max-tests N")
+        print_text(
+            "The run had already ended and was left unchanged: raise a limit to continue it, such as --max-tests N"
+        )
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates)

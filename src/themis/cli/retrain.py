@@ -14,6 +14,7 @@ from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import LOCATION_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
+from themis.text import print_text, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -93,7 +94,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         except KeyboardInterrupt:
             stack.close()
             if console is not None:
-                print(_interruption(out))
+                print_text(_interruption(out))
             return INTERRUPTED
     return _report(result, out, arguments, console)
 
@@ -139,7 +140,7 @@ def _contest(
         print(json.dumps({**result.as_dict(), "out": str(shared["out"])}, indent=2))
     elif console is not None:
         show(result, console)
-        print(f"Results in {shared['out']}: contest.json, contest.md, contest.png")
+        print_text(f"Results in {shared['out']}: contest.json, contest.md, contest.png")
     return RUN_FAILED if any(standing.errors for standing in result.standings) else DONE
 
 
@@ -152,11 +153,13 @@ def _report(result: Retrained, out: Path, arguments: Namespace, console: Console
     elif console is not None:
         show(result, console)
         if has_failed:
-            console.print(_failure(result, arguments.fail_under), style="bold red", highlight=False, markup=False)
-        print(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
+            console.print(
+                printable(_failure(result, arguments.fail_under)), style="bold red", highlight=False, markup=False
+            )
+        print_text(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
         config = f"--config {quote(str(Path(arguments.run) / 'config.yaml'))}"
         new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
-        print(f"Test the new model on data that it has not seen: themis run {config} {new}")
+        print_text(f"Test the new model on data that it has not seen: themis run {config} {new}")
     return GATE_FAILED if has_failed else DONE
 
 

@@ -22,6 +22,7 @@ from themis.cli.output import (
 from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
 from themis.runs.source import Origin
 from themis.settings import Settings
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -59,7 +60,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     options = explicit_fields(arguments, Settings, explicit_options)
     settings = Settings.of(**options)
     if arguments.print_config:
-        print(as_yaml({**vars(arguments), **asdict(settings)}))
+        print_text(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
     require(arguments, "model", "data", "perturb")
     gates = read_gates(arguments)

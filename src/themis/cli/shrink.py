@@ -13,6 +13,7 @@ from themis.cli.options import Parser, add_fields, add_option, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -87,7 +88,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         if curve is not None:
             _draw(run, curve)
         if arguments.json:
-            print(text)
+            print_text(text)
         else:
             _conclude(run.path, curve, result["changes"])
     return DONE
@@ -104,18 +105,18 @@ def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:
 
 def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> None:
     if not shrunk and not lost:
-        print(f"{replayer.run.path} has no faults to shrink")
+        print_text(f"{replayer.run.path} has no faults to shrink")
         return
     rows = [HEADERS, *map(_row, shrunk)] if shrunk else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        print("  ".join([*numbers, row[-1]]))
+        print_text("  ".join([*numbers, row[-1]]))
     passes = sum(fault.passes for fault in shrunk)
-    print(f"Shrank {len(shrunk)} fault{'s' * (len(shrunk) != 1)} in {passes:,} passes", flush=True)
+    print_text(f"Shrank {len(shrunk)} fault{'s' * (len(shrunk) != 1)} in {passes:,} passes", flush=True)
     if lost:
         noun, verb = ("fault", "breaks") if len(lost) == 1 else ("faults", "break")
-        print(f"{len(lost)} {noun} no longer {verb} the model: {', '.join(map(str, lost))}")
+        print_text(f"{len(lost)} {noun} no longer {verb} the model: {', '.join(map(str, lost))}")
 
 
 def _row(fault: ShrunkFault) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ def _draw(run: Reader, curve: Robustness) -> None:
 
 def _conclude(folder: Path, curve: Robustness | None, changes: Any) -> None:
     if curve is not None:
-        print("\n".join(curve.sentences()))
+        print_text("\n".join(curve.sentences()))
     if changes:
-        print("\n".join(["Changed since the start of the run:", *(f"  {change}" for change in changes)]))
-    print(f"Details: {folder / FILE}" + ("" if curve is None else f"; curve: {folder / PICTURE}"))
+        print_text("\n".join(["Changed since the start of the run:", *(f"  {change}" for change in changes)]))
+    print_text(f"Details: {folder / FILE}" + ("" if curve is None else f"; curve: {folder / PICTURE}"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from themis.cli import DONE
 from themis.cli.options import Parser, add_option
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -39,8 +40,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
     with serve(arguments.run, port=arguments.port) as server:
         if not (Path(arguments.run) / DATABASE).is_file():
-            print(f"{arguments.run} does not contain a run yet: it is shown as soon as a campaign starts there")
-        print(f"Serving {arguments.run} at {server.url} (press Ctrl-C to stop)", flush=True)
+            print_text(f"{arguments.run} does not contain a run yet: it is shown as soon as a campaign starts there")
+        print_text(f"Serving {arguments.run} at {server.url} (press Ctrl-C to stop)", flush=True)
         if not arguments.no_browser:
             Thread(
                 target=_open_browser, args=(server.url,), daemon=True
@@ -57,4 +58,4 @@ def _open_browser(url: str) -> None:
         if getattr(browser, "name", "") in IN_A_TERMINAL or not browser.open(url):
             raise webbrowser.Error
     except webbrowser.Error:
-        print("themis watch: could not open a browser: open the address yourself", file=sys.stderr)
+        print_text("themis watch: could not open a browser: open the address yourself", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import Parser, add_option
 from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
+from themis.text import print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -88,13 +89,15 @@ def show(arguments: Namespace) -> int:
         stated = _format_metric(row["stated"], row["metric"])
         has = ["yes" if row[name] else "no" for name in ("data", "weights")]
         lines.append((row["name"], *counts, paper, f"{row['n_parameters']:,}", stated, *has))
-    print(_align(lines))
+    print_text(_align(lines))
     folder = os.environ.get("THEMIS_DATA")
-    print("\nNeurons are counted as elements, as channels, and as in the paper.")
+    print_text("\nNeurons are counted as elements, as channels, and as in the paper.")
     if folder:
-        print(f"The data and the weights are in {folder}.")
+        print_text(f"The data and the weights are in {folder}.")
     else:
-        print("Set THEMIS_DATA to the folder with the data and the weights; a model without weights has random ones.")
+        print_text(
+            "Set THEMIS_DATA to the folder with the data and the weights; a model without weights has random ones."
+        )
     return DONE
 
 
@@ -112,7 +115,7 @@ def verify(arguments: Namespace) -> int:
     for name in names:
         rows.append(_verify(ZOO[name], arguments))
         if not arguments.json:
-            print(f"{name:<{width}}  {rows[-1]['text']}", flush=True)
+            print_text(f"{name:<{width}}  {rows[-1]['text']}", flush=True)
     can_skip = {row["name"]: not row["has_weights"] and ZOO[row["name"]].is_optional for row in rows}
     skipped = [name for name in names if can_skip[name] and name not in arguments.names]
     counted = [row for row in rows if row["name"] not in skipped]
@@ -121,7 +124,7 @@ def verify(arguments: Namespace) -> int:
         print(json.dumps(rows, indent=2))
     else:
         rest = f"; skipped, because they have no weights: {', '.join(skipped)}" if skipped else ""
-        print(f"{n_agree} of {len(counted)} agree{rest}")
+        print_text(f"{n_agree} of {len(counted)} agree{rest}")
     return DONE if n_agree == len(counted) else GATE_FAILED
 
 
@@ -140,7 +143,7 @@ def train(arguments: Namespace) -> int:
 
     def say(text: str) -> None:
         if not arguments.json:
-            print(text, flush=True)
+            print_text(text, flush=True)
 
     module, figure = train_entry(
         name, epochs=arguments.epochs, random_seed=arguments.random_seed, device=arguments.device, log=say
@@ -150,8 +153,8 @@ def train(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
     else:
-        print(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
-        print(f"Wrote {out}. Test it: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
+        print_text(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
+        print_text(f"Wrote {out}. Test it: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
     return DONE
 
 

@@ -16,10 +16,14 @@ from typing import Any, Protocol, TypeVar
 
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.executors import Cell, CellT, Executor, Failure, ResultT, SerialExecutor
+from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
 from themis.runs.environment import list_changes
 from themis.runs.store.files import PART, Lock, explained, json_safe, write_file
 
 PLAN, LOCK = "plan.json", "lock"
+MAX_BYTES = 256 << 20
+"""Of a JSON file in the folder of an experiment."""
+STORED_PLAN = record({"environment": record({})}, {"plan": record({}), "recipe": record({})})
 OPTIONS = ("plan", "recipe")
 """Groups of options in the record of a plan."""
 
@@ -85,7 +89,7 @@ class ExperimentFolder:
 
     def begin(self, plan: ExperimentPlan, environment: dict[str, Any]) -> None:
         """Store the plan, or refuse one that would change finished cells."""
-        stored = self.read(self.plan_file)
+        stored = self.read(self.plan_file, STORED_PLAN)
         if stored is None:
             self.write(self.plan_file, {**plan.as_dict(), "environment": environment})
             return
@@ -107,16 +111,17 @@ class ExperimentFolder:
         """A path in the folder; None if nothing is stored."""
         return None if self.path is None else self.path / name
 
-    def read(self, name: str) -> Any:
-        """The content of a JSON file; None if there is no such file."""
+    def read(self, name: str, form: Form = anything) -> Any:
+        """The content of a JSON file, which must have this form; None if there is no such file."""
         if self.path is None:
             return None
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return check_form(parse_json(read_regular(self.path / name, MAX_BYTES), has_nan=True), form)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self.path / name} cannot be read: {error}; remove it to create it again") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"{self.path / name} cannot be read: {reason}; remove it to create it again") from error
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file atomically."""
@@ -151,9 +156,12 @@ class JsonResults:
 
     folder: ExperimentFolder
     under: str = "cells"
+    form: Form = anything
+    """What the result of a cell without an error must be."""
 
     def load(self, cell: Cell) -> dict[str, Any] | None:
-        result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}")
+        form = either(record({"error": text(MAX_BYTES)}), all_of(record({}), self.form))
+        result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}", form)
         return None if result is None or "error" in result else result
 
     def save(self, cell: Cell, result: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from themis.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -51,16 +53,16 @@ class Table:
         from rich.table import Table as RichTable
 
         table = self.within(console.width)
-        console.print(table.title, style="bold", highlight=False, markup=False)
+        console.print(printable(table.title), style="bold", highlight=False, markup=False)
         if table.columns:
             drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
             for index, name in enumerate(table.columns):
-                drawn.add_column(name, justify="right" if index else "left", overflow="fold")
+                drawn.add_column(printable(name), justify="right" if index else "left", overflow="fold")
             for row in table.rows:
-                drawn.add_row(*row)
+                drawn.add_row(*map(printable, row))
             console.print(drawn, markup=False)
         for note in table.notes:
-            console.print(note, highlight=False, markup=False)
+            console.print(printable(note), highlight=False, markup=False)
 
 
 def table_console() -> Console:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from themis.errors import StoreError
+from themis.reading import check_form, items, number, optional, parse_json, read_regular, record, text, whole
 from themis.runs.estimates import strengths
+from themis.runs.store.validation import MAX_JSON
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
 FILE = "shrunk.json"
 MAX_POINTS = 120
+_POINTS = items(number())
+_CURVE = record(
+    {
+        **dict.fromkeys(("strengths", "share", "low", "high"), _POINTS),
+        **dict.fromkeys(("failed", "seeds"), whole()),
+        **dict.fromkeys(("caveat", "strength_1"), text()),
+        "median": optional(number()),
+    }
+)
+_SHRUNK = record(
+    {}, {"robustness": optional(_CURVE), "faults": items(record({"seed_id": whole(), "weakest": number()}))}
+)
 AS_FOUND = (
     "The curve uses the weakest fault of each seed as the campaign found it. Weaker disturbances may break seeds too; "
     "themis shrink searches for them."
@@ -81,14 +94,18 @@ def _read_shrunk(run: Reader) -> dict[str, Any]:
     """What `themis shrink` wrote; empty if it was not run."""
     path = run.path / FILE
     try:
-        shrunk = json.loads(path.read_text())
+        shrunk: dict[str, Any] = check_form(parse_json(read_regular(path, MAX_JSON)), _SHRUNK)
+        curve = shrunk.get("robustness")
+        if curve and len({len(curve[name]) for name in ("strengths", "share", "low", "high")}) > 1:
+            raise ValueError("the columns of its curve must have one length")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"{path} must be JSON, but it is damaged ({error}): write it again with themis shrink"
+            f"{path} must hold shrunk faults as JSON, but it is damaged ({reason}): write it again with themis shrink"
         ) from error
-    return shrunk if isinstance(shrunk, dict) else {}
+    return shrunk
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:

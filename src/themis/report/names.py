@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from themis.reading import read_regular
+
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
 DIRECTIONS = {0: "smaller (left)", 1: "larger (right)"}
+MAX_FEATURES = 16 << 20
+"""Bytes of a features file."""
 ANSWER_TASKS = ("wrong", "changed", "top5", "threshold")
 """Tasks whose outcome is an answer of the model."""
 
@@ -58,9 +62,9 @@ def feature_names(run: Reader) -> list[str] | None:
     if not origin.get("features"):
         return None
     try:
-        with Path(origin.get("folder") or "", origin["features"]).open(newline="", encoding="utf-8") as file:
-            return [row["name"] for row in csv.DictReader(file)] or None
-    except (OSError, KeyError, UnicodeDecodeError, csv.Error):
+        content = read_regular(Path(origin.get("folder") or "", origin["features"]), MAX_FEATURES).decode()
+        return [row["name"] or "" for row in csv.DictReader(content.splitlines())] or None
+    except (OSError, KeyError, ValueError, csv.Error):
         return None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from time import perf_counter
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.campaign.callback import Callback
 from themis.runs.display.text import opening, round_line, summary_rows
 from themis.runs.run import Round, Run, Start
+from themis.text import printable
 
 PLAIN_SECONDS = 5.0
 """Minimum time between two plain lines."""
@@ -24,7 +26,7 @@ class ShowProgress(Callback):
         self._printed = 0.0
 
     def on_start(self, start: Start) -> None:
-        self.console.print(opening(start), highlight=False, soft_wrap=True)
+        self.console.print(printable(opening(start)), highlight=False, soft_wrap=True, markup=False)
         self._is_share = start.criterion is None or bool(start.criterion["is_share"])
         self._goal = start.settings.coverage or 1.0
         if self.console.is_terminal:
@@ -32,7 +34,7 @@ class ShowProgress(Callback):
             columns: list[ProgressColumn] = [
                 TextColumn("coverage"),
                 BarColumn(28 if is_wide else 10),
-                TextColumn("{task.fields[line]}"),
+                TextColumn("{task.fields[line]}", markup=False),
             ]
             if is_wide:
                 columns.append(TimeElapsedColumn())
@@ -41,18 +43,19 @@ class ShowProgress(Callback):
             self._live.start()
 
     def on_round(self, round: Round) -> None:
-        line = round_line(round, is_share=self._is_share)
+        line = printable(round_line(round, is_share=self._is_share))
         if self._live is not None:
             self._live.update(self._task, completed=round.coverage.sampled, line=line)
         elif perf_counter() - self._printed >= PLAIN_SECONDS:
             self._printed = perf_counter()
-            self.console.print(f"round {round.number}: coverage {line}", highlight=False, soft_wrap=True)
+            text = f"round {round.number}: coverage {line}"
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def on_end(self, run: Run) -> None:
         self._stop()
         for name, text in summary_rows(run):
-            self.console.print(f"[dim]{name:<13}[/dim]  {text}", highlight=False, soft_wrap=True)
-        self.console.print(run.stop, style="bold", highlight=False, soft_wrap=True)
+            self.console.print(f"[dim]{name:<13}[/dim]  {escape(printable(text))}", highlight=False, soft_wrap=True)
+        self.console.print(printable(run.stop), style="bold", highlight=False, soft_wrap=True, markup=False)
 
     def on_error(self, error: Exception) -> None:
         self._stop()
@@ -73,7 +76,7 @@ class StepBar:
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
     def start(self, n_done: int, n: int) -> None:
         """Start a new bar, unless all steps are done."""
@@ -88,7 +91,7 @@ class StepBar:
     def say(self, line: str, plain: str, n_done: int | None) -> None:
         """Show a line beside the bar; without a bar, print `plain` unless a line was printed a moment ago."""
         if self._live is not None:
-            self._live.update(self._task, line=line, completed=n_done)
+            self._live.update(self._task, line=printable(line), completed=n_done)
         elif perf_counter() - self._printed >= PLAIN_SECONDS:
             self._printed = perf_counter()
             self.note(plain)

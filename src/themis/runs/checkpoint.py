@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import StoreError
+from themis.reading import check_form
 from themis.runs.run import Seconds
+from themis.runs.store.validation import MAX_TESTS, PROGRESS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,47 +71,77 @@ def read_progress(run: Reader) -> SavedProgress | None:
                 raise
             sleep(PAUSE)
             continue
-        return None if checkpoint is None else parse_progress(checkpoint)
+        return None if checkpoint is None else parse_progress(checkpoint, _count_neurons(run))
     return None
 
 
-def parse_progress(checkpoint: Checkpoint) -> SavedProgress:
-    """Validate the arrays and values of a stored checkpoint and give them names and types."""
+def _count_neurons(run: Reader) -> int | None:
+    return int(run.record["start"]["n_neurons"]) if "start" in run.record else None
+
+
+def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> SavedProgress:
+    """Validate the arrays and values of a stored checkpoint and give them names and types.
+
+    n_neurons: the number of neurons that the moments must be of, if it is known.
+    """
     try:
-        progress = _parse(checkpoint.tests, checkpoint.rounds, checkpoint.arrays, checkpoint.values)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        check_form(checkpoint.values, PROGRESS, "its values")
+        return _parse(checkpoint, n_neurons)
+    except ValueError as error:
         raise StoreError(
-            f"the checkpoint of a run must hold the progress of its campaign, but {reason}: restore the run folder "
-            "from a copy"
+            f"the checkpoint of a run must hold the progress of its campaign, but {error}: restore the run folder from "
+            "a copy"
         ) from error
-    return progress
 
 
-def _parse(tests: int, rounds: int, arrays: Mapping[str, Tensor], values: dict[str, Any]) -> SavedProgress:
+def _parse(checkpoint: Checkpoint, n_neurons: int | None) -> SavedProgress:
+    arrays, values = checkpoint.arrays, checkpoint.values
     tally = values["tally"]
     progress = SavedProgress(
-        tests=tests,
-        rounds=rounds,
-        chunk=int(values["chunk"]),
+        tests=checkpoint.tests,
+        rounds=checkpoint.rounds,
+        chunk=values["chunk"],
         seconds=Seconds(**{field.name: float(values["seconds"][field.name]) for field in fields(Seconds)}),
-        counts={name: int(n) for name, n in tally["counts"].items()},
-        kinds={kind: dict(counts) for kind, counts in tally["kinds"].items()},
-        near_ties=arrays["/tally/near_ties"].tolist(),
-        uniform_tests_by_seed=arrays["/tally/uniform_tests_by_seed"].numpy(),
-        uniform_faults_by_seed=arrays["/tally/uniform_faults_by_seed"].numpy(),
-        uniform_times_seen=arrays["/tally/uniform_times_seen"].numpy(),
-        moments={stream: _parse_moments(stream, arrays) for stream in STREAMS},
+        counts=tally["counts"],
+        kinds=tally["kinds"],
+        near_ties=_counts(arrays, "/tally/near_ties").tolist(),
+        uniform_tests_by_seed=_counts(arrays, "/tally/uniform_tests_by_seed"),
+        uniform_faults_by_seed=_counts(arrays, "/tally/uniform_faults_by_seed"),
+        uniform_times_seen=_counts(arrays, "/tally/uniform_times_seen", least=1),
+        moments={stream: _parse_moments(stream, arrays, n_neurons) for stream in STREAMS},
     )
-    if "uniform_tests" not in progress.counts or "raised" not in progress.counts:
-        raise KeyError("tally/counts")
-    if progress.uniform_tests_by_seed.shape != progress.uniform_faults_by_seed.shape:
+    tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
+    if tests.shape != faults.shape:
         raise ValueError("its uniform tests and faults are of different seeds")
+    if bool((faults > tests).any()):
+        raise ValueError("a seed has more uniform faults than uniform tests")
+    if progress.counts["tests"] != progress.tests or int(tests.sum()) > progress.counts["uniform_tests"]:
+        raise ValueError("its counts of tests contradict each other")
+    if progress.counts["uniform_tests"] > progress.tests or int(progress.uniform_times_seen.sum()) > progress.tests:
+        raise ValueError("its counts of uniform tests are larger than the number of tests")
     return progress
 
 
-def _parse_moments(stream: str, arrays: Mapping[str, Tensor]) -> SavedMoments:
-    count, shift, sums = (arrays[f"/moments/{stream}/{name}"] for name in ("count", "shift", "sums"))
-    if shift.shape != sums.shape:
+def _array(arrays: Mapping[str, Tensor], name: str, n_dimensions: int) -> NDArray[Any]:
+    if name not in arrays:
+        raise ValueError(f"its array {name!r} is missing")
+    if arrays[name].ndim != n_dimensions:
+        raise ValueError(f"its array {name} has the wrong shape {list(arrays[name].shape)}")
+    return np.asarray(arrays[name].numpy())
+
+
+def _counts(arrays: Mapping[str, Tensor], name: str, n_dimensions: int = 1, least: int = 0) -> NDArray[np.int64]:
+    counts = _array(arrays, name, n_dimensions)
+    if counts.dtype != np.int64 or bool(((counts < least) | (counts > MAX_TESTS)).any()):
+        raise ValueError(f"its array {name} must hold whole numbers from {least}")
+    return counts
+
+
+def _parse_moments(stream: str, arrays: Mapping[str, Tensor], n_neurons: int | None) -> SavedMoments:
+    count = int(_counts(arrays, f"/moments/{stream}/count", 0))
+    shift, sums = (_array(arrays, f"/moments/{stream}/{name}", 1) for name in ("shift", "sums"))
+    if shift.shape != sums.shape or n_neurons not in (None, len(shift)):
         raise ValueError(f"the moments of its {stream} stream are of different neurons")
-    return SavedMoments(int(count), shift.double().numpy(), sums.double().numpy())
+    if shift.dtype.kind != "f" or sums.dtype.kind != "f":
+        raise ValueError(f"the moments of its {stream} stream must be numbers")
+    return SavedMoments(count, shift.astype(np.float64), sums.astype(np.float64))

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError
+from themis.errors import StoreError, UsageError
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb import Perturbation
@@ -79,12 +79,19 @@ def _start(record: dict[str, Any]) -> Start:
     classes = plain.get("classes")
     values = {
         "bounds": tuple(plain["bounds"]),
-        "theta": tuple(Theta(**{**theta, "limits": _limits(*theta["limits"])}) for theta in record["theta"]),
+        "theta": tuple(_theta(theta) for theta in record["theta"]),
         "settings": Settings(**record["settings"]),
         "layers": tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in plain["layers"]),
         "classes": None if classes is None else tuple(classes),
     }
     return Start(**{**plain, **values})
+
+
+def _theta(plain: dict[str, Any]) -> Theta:
+    try:
+        return Theta(**{**plain, "limits": _limits(*plain["limits"])})
+    except UsageError as error:
+        raise StoreError(f"the theta of a run must be valid, {error}; restore the run folder from a copy") from error
 
 
 def _limits(low: float | None, high: float | None) -> tuple[float, float]:

@@ -137,20 +137,24 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
 
 def read_split(run: Reader) -> SeedSplit:
     """The split that a run recorded before its campaign."""
-    from themis.runs.store.tensors import deserialize
+    from themis.runs.store.tensors import deserialize, read_tensor_file
 
     path, entry = run.path / FILE, run.record.get("parts")
     if entry is None:
         raise UsageError(f"the run in {run.path} must have split its seeds, it did not: run it again with --split")
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(
-            f"{path} must hold the run's split, it cannot be read: {error.strerror}; restore it from a copy"
-        ) from error
+        content = read_tensor_file(path)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} must hold the run's split, it does not exist: restore it from a copy") from error
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise StoreError(f"{path} must be the file that the run wrote, it has been changed: restore it from a copy")
     arrays = {name: tensor.numpy() for name, tensor in deserialize(content, path).items()}
+    is_split = all(
+        name in arrays and arrays[name].dtype == dtype and arrays[name].shape == arrays["seed_id"].shape
+        for name, dtype in (("seed_id", np.int64), ("hash", np.int64), ("part", np.uint8))
+    )
+    if not is_split or arrays["part"].max(initial=0) >= len(PARTS):
+        raise StoreError(f"{path} must hold the part of each seed, it does not: restore it from a copy")
     return SeedSplit(arrays["seed_id"], arrays["hash"].view(np.uint64), arrays["part"])
 
 

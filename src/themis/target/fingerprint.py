@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from themis.data.seeds import Seeds
+from themis.reading import open_regular
 
 STEP_BYTES = 16 << 20
 """Size of the inputs that are hashed at a time."""
@@ -46,7 +47,7 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file, as sha256sum prints it."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

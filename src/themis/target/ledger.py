@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 from themis.data.hashes import Hashes, input_hashes, seed_hashes
 from themis.data.seeds import Seeds, list_seeds
 from themis.errors import DataError
+from themis.reading import check_form, open_regular, parse_json, record, text, values_of
 
+MAX_HEADER = 1 << 27
+"""Bytes of the header of a safetensors file: a ledger of a million seeds has 11 million."""
 HASHES_KEY, COUNT_KEY = "themis_ledger", "themis_seeds"
 """Keys in the metadata of a weights file: the hashes, and how many there are."""
 ATTRIBUTE = "_themis_ledger"
@@ -130,10 +132,12 @@ def read_metadata(weights: Path) -> dict[str, str]:
     if path.suffix != ".safetensors":
         return {}
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size < path.stat().st_size else None
-        metadata: dict[str, str] = header.get("__metadata__", {})  # type: ignore[union-attr]
-    except (OSError, ValueError, AttributeError) as error:
+            if size > MAX_HEADER:
+                raise ValueError("the header is too long")
+            header = check_form(parse_json(file.read(size)), record({}, {"__metadata__": values_of(text(MAX_HEADER))}))
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} must be a safetensors file, its header cannot be read: restore it") from error
+    metadata: dict[str, str] = header.get("__metadata__", {})
     return metadata

@@ -14,7 +14,7 @@ from torch import nn
 
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import UsageError
-from themis.experiments.comparison.cells import CellRunner, RebuildRunner, failed_campaign
+from themis.experiments.comparison.cells import CAMPAIGN, CellRunner, RebuildRunner, failed_campaign
 from themis.experiments.comparison.figures import draw
 from themis.experiments.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, usual_magnitude
 from themis.experiments.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
@@ -26,6 +26,7 @@ from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResu
 from themis.experiments.techniques import DIFFERENTIAL
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
+from themis.reading import items, number, record, text, values_of, whole
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
 from themis.target.fingerprint import hash_seeds
@@ -34,6 +35,27 @@ from themis.target.target import AnyTarget, as_target
 RATES = "rates.json"
 FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
 """Added to the random seed, so that error rates share no noise with campaigns."""
+_GRID = record({"name": text(), "magnitudes": items(number(0)), "note": text()})
+
+
+def _errors(value: Any, place: str) -> None:
+    """The errors of every judge seed, by magnitude."""
+    values_of(items(number(0, 1)))(value, place)
+    for magnitude in value:
+        number()(float(magnitude), f"{place}, a magnitude")
+    if len({len(rates) for rates in value.values()}) > 1:
+        raise ValueError(f"{place} must be of the same seeds at all magnitudes")
+
+
+RATES_FORM = record(
+    {},
+    {
+        "grids": items(_GRID),
+        **dict.fromkeys(("errors", "box_errors"), _errors),
+        "judge": record({}),
+        "seeds": values_of(whole()),
+    },
+)
 UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "box_errors": {}, "judge": {}, "seeds": {}}
 """The content of `rates.json` before anything is measured."""
 ERRORS = {FULL: "errors", BOX: "box_errors"}
@@ -92,7 +114,7 @@ def compare(
         setup = _Setup(target, parts, chosen, spec, plan, train, rivals, origin)
         environment, tested = describe_environment(target.device), describe_tested(target, seeds, origin)
         folder.begin(ExperimentPlan(setup.record(tested), FREE), environment)
-        grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES) or {})}, listener)
+        grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES, RATES_FORM) or {})}, listener)
         folder.write(RATES, measured)
         for grid in grids:
             if grid.note:
@@ -214,7 +236,7 @@ class _Setup:
         return run_cells(
             cells,
             prepare,
-            results=JsonResults(folder),
+            results=JsonResults(folder, form=CAMPAIGN),
             describe=lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
             failed=failed_campaign,
             executor=executor,

@@ -19,6 +19,7 @@ from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
 from themis.experiments.comparison.rates import split_seeds
 from themis.experiments.techniques import DIFFERENTIAL, Technique
 from themis.perturb import Perturbation, choose_perturbation
+from themis.reading import flag, items, number, record, text, whole
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin
 from themis.target.target import AnyTarget
@@ -27,6 +28,30 @@ IDLE_SHARE = 0.25
 """A plateau: coverage below 100% that did not rise in this last share of the passes."""
 COUNTS = ("faults", "distinct", "selected", "selected_distinct")
 """Counts per seed: faults executed, raw and distinct, and those among tests that raised the criterion."""
+
+
+def _by_seed(value: Any, place: str) -> None:
+    """Counts of every failing seed, in columns of one length."""
+    record(dict.fromkeys(("seed_id", *COUNTS), items(whole())))(value, place)
+    if len({len(value[name]) for name in ("seed_id", *COUNTS)}) > 1:
+        raise ValueError(f"{place} must have columns of one length")
+
+
+CAMPAIGN = record(
+    {
+        "technique": text(),
+        "magnitude": number(),
+        **dict.fromkeys(
+            ("campaign", "random_seed", "passes", "tests", "seeds", "faults", "distinct_faults", "failing_seeds"),
+            whole(),
+        ),
+        **dict.fromkeys(("coverage", "scc", "seconds", "coverage_rose_at", "fit_inputs", "fit_seconds"), number()),
+        **dict.fromkeys(("is_share", "is_plateau", "has_criterion"), flag),
+        "stop_reason": text(),
+        "by_seed": _by_seed,
+    }
+)
+"""What is stored of a campaign."""
 
 
 class CellRunner:

@@ -9,6 +9,7 @@ from themis.experiments.comparison.summary import Comparison, GridSummary, Row
 from themis.experiments.table import NONE, Table, format_count, format_estimate, format_value, plural
 from themis.experiments.techniques import BASELINES
 from themis.runs.run import percent
+from themis.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ def markdown(comparison: Comparison) -> str:
 def show(comparison: Comparison, console: Console) -> None:
     """Print the tables."""
     for line in opening(comparison):
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
     console.print()
     for table in tables(comparison):
         table.show(console)

@@ -10,13 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from themis.errors import UsageError
-from themis.experiments.contest.cells import Case, Contest, MakeCase, RebuildContest, Record, failed_cell
+from themis.experiments.contest.cells import (
+    Case,
+    Contest,
+    MakeCase,
+    RebuildContest,
+    Record,
+    contest_form,
+    failed_cell,
+)
 from themis.experiments.contest.plan import FREE, ContestCell, ContestPlan
 from themis.experiments.contest.standings import TABLE, Contested, draw, markdown, summarise
 from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.source import Source, open_source
 from themis.experiments.runner import PLAN, ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.reading import record as form_of
+from themis.reading import whole
 from themis.runs.environment import describe_environment, threads
 from themis.runs.run import Run
 from themis.runs.source import Origin
@@ -108,7 +118,7 @@ def run_contest(
         }
         folder.begin(ExperimentPlan(record, FREE), environment)
         contest = Contest(case, plan, recipe)
-        stored = folder.read(f"{cells}/{INPUTS}")
+        stored = folder.read(f"{cells}/{INPUTS}", form_of({"inputs": whole(1)}))
         plan = contest.plan = replace(plan, inputs=contest.inputs() if stored is None else stored["inputs"])
         folder.write(f"{cells}/{INPUTS}", {"inputs": plan.inputs})
         before = contest.before()
@@ -119,7 +129,7 @@ def run_contest(
         records = run_cells(
             plan.cells(),
             prepare,
-            results=JsonResults(folder, cells),
+            results=JsonResults(folder, cells, contest_form(len(case.parts.judge))),
             describe=lambda cell, record: f"{cell}: disturbed score {record['reading']['disturbed']:.3f}",
             failed=failed_cell,
             executor=executor,

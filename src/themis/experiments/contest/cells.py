@@ -31,12 +31,16 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import tune
 from themis.experiments.techniques import Technique
 from themis.perturb import Perturbation
+from themis.reading import Form, all_of, number, optional, record, values_of, whole
+from themis.reading import text as string
 from themis.runs.parts import Parts
 from themis.target.fingerprint import hash_text
 from themis.target.ledger import Ledger
 from themis.target.target import Target
 
 Record = dict[str, Any]
+MAX_UNPACKED = 1 << 30
+"""Bytes of a column that was packed."""
 COLUMNS = ("clean", "disturbed", "clean_error", "disturbed_error")
 """The columns of a `Reading` that are stored for every judge seed."""
 
@@ -210,5 +214,48 @@ def pack(column: Column) -> str:
 
 
 def unpack(text: str) -> Column:
-    """The inverse of `pack`."""
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), "<f4").astype(np.float64)
+    """The inverse of `pack`; raises ValueError if the text is damaged."""
+    unpacked = zlib.decompressobj()
+    try:
+        content = unpacked.decompress(base64.b85decode(text), MAX_UNPACKED)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacked.eof:
+        raise ValueError("the column is cut short or too long")
+    return np.frombuffer(content, "<f4").astype(np.float64)
+
+
+def contest_form(n_judge: int) -> Form:
+    """What is stored of a cell; `n_judge` is the number of judge seeds."""
+
+    def column(value: Any, place: str) -> None:
+        string(1 << 26)(value, place)
+        values = unpack(value)
+        if len(values) != n_judge or not np.isfinite(values).all():
+            raise ValueError(f"{place} must hold {n_judge:,} finite numbers")
+
+    reading = record(
+        {
+            **dict.fromkeys(("clean", "disturbed"), number()),
+            **dict.fromkeys(("distinct_faults", "failing_seeds", "held", "mended"), optional(number())),
+        }
+    )
+    counts = (
+        "inputs",
+        "faults_chosen",
+        "seeds_chosen",
+        "faults_found",
+        "seeds_found",
+        "passes",
+        "epochs",
+        "best_epoch",
+    )
+    return record(
+        {
+            "technique": string(),
+            "random_seed": whole(),
+            **dict.fromkeys(counts, whole()),
+            "reading": reading,
+            "by_seed": all_of(record(dict.fromkeys(COLUMNS[:2], column)), values_of(column)),
+        }
+    )

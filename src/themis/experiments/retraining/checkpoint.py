@@ -17,6 +17,7 @@ from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
+from themis.reading import open_regular
 from themis.runs.store.files import explained, write_file
 from themis.target.fingerprint import hash_tensors, hash_text
 from themis.target.ledger import Ledger
@@ -74,10 +75,13 @@ def load(folder: Path, key: str) -> State | None:
     """The state from which a training resumes; None if there is no checkpoint."""
     path = folder / FILE
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            state: State = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise ValueError("it holds no state")
     except FileNotFoundError:
         return None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise StoreError(
             f"{path} must be the checkpoint of a training, it is damaged: remove it to start again"
         ) from error

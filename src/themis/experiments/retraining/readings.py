@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.errors import StoreError
+from themis.errors import StoreError, first_line
 from themis.experiments.retraining.examine import CampaignFindings, OldFaults, Reading
 from themis.experiments.runner import ExperimentFolder
-from themis.runs.store.tensors import deserialize, serialize
+from themis.reading import check_form, number, optional, parse_json, record, text, whole
+from themis.runs.store.tensors import deserialize, read_header, read_tensor_file, serialize
 
 VALUES = "values"
 _NESTED = {"found": CampaignFindings, "old": OldFaults}
+_VALUES = record(
+    {"perturbation": text(), "random_seed": whole(), "draws": whole(1)},
+    {
+        "found": optional(
+            record(
+                {
+                    **dict.fromkeys(("passes", "tests", "usable", "distinct_faults", "failing_seeds"), whole()),
+                    "fault_rate": optional(number()),
+                }
+            )
+        ),
+        "old": optional(record({})),
+    },
+)
 
 
 def keep(folder: ExperimentFolder, name: str, reading: Reading) -> None:
@@ -32,9 +46,16 @@ def read(folder: ExperimentFolder, name: str) -> Reading | None:
     path = folder.within(name)
     if path is None or not path.is_file():
         return None
-    content = path.read_bytes()
+    content = read_tensor_file(path)
     arrays = deserialize(content, path)
-    return _restore(Reading, _values(content, path), "", arrays)  # type: ignore[no-any-return]
+    try:
+        reading: Reading = _restore(Reading, _values(content), "", arrays)
+        _check(reading)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{path} must hold a reading, it is damaged ({first_line(error)}): remove it to repeat the examination"
+        ) from error
+    return reading
 
 
 def _separate(part: Any, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
@@ -62,10 +83,20 @@ def _restore(kind: Any, values: dict[str, Any], prefix: str, arrays: dict[str, T
     return kind(**arguments)
 
 
-def _values(content: bytes, path: Path) -> dict[str, Any]:
-    size = int.from_bytes(content[:8], "little")
-    try:
-        values: dict[str, Any] = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][VALUES])
-    except (ValueError, KeyError) as error:
-        raise StoreError(f"{path} must hold a reading, it is damaged: remove it to repeat the examination") from error
+def _values(content: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = check_form(parse_json(read_header(content).get(VALUES, ""), has_nan=True), _VALUES)
     return values
+
+
+def _check(reading: Reading) -> None:
+    """Raise ValueError if the columns do not belong together."""
+    seeds, found, old = reading.seed_id, reading.found, reading.old
+    per_seed = [reading.clean, reading.disturbed, reading.clean_error, reading.disturbed_error]
+    per_seed += [] if found is None else [found.distinct, found.held]
+    for column in per_seed:
+        if column is not None and column.shape != seeds.shape:
+            raise ValueError("its columns have different lengths")
+    if seeds.ndim != 1 or (reading.mended is not None and reading.mended.ndim != 1):
+        raise ValueError("its columns have the wrong shape")
+    if old is not None and len({len(column) for column in vars(old).values() if column is not None}) > 1:
+        raise ValueError("its old faults have columns of different lengths")

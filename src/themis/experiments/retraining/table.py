@@ -10,6 +10,7 @@ from themis.experiments.retraining.result import Retrained, RetrainingOutcome, S
 from themis.experiments.table import NONE, Table, format_count, format_number, plural
 from themis.judge.estimate import Estimate
 from themis.runs.run import percent
+from themis.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,16 +165,16 @@ def markdown(result: Retrained) -> str:
 def show(result: Retrained, console: Console) -> None:
     """Print the tables and the verdict."""
     for line in opening(result):
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
     console.print()
     for table in tables(result):
         table.show(console)
         console.print()
     for line in closing(result):
-        console.print(line, style="dim", highlight=False, markup=False)
+        console.print(printable(line), style="dim", highlight=False, markup=False)
     for k, line in enumerate(result.verdict):
         style = "bold red" if result.has_failed and not k else "bold"
-        console.print(line, style=style, highlight=False, markup=False)
+        console.print(printable(line), style=style, highlight=False, markup=False)
 
 
 def points(share: float) -> str:

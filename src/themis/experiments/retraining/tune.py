@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
-from themis.errors import ModelError
+from themis.errors import ModelError, StoreError, first_line
 from themis.experiments.retraining.batches import Batches, hold_out
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
@@ -113,7 +113,13 @@ def tune(
         training = _Training(trained, parameters, batches, held_out, recipe, loss)
         state = None if folder is None else load(folder, key)
         if state is not None:
-            training.restore(state)
+            try:
+                training.restore(state)
+            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+                raise StoreError(
+                    f"{folder} must hold the checkpoint of a training, it is damaged ({first_line(error)}): remove it "
+                    "to start again"
+                ) from error
         else:
             training.measure_original()
         for epoch in training.history:

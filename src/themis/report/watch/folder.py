@@ -98,7 +98,7 @@ def _stamp(folder: Path) -> frozenset[tuple[str, int, int, int]]:
     for name in os.listdir(folder):
         try:
             status = os.stat(folder / name)
-        except FileNotFoundError:  # renamed or removed in the meantime
+        except OSError:  # renamed or removed in the meantime, or a link to nowhere
             continue
         if status.st_size and not name.endswith("-shm"):
             stamps.append((name, status.st_mtime_ns, status.st_size, status.st_ino))

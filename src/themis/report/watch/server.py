@@ -22,6 +22,7 @@ from typing import Any
 from themis.errors import UsageError
 from themis.report.watch.folder import ReadView, WatchedFolder
 from themis.report.watch.guard import check_request
+from themis.text import print_text
 
 HOST = "127.0.0.1"
 PAGE, VIEW = "/", "/view.json"
@@ -133,7 +134,7 @@ class Server(ThreadingHTTPServer):
         """Print one line, unless the browser has only closed the connection."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
-            print(f"themis watch: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+            print_text(f"themis watch: unexpected {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Handler(BaseHTTPRequestHandler):

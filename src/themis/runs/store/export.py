@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from themis.errors import MissingExtraError, StoreError, ThemisError, UsageError, nearest
 from themis.runs.store.files import PART, sync
 from themis.runs.store.schema import read_signature
+from themis.text import csv_cell
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
@@ -72,7 +73,7 @@ def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
 
 
 def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """A header and one line per fault; the signature is JSON, unknown values are empty."""
+    """A header and one line per fault; the signature is JSON, unknown values are empty. No cell is a formula."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(run.columns)
@@ -80,7 +81,7 @@ def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
         for rows in batches:
             columns = _columns(run, rows)
             columns[at] = map(json.dumps, columns[at])
-            writer.writerows(zip(*columns, strict=True))
+            writer.writerows(zip(*([csv_cell(value) for value in column] for column in columns), strict=True))
 
 
 def write_json(run: Reader, batches: Iterable[Rows], path: Path) -> None:

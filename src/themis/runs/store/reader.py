@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from shlex import quote
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
+from themis.reading import check_form, open_regular, optional, parse_json, read_regular, values_of
 from themis.runs.store import schema
 from themis.runs.store.schema import DATABASE
+from themis.runs.store.validation import (
+    CHECKPOINT,
+    MAX_JSON,
+    REMEDY,
+    ROUND,
+    SHARE,
+    SUMMARY,
+    check_row,
+    damage_explained,
+    find_invalid_fault,
+    parse_record,
+)
 
 if TYPE_CHECKING:
     from themis.runs.faults import Column, Faults, RunHandle
@@ -26,6 +42,14 @@ BATCH = 5000
 """Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
+MAX_SECONDS = 120.0
+"""Time that a query may take."""
+LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_JSON,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}
+"""Limits of SQLite on a database that others may have written."""
 
 
 class Reader:
@@ -38,10 +62,23 @@ class Reader:
             raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
-            schema.check(self._database, self.path)
-            rows = self._database.execute("SELECT name, value FROM run").fetchall()
-        self.record: dict[str, Any] = {name: json.loads(value) for name, value in rows}
+        try:
+            self.record = self._read_record()
+        except BaseException:
+            self._database.close()
+            raise
         self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
+        self._has_valid_faults = False
+
+    def _read_record(self) -> dict[str, Any]:
+        """The record; refuses a database whose tables are not those of a run."""
+        with self._explained():
+            schema.check(self._database, self.path)
+            schema.check_is_table(self._database, "run", self.path)
+            rows = self._execute("SELECT name, value FROM run").fetchall()
+            record = parse_record(rows, self.path / DATABASE)
+            schema.check_tables(self._database, [theta["name"] for theta in record["theta"]], self.path)
+        return record
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -52,17 +89,21 @@ class Reader:
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of a fault's row."""
         with self._explained():
-            return tuple(row[1] for row in self._database.execute("PRAGMA table_info(faults)"))
+            return tuple(row[1] for row in self._execute("PRAGMA table_info(faults)"))
 
     def summary(self) -> dict[str, Any] | None:
         """The result; None while the campaign is running, or if it was killed."""
         path = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = json.loads(path.read_text())
+            summary: dict[str, Any] = parse_json(read_regular(path, MAX_JSON))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
         except ValueError as error:
-            raise StoreError(f"{path} must be JSON, it is damaged: {error}; restore it from a copy") from error
+            raise StoreError(f"{path} must be JSON, it is damaged: {error}; {REMEDY}") from error
+        with damage_explained(path):
+            check_form(summary, SUMMARY, "the summary")
         return summary
 
     def is_running(self) -> bool:
@@ -70,7 +111,7 @@ class Reader:
         try:
             import fcntl
 
-            with (self.path / "run.lock").open("rb") as file:
+            with open_regular(self.path / "run.lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -101,8 +142,8 @@ class Reader:
     def rounds(self, last: int = 1 << 62) -> list[Round]:
         """All rounds, or those up to number `last`."""
         with self._explained():
-            rows = self._database.execute("SELECT * FROM rounds WHERE number <= ? ORDER BY number", (last,))
-            return [_round(row) for row in rows]
+            rows = self._execute("SELECT * FROM rounds WHERE number <= ? ORDER BY number", (last,))
+            return [_round(row, self.path / DATABASE) for row in rows]
 
     def count(self, where: str = "1", values: Sequence[Any] = ()) -> int:
         """The number of faults."""
@@ -131,12 +172,27 @@ class Reader:
         table: str = "faults",
     ) -> Iterator[list[tuple[Any, ...]]]:
         """The same rows, a few thousand at a time."""
+        self._check_faults()
         with self._explained():
-            rows = self._database.execute(
+            rows = self._execute(
                 f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
             )
             while batch := rows.fetchmany(BATCH):
                 yield batch
+
+    def _check_faults(self) -> None:
+        """Refuse faults with invalid values, before the first of them is used."""
+        if self._has_valid_faults:
+            return
+        with self._explained():
+            invalid = find_invalid_fault(self._execute, self.record, len(self.layers))
+        if invalid is not None:
+            id, column = invalid
+            raise StoreError(
+                f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid value in the column {column}; "
+                f"{REMEDY}"
+            )
+        self._has_valid_faults = True
 
     def faults(
         self,
@@ -187,42 +243,54 @@ class Reader:
 
     def checkpoint(self) -> Checkpoint | None:
         """Where a resumed campaign continues; None if it has to start from the beginning."""
-        from themis.runs.store.tensors import deserialize
+        from themis.runs.store.tensors import deserialize, read_header, read_tensor_file
         from themis.runs.store.writer import Checkpoint
 
         with self._explained():
-            row = self._database.execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
+            row = self._execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
         if row is None:
             return None
+        check_row(row, CHECKPOINT, "checkpoint", self.path / DATABASE)
         tests, rounds, file = row
         path = self.path / "state" / file
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise StoreError(f"{path} must hold the run's state, it cannot be read: {error.strerror}") from error
+            content = read_tensor_file(path)
+        except FileNotFoundError as error:
+            raise StoreError(f"{path} must hold the run's state, it does not exist: {REMEDY}") from error
         arrays = deserialize(content, path)
-        size = int.from_bytes(content[:8], "little")
-        values = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["values"])
+        with damage_explained(path):
+            values = parse_json(read_header(content).get("values", ""))
+            if not isinstance(values, dict):
+                raise ValueError("its values must be an object")
         return Checkpoint(tests, rounds, arrays, values)
 
     def close(self) -> None:
         self._database.close()
+
+    def _execute(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run a query, which is interrupted if it takes too long."""
+        latest = monotonic() + MAX_SECONDS
+        self._database.set_progress_handler(lambda: monotonic() > latest, 100_000)
+        return self._database.execute(query, values)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self.path / DATABASE} cannot be read: {error}") from error
+            reason = f"a query took more than {MAX_SECONDS:g} seconds" if "interrupted" in str(error) else str(error)
+            raise StoreError(f"{self.path / DATABASE} cannot be read: {reason}; {REMEDY}") from error
 
 
 def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
     """A read-only connection; an immutable one if not even the index of the log may be written."""
     uri = path.resolve().as_uri()
     log = path.with_name(f"{path.name}-wal")
+    for suffix in ("-wal", "-shm", "-journal"):
+        _refuse_other_than_file(path.with_name(path.name + suffix))
     if is_brief and not (log.exists() and log.stat().st_size):
-        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    database = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None, timeout=30)
+        return _connect(f"{uri}?mode=ro&immutable=1")
+    database = _connect(f"{uri}?mode=ro", timeout=30)
     try:
         database.execute("SELECT 1 FROM sqlite_schema").fetchall()
     except sqlite3.OperationalError as error:
@@ -232,8 +300,28 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
                 f"{path.parent} must be writable once, its log has rows that are not in {path.name} yet: copy the "
                 "folder to a place where you may write, and read the copy"
             ) from error
-        database = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+        database = _connect(f"{uri}?mode=ro&immutable=1")
     return database
+
+
+def _connect(uri: str, timeout: float = 5) -> sqlite3.Connection:
+    """A connection that does not run code from the database, within the limits for what others wrote."""
+    database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout)
+    for limit, value in LIMITS.items():
+        database.setlimit(limit, value)
+    database.execute("PRAGMA trusted_schema = OFF")
+    database.execute("PRAGMA cell_size_check = ON")
+    return database
+
+
+def _refuse_other_than_file(path: Path) -> None:
+    """Refuse a pipe, a link or a folder in the place of a file that SQLite would open."""
+    try:
+        is_file = stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_file:
+        raise StoreError(f"{path} must be a regular file, it is not: remove it, or {REMEDY}")
 
 
 def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
@@ -256,11 +344,14 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
     return columns
 
 
-def _round(row: tuple[Any, ...]) -> Round:
+def _round(row: tuple[Any, ...], path: Path) -> Round:
     from themis.judge.coverage import Coverage
     from themis.runs.run import Round
 
+    check_row(row, ROUND, "rounds", path)
     number, tests, dropped, passes, faults, distinct, failing, seconds = row[:8]
-    sampled, of_all, by_layer, *neurons_and_tests, score = row[8:]
-    coverage = Coverage(sampled, of_all, json.loads(by_layer), *neurons_and_tests)
+    sampled, of_all, text, *neurons_and_tests, score = row[8:]
+    with damage_explained(path):
+        by_layer = check_form(parse_json(text), values_of(optional(SHARE)), "rounds.coverage_by_layer")
+    coverage = Coverage(sampled, of_all, by_layer, *neurons_and_tests)
     return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from themis.errors import StoreError
@@ -106,6 +108,43 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise StoreError(
             f"{path} must have schema {SCHEMA}, it has {version}: {age} version of Themis wrote it; {remedy}"
         )
+
+
+def check_is_table(database: sqlite3.Connection, name: str, path: Path) -> None:
+    """Refuse a view in place of a table, before anything is read from it."""
+    query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE %'"
+    if database.execute(query, (name,)).fetchone() is None:
+        raise StoreError(f"{path / DATABASE} must have a table {name}, it has none: restore the run folder from a copy")
+
+
+def check_tables(database: sqlite3.Connection, theta: Iterable[str], path: Path) -> None:
+    """Refuse a database whose tables, indices, views and triggers are not exactly those of a run; comments may differ.
+
+    A view in place of a table could run an endless query, and a trigger could change what a resumed campaign writes.
+    """
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
+        create(ours, [(name, "") for name in theta])
+        expected = _statements(ours)
+    actual = _statements(database)
+    for key in sorted(expected.keys() | actual.keys()):
+        kind, name = key
+        if expected.get(key) != actual.get(key):
+            problem = "is missing" if key not in actual else "was added" if key not in expected else "was changed"
+            raise StoreError(
+                f"{path / DATABASE} must have the tables of a run of Themis, but its {kind} {name[:60]!r} {problem}: "
+                "restore the run folder from a copy"
+            )
+
+
+def _statements(database: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """The statement that made each table, index, view and trigger, without comments, with single spaces."""
+    rows = database.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite@_%' ESCAPE '@'")
+    return {(str(kind), str(name)): _without_comments(str(sql)) for kind, name, sql in rows}
+
+
+def _without_comments(statement: str) -> str:
+    tokens = re.finditer(r'("(?:[^"]|"")*"|\'(?:[^\']|\'\')*\')|--[^\n]*|\s+|([^-\s"\']+|.)', statement)
+    return " ".join(token[1] or token[2] for token in tokens if token[1] or token[2])
 
 
 def read_signature(text: str) -> list[float]:

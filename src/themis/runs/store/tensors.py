@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import MissingExtraError, StoreError
+from themis.data.memory import available_bytes
+from themis.errors import MissingExtraError, StoreError, first_line
 from themis.measure.tests import Bools, Ints
+from themis.reading import parse_json, read_regular
 from themis.runs.faults import Column, telling
 from themis.runs.store.files import write_file
+from themis.runs.store.validation import damage_explained
 
 FEW_BYTES, MANY_FILES = 32 << 20, 32
 """Files smaller than this are merged once there are this many of them."""
@@ -50,7 +53,47 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
 
 def read_tensors(path: Path) -> Tensors:
     """Read all rows of a file."""
-    return Tensors(**deserialize(path.read_bytes(), path))
+    arrays = deserialize(read_tensor_file(path), path)
+    with damage_explained(path):
+        _check_rows(arrays)
+    return Tensors(**{field.name: arrays[field.name] for field in fields(Tensors)})
+
+
+def read_tensor_file(path: Path) -> bytes:
+    """The content of a safetensors file; one that needs too much memory is refused. Raises FileNotFoundError."""
+    try:
+        return read_regular(path, available_bytes() // 2)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}; restore the run folder from a copy") from error
+
+
+def read_header(content: bytes) -> dict[str, Any]:
+    """The metadata of a safetensors file, whose arrays were read from the same bytes."""
+    size = int.from_bytes(content[:8], "little")
+    metadata: dict[str, Any] = parse_json(content[8 : 8 + size]).get("__metadata__", {})
+    return metadata
+
+
+def _check_rows(arrays: dict[str, Tensor]) -> None:
+    """Raise ValueError if the arrays are not those of faults."""
+    for field in fields(Tensors):
+        tensor = arrays.get(field.name)
+        if tensor is None:
+            raise ValueError(f"it must have an array {field.name!r}, which is missing")
+        is_right = (
+            tensor.dtype == torch.int64 and tensor.ndim == 1 if field.name == "id" else tensor.is_floating_point()
+        )
+        if not is_right or tensor.ndim < 1 or len(tensor) != len(arrays["id"]):
+            raise ValueError(
+                f"its array {field.name!r} has the wrong type or shape, {tensor.dtype} {list(tensor.shape)}"
+            )
+    if arrays["inputs"].shape != arrays["clean_inputs"].shape:
+        raise ValueError("its arrays 'inputs' and 'clean_inputs' must have the same shape")
+    for name in ("inputs", "clean_inputs"):
+        if not bool(arrays[name].isfinite().all()):
+            raise ValueError(f"its array {name!r} must hold finite numbers")
 
 
 def serialize(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -65,9 +108,9 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
 
     try:
         arrays: dict[str, Tensor] = _safetensors().load(content)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
         raise StoreError(
-            f"{path} must be a safetensors file, it is damaged: {error}; restore it from a copy"
+            f"{path} must be a safetensors file, it is damaged: {first_line(error)}; restore it from a copy"
         ) from error
     return arrays
 

@@ -12,12 +12,14 @@ from uuid import uuid4
 
 import pytest
 
+from themis.reading import parse_json, read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOTE = "pytest.json"
 """Names the test and the session that a folder belongs to; folders without it are never touched."""
-MAX_NAME = 100
+MAX_NAME, MAX_NOTE = 100, 1 << 20
 SESSION = pytest.StashKey[str]()
 
 
@@ -77,7 +79,7 @@ def write_note(path: Path, note: dict[str, Any]) -> None:
 def read_note(path: Path) -> dict[str, Any] | None:
     """The note in a folder; None if there is none."""
     try:
-        note = json.loads((path / NOTE).read_text())
+        note = parse_json(read_regular(path / NOTE, MAX_NOTE))
     except (OSError, ValueError):
         return None
     return note if isinstance(note, dict) else None

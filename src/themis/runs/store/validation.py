@@ -1,0 +1,388 @@
+"""What a run folder may contain: the form of every value that is read from it.
+
+A folder may have been damaged, edited or made by someone else. Everything that is read from it is checked against these
+forms; a `StoreError` names the file, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from themis.errors import StoreError, UsageError
+from themis.reading import (
+    Form,
+    anything,
+    check_form,
+    either,
+    flag,
+    items,
+    number,
+    one_of,
+    optional,
+    parse_json,
+    record,
+    text,
+    values_of,
+    whole,
+)
+from themis.runs.store import schema
+from themis.settings import Settings
+
+REMEDY = "restore the run folder from a copy"
+MAX_JSON = 16 << 20
+"""Bytes of a JSON file in a run folder."""
+MAX_TESTS = 10**10
+MAX_CHUNK = 1 << 24
+"""Tests per forward pass."""
+MAX_OUTCOME = 1 << 31
+STATE_FILE = r"\d{9,}-\d{6,}\.safetensors"
+NAME = text(1000)
+SHARE = number(0, 1)
+COUNT = whole(0, MAX_TESTS * 100)
+TESTS = whole(0, MAX_TESTS)
+HASH = text(200)
+REASONS = ("coverage", "tests", "passes", "seconds", "plateau", "user", "error")
+
+
+@contextmanager
+def damage_explained(path: Path) -> Iterator[None]:
+    """Turn the ValueError of a check into an error that names the file and the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise StoreError(f"{path} is damaged: {error}; {REMEDY}") from error
+
+
+def parse_record(rows: Sequence[tuple[Any, Any]], path: Path) -> dict[str, Any]:
+    """The record of a run from the rows of its table `run`."""
+    values: dict[str, Any] = {}
+    for name, value in rows:
+        with damage_explained(path):
+            check_form(name, NAME, "a name in the table run")
+            check_form(value, text(MAX_JSON), f"the value of {name!r} in the table run")
+        try:
+            values[name] = parse_json(value)
+        except ValueError as error:
+            raise StoreError(f"{path} is damaged: {name!r} in the table run must be JSON, {error}; {REMEDY}") from error
+    with damage_explained(path):
+        check_form(values, RECORD, "the table run")
+        if "start" in values:
+            _check_layers(values["start"])
+    return values
+
+
+def _settings(value: Any, place: str) -> None:
+    """The settings of a campaign: the rules are those of `Settings`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be an object with names and values")
+    known = {field.name: str(field.type) for field in fields(Settings)}
+    for name, setting in value.items():
+        if name not in known:
+            raise ValueError(f"{place}.{name} must be a setting that this version of Themis has")
+        if not known[name].startswith(("int", "float", "list")):
+            (optional(NAME) if known[name].endswith("None") else NAME)(setting, f"{place}.{name}")
+    for name in ("magnitude", "max_seeds", "min_ssim", "random_seed", "split", "split_seed", "uniform_share"):
+        if name not in value:
+            raise ValueError(f"{place} must have {name!r}, which is missing")
+    try:
+        Settings(**value)
+    except (UsageError, TypeError, OverflowError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _theta(value: Any, place: str) -> None:
+    """A dimension of theta."""
+    record(
+        {
+            **dict.fromkeys(("low", "high", "identity"), number()),
+            **dict.fromkeys(("name", "unit"), NAME),
+            "limits": items(optional(number()), 2),
+        },
+        is_closed=True,
+    )(value, place)
+    if not value["name"].isidentifier():
+        raise ValueError(f"{place}.name must be letters, digits and _, got {value['name'][:60]!r}")
+    if not value["low"] <= value["identity"] <= value["high"] or value["low"] == value["high"]:
+        raise ValueError(f"{place} must have low <= identity <= high and low < high, it does not")
+
+
+def _thetas(value: Any, place: str) -> None:
+    items(_theta)(value, place)
+    names = [theta["name"].casefold() for theta in value]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{place} must be one or more dimensions with distinct names")
+
+
+def _bounds(value: Any, place: str) -> None:
+    items(number(), 2)(value, place)
+    if not value[0] < value[1]:
+        raise ValueError(f"{place} must be two ascending numbers, got {value}")
+
+
+def _check_layers(start: dict[str, Any]) -> None:
+    stop = 0
+    for k, layer in enumerate(start["layers"]):
+        if layer["start"] != stop:
+            raise ValueError(f"start.layers[{k}].start must be {stop}, got {layer['start']}")
+        stop += layer["n_neurons"]
+    if stop != start["n_neurons"]:
+        raise ValueError(f"start.n_neurons must be {stop}, the sum over its layers, got {start['n_neurons']}")
+    names = [layer["name"] for layer in start["layers"]]
+    if len(set(names)) < len(names):
+        raise ValueError("start.layers must have distinct names")
+
+
+LAYER = record(
+    {
+        "name": NAME,
+        "shape": items(whole(0, 1 << 40)),
+        "start": whole(),
+        "n_neurons": whole(0, 1 << 40),
+        "channel_axis": optional(whole(None)),
+    },
+    is_closed=True,
+)
+CRITERION = record({"name": NAME, "is_share": flag})
+START = record(
+    {
+        "bounds": _bounds,
+        "perturbation": NAME,
+        "layers": items(LAYER),
+        "n_neurons": whole(),
+        "n_seeds": whole(),
+        "n_usable": whole(),
+        "clean_accuracy": optional(SHARE),
+        "clean_error": optional(number()),
+        "clean_iou": optional(number()),
+        "chunk": whole(1, MAX_CHUNK),
+        "n_kept": whole(),
+        "device": NAME,
+        "gives_probabilities": flag,
+        "oracle": NAME,
+        "oracle_asked": NAME,
+        "fault": text(),
+    },
+    {"tests_before": TESTS, "criterion": optional(CRITERION), "classes": optional(items(NAME))},
+    is_closed=True,
+)
+ORIGIN = record(
+    {"bounds": _bounds},
+    {
+        **dict.fromkeys(("model", "data"), text()),
+        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
+        **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
+        **dict.fromkeys(("mean", "std"), optional(items(number()))),
+        "neurons": one_of("element", "channel"),
+        "oracle": text(),
+    },
+)
+SCALAR = either(optional(text()), flag, number())
+ENVIRONMENT = record(
+    {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
+    {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag},
+)
+
+
+def _environment(value: Any, place: str) -> None:
+    ENVIRONMENT(value, place)
+    values_of(SCALAR)(value, place)
+
+
+RECORD = record(
+    {
+        "settings": _settings,
+        "origin": optional(ORIGIN),
+        "perturbation": NAME,
+        "perturbation_code": text(),
+        "theta": _thetas,
+        "environment": _environment,
+        "train_sha256": optional(HASH),
+        "criterion_sha256": optional(HASH),
+        "rivals_sha256": items(HASH),
+    },
+    {
+        "start": START,
+        "failed": optional(text(1 << 20)),
+        "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH})),
+        "features_sha256": HASH,
+        "feature_names": items(text()),
+        "feature_axes": values_of(items(number())),
+    },
+)
+"""The table `run`, by name. `start` is added once the clean inputs have been run, `failed` if the campaign fails."""
+
+ESTIMATE = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
+SECONDS = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
+KINDS = values_of(record({"tests": TESTS, "faults": TESTS}, is_closed=True))
+NORMALITY = record(
+    {
+        **dict.fromkeys(
+            (
+                "skewness_signed",
+                "kurtosis_signed",
+                "skewness_absolute",
+                "kurtosis_absolute",
+                "compatible_signed",
+                "compatible_absolute",
+            ),
+            number(),
+        ),
+        "n_neurons": whole(),
+        "n_unmoved": whole(),
+        "verdict": text(),
+        "sentence": text(),
+    },
+    is_closed=True,
+)
+SUMMARY = record(
+    {
+        "stop": text(1 << 20),
+        "stop_reason": one_of(*REASONS),
+        "coverage": SHARE,
+        "coverage_all": SHARE,
+        "coverage_uniform": optional(SHARE),
+        "coverage_interval": optional(ESTIMATE),
+        "coverage_by_layer": values_of(optional(SHARE)),
+        "design_effect": optional(number()),
+        "forecast_tests": optional(whole(0)),
+        **dict.fromkeys(("tests", "dropped_tests", "faults", "distinct_faults", "failing_seeds"), TESTS),
+        "passes": COUNT,
+        "rounds": TESTS,
+        "seeds": whole(),
+        "seeds_given": whole(),
+        "clean_accuracy": optional(SHARE),
+        "clean_error": optional(number()),
+        "clean_iou": optional(number()),
+        "oracle": NAME,
+        "neurons": whole(),
+        "neurons_dead": whole(),
+        "neurons_unseen": whole(),
+        "fault_rate": optional(ESTIMATE),
+        "residual_risk": optional(ESTIMATE),
+        "normality": optional(NORMALITY),
+        "kinds": KINDS,
+        "criterion": optional(
+            record({"name": NAME, "is_share": flag, "score": optional(number()), "raised": TESTS}),
+        ),
+        "policy": record({"name": NAME}),
+        "seconds": SECONDS,
+        "perturbation": NAME,
+        "random_seed": whole(),
+        "version": NAME,
+    },
+    {"near_ties": TESTS},
+)
+"""The file summary.json."""
+
+ROUND: dict[str, Form] = {
+    "number": whole(1, MAX_TESTS),
+    **dict.fromkeys(("tests", "dropped"), TESTS),
+    "passes": COUNT,
+    **dict.fromkeys(("faults", "distinct_faults", "failing_seeds"), TESTS),
+    "seconds": number(0),
+    "coverage": SHARE,
+    "coverage_all": SHARE,
+    "coverage_by_layer": text(MAX_JSON),
+    **dict.fromkeys(("neurons", "neurons_dead", "neurons_unseen"), whole()),
+    "judged_tests": TESTS,
+    "forecast_tests": optional(whole()),
+    "criterion_score": optional(number()),
+}
+"""The columns of the table `rounds`, in order."""
+CHECKPOINT: dict[str, Form] = {
+    "tests": TESTS,
+    "rounds": TESTS,
+    "file": text(100, STATE_FILE, "the name of a file such as 000000320-000002.safetensors"),
+}
+"""The columns of the table `checkpoint`, except its key."""
+PROGRESS = record(
+    {
+        "chunk": whole(1, MAX_CHUNK),
+        "passes": COUNT,
+        "seconds": SECONDS,
+        "tally": record(
+            {
+                "counts": record(dict.fromkeys(("tests", "dropped", "faults", "uniform_tests", "raised"), TESTS)),
+                "kinds": KINDS,
+            }
+        ),
+        "moments": anything,
+    }
+)
+"""The plain values of a checkpoint that its readers use."""
+
+
+def check_row(row: Sequence[Any], forms: Mapping[str, Form], table: str, path: Path) -> None:
+    """Raise an error if a row does not have the form of its columns."""
+    with damage_explained(path):
+        for (name, form), value in zip(forms.items(), row, strict=True):
+            form(value, f"{table}.{name}")
+
+
+def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[str, str]:
+    """For each column of a fault, the SQL condition that a valid value meets."""
+
+    def kind(name: str, type: str, rule: str = "1") -> str:
+        return f"typeof({name}) = '{type}' AND {rule}"
+
+    def unknown_or(name: str, condition: str) -> str:
+        return f"({name} IS NULL OR {condition})"
+
+    finite = "{0} > -9e999 AND {0} < 9e999".format
+    conditions = {
+        "id": f"id BETWEEN 0 AND {MAX_TESTS}",
+        "seed_id": kind("seed_id", "integer", "seed_id >= 0"),
+        "perturbation": "perturbation = ?",
+        "noise_seed": kind("noise_seed", "integer"),
+        "round": kind("round", "integer", f"round BETWEEN 0 AND {MAX_TESTS}"),
+        "stream": "stream IN ('uniform', 'search')",
+        "kind": kind("kind", "text", "length(kind) <= 100"),
+    }
+    for name in ("label", "clean_answer"):
+        conditions[name] = unknown_or(name, kind(name, "integer", f"{name} BETWEEN 0 AND {MAX_OUTCOME}"))
+    conditions["answer"] = kind("answer", "integer", f"answer BETWEEN -1 AND {MAX_OUTCOME}")
+    for name in ("clean_value", "value"):
+        conditions[name] = unknown_or(name, kind(name, "real"))
+    for name in ("confidence", "ssim"):
+        conditions[name] = unknown_or(name, kind(name, "real", finite(name)))
+    conditions["margin"] = kind("margin", "real", "margin < 9e999")
+    for name in ("distance", "linf"):
+        conditions[name] = kind(name, "real", f"{name} >= 0 AND {finite(name)}")
+    conditions["chunk"] = kind("chunk", "integer", f"chunk BETWEEN 1 AND {MAX_CHUNK}")
+    conditions["position"] = kind("position", "integer", "position >= 0 AND position < chunk")
+    conditions["raised"] = "typeof(raised) = 'integer' AND raised IN (0, 1)"
+    longest = 8 * n_layers + 2
+    conditions["signature"] = (
+        f"typeof(signature) = 'text' AND length(signature) <= {longest} AND NOT signature GLOB '*[^][0-9, ]*' "
+        "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*' AND NOT signature GLOB '?*[[]*' "
+        f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
+    )
+    conditions["tensors"] = unknown_or(
+        "tensors",
+        "typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 AND tensors GLOB '*.safetensors' "
+        "AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*'",
+    )
+    for dimension in theta:
+        name, low, high = schema.theta_column(dimension["name"]), float(dimension["low"]), float(dimension["high"])
+        slack = 1e-3 * (high - low)
+        low, high = max(low - slack, -1e308), min(high + slack, 1e308)
+        conditions[f"theta_{dimension['name']}"] = kind(name, "real", f"{name} BETWEEN {low!r} AND {high!r}")
+    return conditions
+
+
+def find_invalid_fault(
+    execute: Callable[..., sqlite3.Cursor], values: dict[str, Any], n_layers: int
+) -> tuple[Any, str] | None:
+    """The id and the column of a row of the table `faults` with an invalid value; None if all rows are valid."""
+    conditions = fault_conditions(values["theta"], n_layers)
+    cases = " ".join(f"WHEN NOT coalesce({condition}, 0) THEN '{name}'" for name, condition in conditions.items())
+    query = f"SELECT id, wrong FROM (SELECT id, CASE {cases} END AS wrong FROM faults) WHERE wrong IS NOT NULL LIMIT 1"
+    found: tuple[Any, str] | None = execute(query, (values["perturbation"],)).fetchone()
+    return found

@@ -1,0 +1,41 @@
+"""Text that is safe where it goes: names and messages may come from files that others wrote."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import IO, Any
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters other than tab and newline, characters that change the direction of text, and lone surrogates."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters at the start of a cell that make spreadsheets evaluate it; the last four are full-width forms."""
+
+
+def printable(text: str) -> str:
+    """The text with an escape such as \\x1b for every character that would control the terminal it is printed to."""
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
+
+
+def print_text(text: str = "", *, file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print text for people. All text but JSON goes through here, so that no name controls the terminal."""
+    stream = file or sys.stdout
+    safe, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
+    print(safe.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=flush)
+
+
+def one_line(text: str) -> str:
+    """The text in one line, with single spaces."""
+    return " ".join(text.split())
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front of it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
