@@ -127,7 +127,9 @@ def describe(findings: dict[str, Any]) -> list[str]:
         rows.append(("C library", "in use" if findings["compiled_fold"] else slower))
     lines += [*_table(rows), "", "folders"]
     folders = findings["folders"].items()
-    lines += _table([(name, _folder(it) if it["path"] else f"not set: {UNSET[name]}") for name, it in folders])
+    lines += _table(
+        [(name, _folder(folder) if folder["path"] else f"not set: {UNSET[name]}") for name, folder in folders]
+    )
     if findings["self_check"]:
         lines += ["", "self-check", *_table(list(findings["self_check"].items()))]
     return lines

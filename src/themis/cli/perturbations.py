@@ -68,10 +68,10 @@ def _choose(arguments: Namespace) -> list[Perturbation]:
     names = arguments.names or PERTURBATIONS
     with Origin().in_folder():  # perturbations of the user are looked up in the current folder
         chosen = [choose_perturbation(name) for name in names]
-    chosen = [it.at(arguments.magnitude) for it in chosen if arguments.family in (None, it.family)]
-    if not chosen:
+    in_family = [perturbation for perturbation in chosen if arguments.family in (None, perturbation.family)]
+    if not in_family:
         raise UsageError(f"none of the named perturbations is in family {arguments.family!r}: leave out --family")
-    return chosen
+    return [perturbation.at(arguments.magnitude) for perturbation in in_family]
 
 
 def _format_list(perturbations: list[Perturbation]) -> str:
@@ -102,7 +102,9 @@ def _count(number: int, singular: str, plural: str | None = None) -> str:
 
 def _as_object(perturbation: Perturbation) -> dict[str, Any]:
     names = ("name", "family", "about", "inputs", "channels", "is_random", "passes", "needs_gradient", "is_smooth")
-    theta = [{**asdict(it), "limits": [str(end) for end in it.limits]} for it in perturbation.theta]
+    theta = [
+        {**asdict(dimension), "limits": [str(end) for end in dimension.limits]} for dimension in perturbation.theta
+    ]
     return {**{name: getattr(perturbation, name) for name in names}, "theta": theta}
 
 
