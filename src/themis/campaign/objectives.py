@@ -25,7 +25,7 @@ def choose_objective(
     if policy.needs_gradient:
         joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
         return tests, joint or sensitivity
-    ascents = [ASCENTS.get(kind) for kind in tests.kind[: calculator.chunk].tolist()]
+    ascents = [ASCENTS.get(kind) for kind in tests.kind[: 2 * calculator.chunk].tolist()]  # the next chunk starts ahead
     n = next((k for k, ascent in enumerate(ascents) if ascent != ascents[0]), len(ascents))
     objectives = {None: None, "margin": calculator.margin_objective(), "sensitivity": sensitivity}
     return tests[:n], objectives[ascents[0]]
