@@ -158,12 +158,41 @@ def test_neural_coverage_has_a_fixed_bandwidth():
         assert each == pytest.approx(slow(test[:3], traces, 0.04 * np.eye(3)), rel=1e-9)
 
 
-def test_negative_surprise_needs_a_lower_bound():
+@pytest.mark.parametrize("at_once", [1, 2**22])
+def test_negative_surprise_is_not_dropped(monkeypatch, at_once):
+    monkeypatch.setattr("themis.criteria.surprise.NUMBERS_AT_ONCE", at_once)
+    values, predicted = training(n=60, width=4)
+    values *= 0.02  # densities over 1
+    criterion = fitted(values, predicted, upper=1.0, buckets=50)
+    found = surprise(criterion, values, predicted)
+    assert (found < 0).all()
+    lower = float(criterion.learnt["lower"])
+    assert lower == pytest.approx(found.min(), rel=1e-6)
+    assert lower < found.min()
+    raised = criterion.update(torch.from_numpy(values), predicted=torch.from_numpy(predicted))
+    want = {math.ceil((each - lower) / (1 - lower) * 50) for each in found}
+    assert criterion.score() == len(want) / 50 == int(raised.sum()) / 50 > 0.1
+    assert LSA(**criterion.options()).options() == criterion.options()
+
+
+def test_if_no_surprise_is_negative_the_range_is_that_of_sadl():
+    values, predicted = training(width=4)
+    values *= 50
+    default, sadl = fitted(values, predicted), fitted(values, predicted, variant="sadl")
+    assert (surprise(sadl, values, predicted) > 0).all()
+    assert float(default.learnt["lower"]) == 0
+    tests, classes = torch.from_numpy(values * 1.5), torch.from_numpy(predicted)
+    assert default.update(tests, predicted=classes).tolist() == sadl.update(tests, predicted=classes).tolist()
+    assert default.score() == sadl.score() > 0
+
+
+def test_sadl_drops_negative_surprise_unless_a_lower_bound_is_given():
     values, predicted = training(width=4)
     values *= 0.02  # densities over 1
     tests, classes = torch.from_numpy(values), torch.from_numpy(predicted)
-    assert (fitted(values, predicted).surprise(tests, predicted=classes) < 0).all()
-    plain, lowered = fitted(values, predicted), fitted(values, predicted, lower=-20.0, upper=0.0, buckets=40)
+    plain = fitted(values, predicted, variant="sadl")
+    assert (plain.surprise(tests, predicted=classes) < 0).all()
+    lowered = fitted(values, predicted, lower=-20.0, upper=0.0, buckets=40)
     plain.update(tests, predicted=classes)
     lowered.update(tests, predicted=classes)
     assert plain.score() == 0

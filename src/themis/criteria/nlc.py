@@ -32,17 +32,16 @@ class NLC(Criterion):
     It has no upper limit, and a test near the mean lowers it. A test with a non-finite activation is left out. For a
     single test it is 0. The published program takes in the training data first: call update with them to do the same.
 
-    `neural-coverage-code` sums the absolute covariances of a layer: the published code divides by the first dimension
-    of a tensor `[1, neurons, neurons]`, that is by 1. Unlike that code, neither variant leaves out layers whose norm a
-    batch does not raise: this would depend on the order of tests, and never start if they come one by one.
+    The published program differs in two ways that are left out here. Its score starts at 1, so that of a first batch is
+    1 more. And a layer takes in a batch only if that raises its own norm, which would depend on the order and the
+    batches of tests, and never start if they come one by one.
     """
 
     name = "nlc"
     laws = Laws(bounded=False, monotone=False, order_free=True, mergeable=True)
     learns = False
     variants: ClassVar = {
-        "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: NLC, as its norm is named",
-        "neural-coverage-code": "the same and tool.py: Estimator, as they are computed",
+        "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: NLC, without its order of batches",
     }
 
     def __init__(self, **options: Unpack[CriterionOptions]) -> None:
@@ -54,9 +53,10 @@ class NLC(Criterion):
         count, sums = self.state["count"].clamp(min=1), [self.state[m2_key(span)] for span in layer_spans(self.layout)]
         return float(torch.stack([self._scaled(l1(m2[None]), count, m2.shape[-1]) for m2 in sums]).sum())
 
-    def _scaled(self, total: Tensor, count: Tensor, width: int) -> Tensor:
+    @staticmethod
+    def _scaled(total: Tensor, count: Tensor, width: int) -> Tensor:
         """The contribution to the score of layers whose absolute sums of products over `count` tests add to `total`."""
-        return total / (count if self.variant == "neural-coverage-code" else count * width**2)
+        return total / (count * width**2)
 
     def _initial_state(self, readings: Readings) -> dict[str, Tensor]:
         device = readings.values.device

@@ -43,12 +43,13 @@ class Surprise(Covering):
 
     needs = frozenset({"predicted"})
     reads_one_layer = True
-    lower: float = 0.0
+    lower: float | None = 0.0
 
     def __init__(self, upper: float | None, buckets: int, **options: Unpack[CriterionOptions]) -> None:
         super().__init__(**options)
-        if upper is not None and not self.lower < upper < math.inf:
-            raise UsageError(f"{self.name}: upper must be a number over {self.lower:g}, got {upper!r}")
+        least = self.lower or 0.0
+        if upper is not None and not least < upper < math.inf:
+            raise UsageError(f"{self.name}: upper must be a number over {least:g}, got {upper!r}")
         if isinstance(buckets, bool) or not isinstance(buckets, int) or buckets < 1:
             raise UsageError(f"{self.name}: buckets must be a whole number, 1 or more, got {buckets!r}")
         self.upper, self.buckets = upper, buckets
@@ -67,8 +68,9 @@ class Surprise(Covering):
     def items(self, readings: Readings) -> Tensor:
         surprise = self._surprises(readings)
         upper = self.learnt["upper"] if self.upper is None else self.upper
-        bucket = ((surprise - self.lower) * (self.buckets / (upper - self.lower))).ceil() - 1
-        is_inside = (surprise > self.lower) & (surprise <= upper)
+        lower = self.learnt.get("lower", 0.0) if self.lower is None else self.lower
+        bucket = ((surprise - lower) * (self.buckets / (upper - lower))).ceil() - 1
+        is_inside = (surprise > lower) & (surprise <= upper)
         # Rounding may carry a value next to either end beyond it.
         return torch.where(is_inside, bucket.clamp(0, self.buckets - 1), -1).long()[:, None]
 
@@ -125,12 +127,16 @@ class LSA(Surprise):
     `min_variance` over the training traces or within a class; `dnn-tip` takes the `max_features` neurons with the
     largest variance in each class; `neural-coverage` has kernels of the fixed bandwidth 0.2 in every direction (its
     code takes the true class, here it is the predicted one). A class with too few traces for a covariance borrows from
-    the others, with a warning (`Traces.whiteners`). Narrow densities exceed 1, so a surprise may be negative: pass
-    `lower` in that case.
+    the others, with a warning (`Traces.whiteners`).
+
+    Narrow densities exceed 1, so a surprise may be negative, as it is on DAVE-2. The buckets of the sources start at 0
+    and drop those tests. `training-range`, the default, is `sadl` with buckets that start at the smallest surprise of a
+    training input if that is negative, so it equals `sadl` if it is not. `lower` sets the start for any variant.
     """
 
     name = "lsa"
     variants: ClassVar = {
+        "training-range": "as sadl, but negative surprise is not dropped",
         "sadl": "github.com/coinse/sadl, sa.py: _get_kdes, fetch_lsa",
         "dnn-tip": "github.com/testingautomated-usi/dnn-tip, dnn_tip/surprise.py: LSA, MultiModalSA.build_by_class",
         "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: LSC",
@@ -142,10 +148,10 @@ class LSA(Surprise):
         buckets: int = 1000,
         min_variance: float = 1e-5,
         max_features: int = 300,
-        lower: float = 0.0,
+        lower: float | None = None,
         **options: Unpack[CriterionOptions],
     ) -> None:
-        if not math.isfinite(lower):
+        if lower is not None and not math.isfinite(lower):
             raise UsageError(f"lsa: lower must be a number, got {lower!r}")
         if not 0 <= min_variance < math.inf:
             raise UsageError(f"lsa: min_variance must be a number, 0 or more, got {min_variance!r}")
@@ -170,7 +176,24 @@ class LSA(Surprise):
         whitened = self._whitened(learnt, traces.values, traces.place, traces.groups)
         parts = torch.split(whitened.square().sum(1), traces.sizes)
         norms = pad_sequence(list(parts), batch_first=True, padding_value=math.inf)
-        return learnt | {"traces": whitened, "norms": norms, "counts": traces.counts}
+        learnt |= {"traces": whitened, "norms": norms, "counts": traces.counts}
+        if self.lower is None and self.variant == "training-range":
+            # Slightly less: a bucket includes its upper end, but not its lower one.
+            smallest = self._smallest(learnt, traces.groups)
+            learnt["lower"] = (smallest - 1e-9 * (1 + smallest.abs())).clamp(max=0.0)
+        return learnt
+
+    def _smallest(self, learnt: dict[str, Tensor], groups: Groups) -> Tensor:
+        """The smallest surprise of a training input."""
+        parts = []
+        for at, rows in groups:
+            own, norms = learnt["traces"][rows], learnt["norms"][at, : rows.stop - rows.start]
+            for some, squares in zip(
+                *(torch.split(column, max(1, NUMBERS_AT_ONCE // len(own))) for column in (own, norms)), strict=True
+            ):
+                distances = (norms + squares[:, None] - 2 * some @ own.T).clamp_(min=0)
+                parts.append(learnt["log_norms"][at] - distances.mul_(-0.5).logsumexp(1).amax())
+        return torch.stack(parts).amin()
 
     def _columns(self, traces: Traces) -> Tensor:
         """The neurons that are compared for each class, `[classes, n]`."""
@@ -179,7 +202,7 @@ class LSA(Surprise):
             variances = torch.where((traces.counts > 1)[:, None], traces.variances, pooled)
             widest = variances.argsort(dim=1, descending=True, stable=True)[:, : self.max_features]
             return widest.sort(1).values
-        in_classes = self.variant == "sadl"
+        in_classes = self.variant in ("training-range", "sadl")
         kept = traces.varying_neurons(self.name, self.min_variance, in_classes=in_classes)
         return kept.repeat(len(traces.classes), 1)
 
