@@ -8,6 +8,7 @@ from torch import nn
 
 import themis
 from themis import BlackBox, ModelError, Target
+from themis.target.loaders.mindspore import black_box, check_seen
 from themis.target.loaders.onnx import OnnxModel
 
 PICTURES = torch.rand(10, 6, 6, 1)
@@ -86,11 +87,16 @@ def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_restored():
     assert net.training
 
 
+def test_a_mindspore_cell_whose_layers_are_hidden_is_refused():
+    with pytest.raises(ModelError, match=r"got none of its 4 child cells: use activation cells such as nn\.ReLU\(\)"):
+        check_seen(0, 4)
+    check_seen(2, 4)
+    check_seen(0, 0)  # a single cell without children has nothing but its output
+
+
 @pytest.mark.slow
 def test_a_mindspore_cell_is_tested_by_its_activation_cells():
     mindspore = pytest.importorskip("mindspore")
-    from themis.target.loaders.mindspore import black_box
-
     cell = mindspore.nn.SequentialCell(
         mindspore.nn.Flatten(), mindspore.nn.Dense(16, 8), mindspore.nn.ReLU(), mindspore.nn.Dense(8, 3)
     )

@@ -15,6 +15,8 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
     """Return a `BlackBox` around a MindSpore cell; every call of an activation cell is a layer.
 
     options: those of `BlackBox`. The cell is put into evaluation mode, and must run in PyNative mode for hooks to fire.
+    Activations that are functions, such as `ops.relu`, are not cells and cannot be seen: if nothing else is, the cell
+    is refused.
     """
     try:
         mindspore = importlib.import_module("mindspore")
@@ -45,9 +47,21 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
         finally:
             for handle in handles:
                 handle.remove()
+        check_seen(len(activations), sum(1 for _ in cell.cells()))
         scores = result[0] if isinstance(result, tuple | list) else result
         if not hasattr(scores, "asnumpy"):
             raise ModelError(f"the cell must return a tensor or a tuple of them, got {type(result).__name__}")
         return scores.asnumpy(), activations
 
     return BlackBox(predict, **options)
+
+
+def check_seen(n_activations: int, n_children: int) -> None:
+    """Refuse a cell that has layers of which none was seen: only its output would be tested, without a word."""
+    if n_children and not n_activations:
+        raise ModelError(
+            f"some activation of the cell must be seen, got none of its {n_children} child cells: use activation cells "
+            "such as nn.ReLU() instead of functions such as ops.relu, and PyNative mode "
+            "(mindspore.set_context(mode=mindspore.PYNATIVE_MODE)); to test the output alone, pass a function to "
+            "themis.BlackBox"
+        )
