@@ -13,6 +13,8 @@ from themis.perturb.apgd import checkpoints
 from themis.perturb.attack import ATTACKS
 from themis.zoo import lenet5
 
+pytestmark = pytest.mark.xdist_group("attack")
+
 ALL = [each.name for each in ATTACKS]
 IN_A_BOX = ["fgsm", "pgd", "apgd"]
 IN_A_BALL = [*IN_A_BOX, "pgd_l2"]

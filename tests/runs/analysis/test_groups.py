@@ -15,6 +15,8 @@ from themis.runs.analysis.latent_classes import CategoryTable, find_classes
 from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
 
+pytestmark = pytest.mark.xdist_group("groups")
+
 TWO_WAYS = (Cause(0, 0.7, 0.85, 0, 3), Cause(1, 0.1, 0.2, 2, 7))  # other layers, other answers
 ONE_ANSWER = (Cause(0, 0.7, 0.85, 0, 3), Cause(1, 0.1, 0.2, 2, 3))  # told apart by layer and theta alone
 THREE = (Cause(0, 0.7, 0.8, 1, 3), Cause(0, 0.1, 0.2, 1, 7), Cause(1, 0.8, 0.9, 2, 5))  # two in one layer
