@@ -53,7 +53,9 @@ class Settings:
     draws: int = option(4000, "draws per neuron, over all chains")
     sample: int = option(1000, "number of neurons that are sampled")
     scale: str = option(
-        "absolute", "unit of sensitivity: absolute, or relative to the spread of the neuron on clean inputs"
+        "absolute",
+        "unit of sensitivity: absolute, as in the paper, or relative to the spread of each neuron on clean inputs, for "
+        "models with small activations, which the absolute tolerance calls covered after a few tests",
     )
     uniform_share: float = option(0.2, "share of tests drawn uniformly; claims about the model are based only on them")
     round_size: int | None = option(

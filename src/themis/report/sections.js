@@ -146,6 +146,7 @@ function drawCoverage(view) {
   })),
   note([spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
     isNear ? ` About ${whole(coverage.forecast)} more tests are needed to reach the goal of ${percent(view.goal)}.` : '',
+    coverage.caution ? ` Attention: ${coverage.caution}.` : '',
     coverage.uniform === null || coverage.uniform === undefined ? '' : ` The uniform stream alone covers ${percent(coverage.uniform)}.`].join('')));
 }
 

@@ -60,6 +60,8 @@ class CoverageRow:
     forecast: int | None
     dead: int
     unseen: int
+    caution: str | None = None
+    """Why it says little, if it was reached with few tests."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,7 @@ def _coverage(summary: dict[str, Any], last: Round | None) -> CoverageRow | None
         forecast=coverage.forecast,
         dead=coverage.n_dead,
         unseen=coverage.n_unseen,
+        caution=summary.get("coverage_caution"),
     )
 
 

@@ -134,6 +134,13 @@ class Run:
         """The complete coverage of the last round."""
         return self.rounds[-1].coverage
 
+    @property
+    def coverage_caution(self) -> str | None:
+        """Why a high coverage says little, if it was reached with few tests; otherwise None."""
+        last, start = self.rounds[-1], self.start
+        n_run = last.tests - last.dropped
+        return coverage_caution(last.coverage.sampled, n_run, start.n_usable, start.settings.scale)
+
     def criterion(self) -> dict[str, Any] | None:
         """Result of the campaign's criterion: its score, the tests that raised it and the faults among them."""
         if self.start.criterion is None:
@@ -198,6 +205,7 @@ class Run:
             "coverage_all": last.coverage.all,
             "coverage_uniform": self.coverage_uniform,
             "coverage_interval": _plain(self.coverage_interval),
+            "coverage_caution": self.coverage_caution,
             "coverage_by_layer": last.coverage.by_layer,
             "design_effect": self.design_effect,
             "forecast_tests": last.coverage.forecast,
@@ -229,6 +237,24 @@ class Run:
             "random_seed": start.settings.random_seed,
             "version": __version__,
         }
+
+
+HIGH_COVERAGE, TESTS_PER_SEED = 0.9, 2
+"""Coverage above the first is read as nearly complete; with fewer tests per seed than the second it says little."""
+
+
+def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) -> str | None:
+    """Why a high coverage says little after so few tests; None if it is not high, or based on enough tests."""
+    if coverage < HIGH_COVERAGE or n_tests >= TESTS_PER_SEED * n_seeds:
+        return None
+    seeds = "most of them were not tested" if 2 * n_tests < n_seeds else f"fewer than {TESTS_PER_SEED} per seed"
+    text = f"coverage of {percent(coverage)} after {counted(n_tests, 'test')} on {counted(n_seeds, 'seed')} ({seeds})"
+    if scale == "relative":
+        return f"{text} says little about the others: set no coverage goal, and a budget of more tests"
+    return (
+        f"{text} says little: the tolerance is absolute, and this model's activations move little; use --scale "
+        "relative (scale='relative'), which measures each neuron in units of its own spread on clean inputs"
+    )
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -188,6 +188,8 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
     forecast = summary.get("forecast_tests") if name in ("coverage", "coverage_all") else None
     hint = f"about {forecast:,} more tests are forecast: " if forecast else ""
     text = f"{shown} {metric.about}, at least {limit} required"
+    if name.startswith("coverage") and summary.get("coverage_caution"):
+        text += f"; attention: {summary['coverage_caution']}"
     return GateResult(name, value >= least, value, least, text, hint + metric.remedy)
 
 

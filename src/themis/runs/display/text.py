@@ -47,6 +47,8 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         rows.append(("forecast", text))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
         rows.append(("attention", "no neuron has moved: the perturbation changes nothing, so widen its range"))
+    if run.coverage_caution is not None:
+        rows.append(("attention", run.coverage_caution))
     if run.normality is not None:
         rows.append(("normality", run.normality.verdict))
     return rows
