@@ -68,7 +68,7 @@ def true_coverage(net):
     return float(Rule().converged(exact(known), known).double().mean())
 
 
-def how_often_they_hold(n_campaigns):
+def how_often_they_hold(n_campaigns, policy="random"):
     net = Band()
     rate, coverage = true_fault_rate(), true_coverage(net)
     assert 0.2 < coverage < 0.8
@@ -76,9 +76,9 @@ def how_often_they_hold(n_campaigns):
     for k in range(n_campaigns):
         rng = torch.Generator().manual_seed(k)
         inputs = LOW + (HIGH - LOW) * torch.rand(N_SEEDS, 2, generator=rng)
-        options = {"policy": "random", "max_tests": N_TESTS, "plateau": None, "random_seed": k}
+        options = {"policy": policy, "max_tests": N_TESTS, "plateau": None, "coverage": None, "random_seed": k}
         result = themis.run(Target(net), inputs, SHIFT, **options)
-        seen = {fault.seed_id for fault in result.faults if fault.stream == "uniform"}
+        seen = {fault.seed_id for fault in result.faults}
         chances = fault_chance(inputs[:, 0].double().numpy())
         unseen = sum(chance for seed_id, chance in enumerate(chances) if seed_id not in seen) / N_SEEDS
         pairs = (result.fault_rate, rate), (result.residual_risk, unseen), (result.coverage_interval, coverage)
@@ -95,3 +95,11 @@ def test_intervals_of_two_hundred_campaigns_hold():
     share = how_often_they_hold(200)
     print(f"fault rate {share[0]:.3f}, residual risk {share[1]:.3f}, coverage {share[2]:.3f}")
     assert (share >= 0.93).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["scheduled", "corners"])
+def test_the_residual_risk_of_two_hundred_searching_campaigns_holds(policy):
+    share = how_often_they_hold(200, policy)
+    print(f"{policy}: residual risk {share[1]:.3f}")
+    assert share[1] >= 0.93

@@ -12,7 +12,7 @@ from themis.judge.coverage import Rule
 from themis.judge.estimate import Estimate
 from themis.judge.exact import exact
 from themis.judge.interval import coverage_interval
-from themis.judge.risk import fault_rate, residual_risk
+from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 from themis.measure.moments import Moments
 from themis.measure.panel import Panel
 
@@ -96,13 +96,53 @@ MISSING = {
 
 
 def risk_campaigns(
-    n_tests: int, chances: np.ndarray, n_campaigns: int, stated: Callable = residual_risk
+    n_tests: int, chances: np.ndarray, n_campaigns: int, stated: Callable = unseen_mass
 ) -> Iterator[Outcome]:
     """Campaigns on one seed set; the truth is the mass of the faults that this campaign did not see."""
     rng = np.random.default_rng(2)
     counts = rng.multinomial(n_tests, np.append(chances, max(0.0, 1 - chances.sum())), size=n_campaigns)[:, :-1]
     for row in counts:
         yield stated(row[row > 0], n_tests), float(chances[row == 0].sum())
+
+
+SEARCHES = {
+    "random": (1.0, 1.0),
+    "strong": (4.0, 1.0),
+    "avoids what is known": (4.0, 0.2),
+    "returns to what is known": (2.0, 4.0),
+}
+"""How much more often than a uniform test a search test meets a fault, and by how much once the fault is known."""
+HIDDEN = {
+    "none": np.zeros(1),
+    "one, found mostly": _even(1, 3.6, 800),
+    "zipf": _zipf(1000, 1.0, 0.1),
+    "many, each rare": _even(1000, 0.1, 800),
+    "all shades": np.random.default_rng(0).permutation(_zipf(2000, 0.7, 0.25)),
+}
+"""The chance per uniform test of each distinct fault."""
+
+
+def searching_campaigns(
+    chances: np.ndarray, search: tuple[float, float], n_campaigns: int, n_rounds: int = 10, n_uniform: int = 80
+) -> Iterator[Outcome]:
+    """Campaigns of two streams, of which the search knows what was found; the truth is the mass of what nobody saw."""
+    rng = np.random.default_rng(4)
+    boost, repeat = search
+    for _ in range(n_campaigns):
+        times, first = np.zeros(len(chances), dtype=int), np.zeros(len(chances), dtype=int)
+        is_searched, is_new = np.zeros(len(chances), dtype=bool), np.zeros(len(chances), dtype=bool)
+        for round in range(n_rounds):
+            for test in range(round * n_uniform, (round + 1) * n_uniform):
+                fault = int(np.searchsorted(chances.cumsum(), rng.random()))
+                if fault < len(chances):
+                    if not times[fault]:
+                        first[fault], is_new[fault] = test, not is_searched[fault]
+                    times[fault] += 1
+            rates = 4 * n_uniform * boost * chances * np.where((times > 0) | is_searched, repeat, 1.0)
+            is_searched |= rng.random(len(chances)) < -np.expm1(-rates)
+        is_seen = times > 0
+        columns = (column[is_seen] for column in (times, first, is_new, is_searched))
+        yield residual_risk(*columns, n_tests=n_rounds * n_uniform), float(chances[~is_seen & ~is_searched].sum())
 
 
 def textbook_risk(times_seen: np.ndarray, n_tests: int) -> Estimate:

@@ -3,14 +3,17 @@
 import pytest
 from simulation import (
     DESIGNS,
+    HIDDEN,
     INPUTS,
     MISSING,
     NETWORKS,
+    SEARCHES,
     Network,
     coverage_campaigns,
     fault_campaigns,
     holds,
     risk_campaigns,
+    searching_campaigns,
     textbook_coverage,
     textbook_rate,
     textbook_risk,
@@ -27,8 +30,14 @@ def test_fault_rate_intervals_hold(name, design):
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_residual_risk_intervals_hold(name):
+def test_intervals_of_the_unseen_mass_hold(name):
     assert holds(risk_campaigns(*MISSING[name], 2000)) >= LEAST
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("name", HIDDEN)
+def test_residual_risk_intervals_hold(name, search):
+    assert holds(searching_campaigns(HIDDEN[name], SEARCHES[search], 500)) >= LEAST
 
 
 @pytest.mark.parametrize("design", [(1000, 2000), (200, 2000), (50, 1000), (20, 1000)], ids=str)

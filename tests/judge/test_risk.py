@@ -4,10 +4,21 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
-from simulation import DESIGNS, INPUTS, MISSING, fault_campaigns, holds, risk_campaigns, textbook_rate
+from simulation import (
+    DESIGNS,
+    HIDDEN,
+    INPUTS,
+    MISSING,
+    SEARCHES,
+    fault_campaigns,
+    holds,
+    risk_campaigns,
+    searching_campaigns,
+    textbook_rate,
+)
 
 from themis.errors import UsageError
-from themis.judge.risk import fault_rate, residual_risk
+from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 
 pytestmark = pytest.mark.quick
 
@@ -70,43 +81,43 @@ def test_more_faults_than_tests_are_rejected():
     with pytest.raises(UsageError, match="no larger"):
         fault_rate([1, 2], [2, 0])
     with pytest.raises(UsageError, match="at most"):
-        residual_risk([3, 4], 6)
+        unseen_mass([3, 4], 6)
     with pytest.raises(UsageError, match="not negative"):
-        residual_risk([-1], 6)
+        unseen_mass([-1], 6)
 
 
 @pytest.mark.parametrize("n_tests", [1, 10, 5000])
 def test_without_a_fault_the_risk_is_below_the_rule_of_three(n_tests):
-    risk = residual_risk([], n_tests)
+    risk = unseen_mass([], n_tests)
     assert (risk.value, risk.low) == (0, 0)
     assert risk.high == pytest.approx(1 - 0.025 ** (1 / n_tests), abs=1e-9)
-    assert residual_risk([], 0) is None
+    assert unseen_mass([], 0) is None
 
 
 def test_the_risk_is_the_share_of_singletons():
-    risk = residual_risk(torch.tensor([1, 1, 5, 2, 0, 1]), 200)
+    risk = unseen_mass(torch.tensor([1, 1, 5, 2, 0, 1]), 200)
     assert risk.value == 3 / 200
-    assert risk == residual_risk([5, 2, 1, 1, 1], 200)
+    assert risk == unseen_mass([5, 2, 1, 1, 1], 200)
     assert risk.low <= risk.value < risk.high
 
 
 def test_with_many_singletons_the_interval_is_estys():
-    risk = residual_risk([1] * 4000 + [2] * 1500 + [3] * 300, 1_000_000)
+    risk = unseen_mass([1] * 4000 + [2] * 1500 + [3] * 300, 1_000_000)
     half = 1.96 * (4000 + 2 * 1500) ** 0.5 / 1_000_000
     assert risk.high - risk.value == pytest.approx(half, rel=0.05)
     assert risk.value - risk.low == pytest.approx(half, rel=0.05)
 
 
 def test_frequent_faults_leave_the_risk_of_no_fault():
-    risk = residual_risk([50, 80, 60], 1000)
+    risk = unseen_mass([50, 80, 60], 1000)
     assert (risk.value, risk.low) == (0, 0)
     assert risk.high == pytest.approx(3.7e-3, rel=0.01)
 
 
 def test_a_few_singletons_do_not_prove_that_anything_is_missing():
-    assert residual_risk([1, 1, 1], 1000).low == 0
-    assert residual_risk([1] * 30, 1000).low > 0.01
-    assert residual_risk([3] * 1000, 10_000).low == 0  # surprising, but nothing was seen exactly once
+    assert unseen_mass([1, 1, 1], 1000).low == 0
+    assert unseen_mass([1] * 30, 1000).low > 0.01
+    assert unseen_mass([3] * 1000, 10_000).low == 0  # surprising, but nothing was seen exactly once
 
 
 @pytest.mark.parametrize("name", ["every shade", "few always fail", "a hidden few"])
@@ -120,5 +131,48 @@ def test_the_textbook_interval_does_not_hold_if_tests_share_seeds():
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_residual_risk_intervals_hold_in_a_short_simulation(name):
+def test_intervals_of_the_unseen_mass_hold_in_a_short_simulation(name):
     assert holds(risk_campaigns(*MISSING[name], 100)) >= 0.93
+
+
+def test_what_the_search_has_seen_is_not_a_residual_risk():
+    times, first = [1, 1, 1, 2], [60, 70, 80, 90]
+    stated = residual_risk(times, first, [True] * 4, [False, True, True, False], n_tests=100)
+    assert stated.value == 1 / 50
+    assert stated.value < unseen_mass(times, 100).value < unseen_mass(times, 50).value
+
+
+def test_faults_of_the_earlier_half_are_known():
+    assert residual_risk([1, 1], [10, 49], [True, True], [False, False], n_tests=100).value == 0
+    assert residual_risk([1, 1], [10, 50], [True, True], [False, False], n_tests=100).value == 1 / 50
+
+
+def test_the_upper_limit_counts_the_tests_that_showed_something_new():
+    times, first, is_searched = [1] * 8, [*range(0, 80, 10)], [True] * 8
+    stated = residual_risk(times, first, [True] * 4 + [False] * 4, is_searched, n_tests=80)
+    assert (stated.value, stated.low) == (0, 0)
+    assert stated.high == pytest.approx(binomtest(0, 40).proportion_ci(0.95).high)
+    stated = residual_risk(times, first, [False] * 4 + [True] * 4, is_searched, n_tests=80)
+    assert stated.high == pytest.approx(binomtest(4, 80).proportion_ci(0.95).high)
+
+
+@pytest.mark.parametrize("n_tests", [1, 2, 10, 5000])
+def test_without_a_fault_all_uniform_tests_limit_the_residual_risk(n_tests):
+    stated = residual_risk([], [], [], [], n_tests=n_tests)
+    assert (stated.value, stated.low) == (0, 0)
+    assert stated.high == pytest.approx(1 - 0.025 ** (1 / n_tests), abs=1e-9)
+    assert residual_risk([], [], [], [], n_tests=0) is None
+
+
+def test_tests_whose_order_is_unknown_are_left_out():
+    times, first, is_new, is_searched = [1, 1, 3], [0, 0, 95], [False, False, True], [False, True, False]
+    stated = residual_risk(times, first, is_new, is_searched, 100, n_unplaced=90)
+    assert stated.value == 0
+    assert stated.high == pytest.approx(binomtest(1, 10).proportion_ci(0.95).high)
+    assert residual_risk(times, first, is_new, is_searched, 100, n_unplaced=100) == unseen_mass([1, 3], 100)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("name", HIDDEN)
+def test_residual_risk_intervals_hold_in_a_short_simulation(name, search):
+    assert holds(searching_campaigns(HIDDEN[name], SEARCHES[search], 60)) >= 0.93

@@ -29,6 +29,11 @@ def test_an_earlier_run_resumes_to_the_same_end(earlier):
     assert (last.faults, last.distinct_faults) == (expected.faults, expected.distinct_faults)
     for name, column in uninterrupted.faults.columns.items():
         assert np.array_equal(resumed.faults.columns[name], column, equal_nan=column.dtype.kind == "f"), name
+    assert resumed.residual_risk_uniform == uninterrupted.residual_risk_uniform
+    assert 0 <= resumed.residual_risk.low <= resumed.residual_risk.value <= resumed.residual_risk.high < 0.2
+    opened = themis.open_run(earlier)
+    assert [each.residual_risk is None for each in opened.rounds] == [each.number <= 2 for each in opened.rounds]
+    assert opened.residual_risk == resumed.residual_risk
 
 
 def test_an_earlier_run_opens_and_replays(earlier):

@@ -11,14 +11,16 @@ from themis.campaign.setup import Setup
 from themis.campaign.state import State
 from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, cover
+from themis.judge.estimate import Estimate
 from themis.judge.exact import exact
 from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
 from themis.judge.normality import describe_normality
 from themis.judge.posterior import Judge
-from themis.judge.risk import fault_rate, residual_risk
+from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 from themis.judge.scale import rescale
 from themis.measure.moments import Moments
+from themis.measure.tally import Tally
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Seconds, Start
 
@@ -45,6 +47,7 @@ def judge(setup: Setup, state: State) -> Round:
         coverage=coverage,
         seconds=state.clock.elapsed(),
         criterion_score=None if state.criterion is None else state.criterion.score(),
+        residual_risk=_residual_risk(tally),
     )
     state.rounds.append(round)
     state.partial_round = None
@@ -67,7 +70,8 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             rounds=state.rounds,
             start=start,
             fault_rate=fault_rate(tests_by_seed[setup.space.seeds], faults_by_seed[setup.space.seeds]),
-            residual_risk=residual_risk(tally.times_seen(), int(tests_by_seed.sum())),
+            residual_risk=state.rounds[-1].residual_risk,
+            residual_risk_uniform=unseen_mass(tally.times_seen(), int(tests_by_seed.sum())),
             coverage_uniform=_cover(setup, len(state.rounds), uniform, exact)[0].all if tally.uniform_tests else None,
             coverage_interval=coverage_interval(
                 blocks, coverage.all, setup.rule, is_judged, coverage.n_neurons - coverage.n_dead
@@ -84,6 +88,17 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
         )
     setup.calculator.release()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
+
+
+def _residual_risk(tally: Tally) -> Estimate | None:
+    return residual_risk(
+        tally.times_seen(),
+        tally.first_seen(),
+        tally.is_among(tally.uniform_new),
+        tally.is_among(tally.searched),
+        n_tests=int(tally.uniform_tests_by_seed.sum()),
+        n_unplaced=tally.uniform_unplaced,
+    )
 
 
 def _cover(setup: Setup, n_rounds: int, moments: Moments, judge: Judge) -> tuple[Coverage, Tensor | None]:

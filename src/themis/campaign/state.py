@@ -22,7 +22,7 @@ from themis.judge.sampler import sample_neurons
 from themis.measure.calculator import Measurement
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.panel import Panel, Shape
-from themis.measure.tally import Tally
+from themis.measure.tally import ORDER, Tally
 from themis.measure.tests import Results, Tests
 from themis.runs.checkpoint import parse_progress
 from themis.runs.run import Round
@@ -212,7 +212,7 @@ class State:
         parse_progress(checkpoint)  # raises an error if it is damaged
         try:
             _check_arrays(self.checkpoint().arrays, checkpoint.arrays)
-            self._restore(checkpoint, setup)
+            self._restore(checkpoint, rounds, setup)
         except StoreError:
             raise
         except DAMAGE as error:
@@ -222,14 +222,14 @@ class State:
             ) from error
         self.rounds = rounds
 
-    def _restore(self, checkpoint: Checkpoint, setup: Setup) -> None:
+    def _restore(self, checkpoint: Checkpoint, rounds: list[Round], setup: Setup) -> None:
         tree = _join(checkpoint.values, "", checkpoint.arrays)
         device = setup.calculator.device
         for stream, accumulator in self.moments.items():
             accumulator.restore(tree["moments"][stream])
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
-        self.tally.restore(_as_arrays(tree["tally"]))
+        self.tally.restore(_as_arrays(tree["tally"]), [(each.tests, each.distinct_faults) for each in rounds])
         policy_state = _as_arrays(tree["policy"])
         if self.policy.state.keys() - policy_state.keys():
             raise StoreError(
@@ -261,6 +261,8 @@ def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
         if after is None:
             if name.startswith("/policy"):
                 continue  # another version of Themis stores other data, which the caller says
+            if name.removeprefix("/tally/") in ORDER:
+                continue  # an earlier version did not store it
             raise ValueError(f"its array {name} is missing")
         can_shrink = name == "/open_neurons"
         is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])

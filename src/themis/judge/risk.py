@@ -1,4 +1,9 @@
-"""What the uniform stream says about the model: its fault rate, and the chance that the next test shows a new fault."""
+"""What the uniform stream says about the model: its fault rate, and the chance that the next test shows a new fault.
+
+The residual risk counts as known whatever any test of the campaign has seen. A search learns from the uniform tests: it
+may avoid what they have found or return to it, so the faults that only the uniform stream has seen are not those that
+chance alone would leave. `residual_risk` allows for that.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,8 @@ from torch import Tensor
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
 
-Counts = Tensor | NDArray[np.integer[Any]] | Sequence[int]
+Counts = Tensor | NDArray[np.number[Any]] | Sequence[int]
+Bools = NDArray[np.bool_] | Sequence[bool]
 Floats = NDArray[np.float64]
 
 TAIL = 0.025
@@ -40,8 +46,47 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     return Estimate(value, 1 - _mean_limit((tests - faults) / tests), _mean_limit(faults / tests))
 
 
-def residual_risk(times_seen: Counts, n_tests: int) -> Estimate | None:
-    """The chance that the next uniform test shows a distinct fault not yet seen (Good and Turing); None without a test.
+def residual_risk(
+    times_seen: Counts, first_seen: Counts, is_new: Bools, is_searched: Bools, n_tests: int, n_unplaced: int = 0
+) -> Estimate | None:
+    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen.
+
+    The columns describe the distinct faults of the uniform stream: how often it saw each and at which of its `n_tests`
+    tests first, whether the search had not seen it by then, and whether the search has seen it at any time. The order
+    of the first `n_unplaced` tests is unknown; the faults that they showed must have `first_seen` 0. Returns None
+    without a uniform test.
+
+    - The value is `unseen_mass` over the later half of the tests: faults that the earlier tests or the search have seen
+      are known. The less time the search has had to react to a test, the smaller the bias.
+    - The lower limit is that of the last quarter, where the bias is smallest.
+    - The upper limit does not depend on how the search reacts: what is unknown never grows, so the chance is now at
+      most what it was on average over these tests, and each of them was a fair trial of it at its time. It is the
+      smaller of the binomial limits over the later half and over all tests.
+    """
+    if n_tests < 1:
+        return None
+    seen, first = _counts(times_seen), _counts(first_seen)
+    is_unknown, is_new = ~np.asarray(is_searched, dtype=bool), np.asarray(is_new, dtype=bool)
+    if n_unplaced >= n_tests:
+        return unseen_mass(seen[is_unknown], n_tests)
+
+    def recent(n: int) -> Estimate:
+        mass = unseen_mass(seen[is_unknown & (first >= n_tests - n)], n)
+        assert mass is not None
+        return mass
+
+    n_placed = n_tests - n_unplaced
+    n_half, n_quarter = (min(n_placed, -(-n_tests // parts)) for parts in (2, 4))
+    high = min(
+        _binomial_limit(int((is_new & (first >= n_tests - n_half)).sum()), n_half),
+        _binomial_limit(int((is_new & (first >= n_unplaced)).sum()), n_placed),
+    )
+    value = min(recent(n_half).value, high)
+    return Estimate(value, min(recent(n_quarter).low, value), high)
+
+
+def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
+    """The chance that the next of these tests shows something new to them (Good and Turing); None without a test.
 
     `times_seen` counts how often each distinct fault was seen, `[distinct faults]`. The limits come from an identity:
     for a fault expected `x` times, seen `c` times, `exp(a x [c = 0]) (1 - a**c)[c > 0]` has mean 1 for every `x` and

@@ -37,7 +37,7 @@ function drawNumbers(view) {
     figure('Fault rate', rate ? percent(rate.value, 2) : 'unknown', interval(rate),
       rate ? 'of random disturbances in this range, averaged over seeds' : 'cannot be estimated without a uniform stream', range(rate)),
     figure('Residual risk', risk ? percent(risk.value, 2) : 'unknown', interval(risk),
-      'probability that the next random test finds a new distinct fault', range(risk)),
+      'probability that the next random test finds a distinct fault that no test of the campaign has found', range(risk)),
     figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),

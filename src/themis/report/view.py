@@ -216,7 +216,7 @@ def read_view(
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns.id, faults.columns.seed_id))
     matrix = answer_matrix(run)
     answers, classes = _known_answers(matrix, faults.columns), class_names(run)
-    counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress)
+    counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress, rounds)
     perturbation = run.record["perturbation"]
     return ReportView(
         run=str(run.path),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Seconds
+from themis.runs.run import Round, Seconds
 
 if TYPE_CHECKING:
     from themis.runs.checkpoint import SavedProgress
@@ -29,6 +29,9 @@ class UniformEstimates:
 
     fault_rate: Estimate | None
     residual_risk: Estimate | None
+    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen."""
+    residual_risk_uniform: Estimate | None
+    """The same for a distinct fault that no test of the uniform stream has seen."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,24 @@ class ThetaRates:
     parts: tuple[ThetaBin, ...]
 
 
-def uniform_estimates(summary: dict[str, Any] | None, progress: SavedProgress | None) -> UniformEstimates:
-    """Fault rate and residual risk: from the summary if there is one, otherwise from the last checkpoint."""
+def uniform_estimates(
+    summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round]
+) -> UniformEstimates:
+    """Fault rate and residual risk: from the summary if there is one, otherwise from checkpoint and last round.
+
+    Runs of earlier versions have only the residual risk that counts what the uniform stream has seen.
+    """
     if summary is not None:
-        plain = (summary["fault_rate"], summary["residual_risk"])
+        plain = (summary["fault_rate"], summary["residual_risk"], summary.get("residual_risk_uniform"))
         return UniformEstimates(*(None if estimate is None else Estimate(**estimate) for estimate in plain))
     if progress is None:
-        return UniformEstimates(None, None)
-    from themis.judge.risk import fault_rate, residual_risk
+        return UniformEstimates(None, None, None)
+    from themis.judge.risk import fault_rate, unseen_mass
 
     tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
-    return UniformEstimates(fault_rate(tests, faults), residual_risk(progress.uniform_times_seen, int(tests.sum())))
+    of_uniform = unseen_mass(progress.uniform_times_seen, int(tests.sum()))
+    of_campaign = rounds[-1].residual_risk if rounds else None
+    return UniformEstimates(fault_rate(tests, faults), of_campaign or of_uniform, of_uniform)
 
 
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:

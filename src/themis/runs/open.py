@@ -50,7 +50,7 @@ def open_run(
                 f"a run must have finished a round to be opened, {run.path} has none yet: wait for the first one"
             )
         state = run.state(summary)
-        figures, estimates = summary or {}, uniform_estimates(summary, progress)
+        figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds)
         criterion = figures.get("criterion") or {}
         return Run(
             stop=run.stop_sentence(summary, state),
@@ -60,6 +60,7 @@ def open_run(
             start=_start(run.record),
             fault_rate=estimates.fault_rate,
             residual_risk=estimates.residual_risk,
+            residual_risk_uniform=estimates.residual_risk_uniform,
             coverage_uniform=figures.get("coverage_uniform"),
             coverage_interval=_estimate(figures.get("coverage_interval")),
             design_effect=figures.get("design_effect"),

@@ -59,6 +59,10 @@ class Start:
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "theta")}
 
 
+ESTIMATES = ("residual_risk",)
+"""The estimates of a round."""
+
+
 @dataclass(frozen=True)
 class Round:
     """The state of a campaign after a round. Counts are totals since the start."""
@@ -75,6 +79,8 @@ class Round:
     seconds: float
     criterion_score: float | None = None
     """Score of the campaign's criterion, if it has one."""
+    residual_risk: Estimate | None = None
+    """The chance that the next uniform test shows a distinct fault that no test so far has seen; None without them."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,9 @@ class Run:
     start: Start
     fault_rate: Estimate | None
     residual_risk: Estimate | None
+    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen."""
+    residual_risk_uniform: Estimate | None
+    """The same for a distinct fault that no test of the uniform stream has seen."""
     coverage_uniform: float | None
     coverage_interval: Estimate | None
     design_effect: float | None
@@ -227,6 +236,7 @@ class Run:
             "neurons_unseen": last.coverage.n_unseen,
             "fault_rate": _plain(self.fault_rate),
             "residual_risk": _plain(self.residual_risk),
+            "residual_risk_uniform": _plain(self.residual_risk_uniform),
             "normality": _plain(self.normality),
             "kinds": self.kinds,
             "criterion": self.criterion(),

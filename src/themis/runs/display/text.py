@@ -19,7 +19,10 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{counted(start.n_usable, 'seed')}",
         ),
         ("fault rate", _estimate(run.fault_rate, "on average over seeds")),
-        ("residual risk", _estimate(run.residual_risk, "that the next uniform test finds a new distinct fault")),
+        (
+            "residual risk",
+            _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found"),
+        ),
         (
             "coverage",
             f"{percent(last.coverage.sampled)} of the sampled neurons; {_estimate_all(run)}",

@@ -21,6 +21,7 @@ from themis.runs.store import schema
 from themis.runs.store.schema import DATABASE
 from themis.runs.store.validation import (
     CHECKPOINT,
+    ESTIMATES,
     MAX_JSON,
     REMEDY,
     ROUND,
@@ -346,12 +347,16 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
 
 def _round(row: tuple[Any, ...], path: Path) -> Round:
     from themis.judge.coverage import Coverage
+    from themis.judge.estimate import Estimate
     from themis.runs.run import Round
 
+    row = (*row, *[None] * (len(ROUND) - len(row)))  # earlier versions stored no estimates
     check_row(row, ROUND, "rounds", path)
     number, tests, dropped, passes, faults, distinct, failing, seconds = row[:8]
-    sampled, of_all, text, *neurons_and_tests, score = row[8:]
+    sampled, of_all, by_layer, *neurons_and_tests, score, estimates = row[8:]
     with damage_explained(path):
-        by_layer = check_form(parse_json(text), values_of(optional(SHARE)), "rounds.coverage_by_layer")
-    coverage = Coverage(sampled, of_all, by_layer, *neurons_and_tests)
-    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score)
+        shares = check_form(parse_json(by_layer), values_of(optional(SHARE)), "rounds.coverage_by_layer")
+        stored = {} if estimates is None else check_form(parse_json(estimates), ESTIMATES, "rounds.estimates")
+    coverage = Coverage(sampled, of_all, shares, *neurons_and_tests)
+    figures = {name: None if plain is None else Estimate(**plain) for name, plain in stored.items()}
+    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score, **figures)

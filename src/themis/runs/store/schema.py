@@ -14,19 +14,16 @@ from themis.errors import StoreError
 DATABASE = "run.sqlite"
 PARTS = "parts.safetensors"
 """File with the part of each seed, if the seeds were split."""
-SCHEMA = 3
+SCHEMA = 4
 """Version of the tables, stored as SQLite's user_version. Increase it with every change."""
+OLDEST = 3
+"""The oldest version that is still read; `upgrade` makes it the current one."""
 SHARES = 10_000
 """A signature stores the share of a layer in units of 1/SHARES: integers are written three times as fast."""
 APPLICATION = 0x7E315
 """SQLite's application_id: distinguishes a run from any other database."""
 
-_TABLES = """
-CREATE TABLE run (           -- the record of the campaign; written once
-  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts
-  value TEXT NOT NULL        -- JSON
-) WITHOUT ROWID;
-
+_ROUNDS = """
 CREATE TABLE rounds (        -- one row per round; counts are totals since the start
   number INTEGER PRIMARY KEY,
   tests INTEGER NOT NULL,
@@ -44,8 +41,16 @@ CREATE TABLE rounds (        -- one row per round; counts are totals since the s
   neurons_unseen INTEGER NOT NULL,
   judged_tests INTEGER NOT NULL,     -- tests that the coverage is based on
   forecast_tests INTEGER,    -- tests still needed for the coverage goal; NULL while unknown
-  criterion_score REAL       -- of the campaign's criterion; NULL if it has none
+  criterion_score REAL       -- of the campaign's criterion; NULL if it has none{estimates}
 );
+"""
+_ESTIMATES = """
+  , estimates TEXT             -- JSON, name to value, low and high; NULL in rounds of version 3"""
+_TABLES = """
+CREATE TABLE run (           -- the record of the campaign; written once
+  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts
+  value TEXT NOT NULL        -- JSON
+) WITHOUT ROWID;
 
 CREATE TABLE faults (        -- one row per fault: a test that the model failed
   id INTEGER PRIMARY KEY,    -- number of the test in its campaign
@@ -87,13 +92,13 @@ CREATE VIEW distinct_faults AS  -- per seed and wrong outcome, the fault with th
 """
 
 
-def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]]) -> None:
+def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]], version: int = SCHEMA) -> None:
     """Create the tables; `theta` has the name of each dimension and a comment."""
     columns = "".join(f"  {theta_column(name)} REAL NOT NULL,  -- {comment}\n" for name, comment in theta)
     database.execute("PRAGMA journal_mode = WAL")
     database.executescript(
-        f"BEGIN; {_TABLES.format(theta=columns)} PRAGMA application_id = {APPLICATION}; "
-        f"PRAGMA user_version = {SCHEMA}; COMMIT;"
+        f"BEGIN; {_ROUNDS.format(estimates='' if version == 3 else _ESTIMATES)} {_TABLES.format(theta=columns)} "
+        f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {version}; COMMIT;"
     )
 
 
@@ -103,7 +108,7 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise StoreError(f"{path} must be a run of Themis, it is a different database: check the path")
-    if version != SCHEMA:
+    if not OLDEST <= version <= SCHEMA:
         age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
         raise StoreError(
             f"{path} must have schema {SCHEMA}, it has {version}: {age} version of Themis wrote it; {remedy}"
@@ -123,7 +128,8 @@ def check_tables(database: sqlite3.Connection, theta: Iterable[str], path: Path)
     A view in place of a table could run an endless query, and a trigger could change what a resumed campaign writes.
     """
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
-        create(ours, [(name, "") for name in theta])
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        create(ours, [(name, "") for name in theta], version)
         expected = _statements(ours)
     actual = _statements(database)
     for key in sorted(expected.keys() | actual.keys()):
@@ -145,6 +151,17 @@ def _statements(database: sqlite3.Connection) -> dict[tuple[str, str], str]:
 def _without_comments(statement: str) -> str:
     tokens = re.finditer(r'("(?:[^"]|"")*"|\'(?:[^\']|\'\')*\')|--[^\n]*|\s+|([^-\s"\']+|.)', statement)
     return " ".join(token[1] or token[2] for token in tokens if token[1] or token[2])
+
+
+def upgrade(database: sqlite3.Connection) -> None:
+    """Give a database of an older version the tables of this one."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version < SCHEMA:
+        database.executescript(
+            "BEGIN; CREATE TEMP TABLE earlier AS SELECT *, NULL FROM rounds; DROP TABLE rounds; "
+            f"{_ROUNDS.format(estimates=_ESTIMATES)} INSERT INTO rounds SELECT * FROM earlier; "
+            f"DROP TABLE earlier; PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
 
 
 def read_signature(text: str) -> list[float]:

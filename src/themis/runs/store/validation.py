@@ -277,7 +277,7 @@ SUMMARY = record(
         "random_seed": whole(),
         "version": NAME,
     },
-    {"near_ties": TESTS},
+    {"near_ties": TESTS, "residual_risk_uniform": optional(ESTIMATE)},
 )
 """The file summary.json."""
 
@@ -294,8 +294,11 @@ ROUND: dict[str, Form] = {
     "judged_tests": TESTS,
     "forecast_tests": optional(whole()),
     "criterion_score": optional(number()),
+    "estimates": optional(text(MAX_JSON)),
 }
 """The columns of the table `rounds`, in order."""
+ESTIMATES = record({}, {"residual_risk": optional(ESTIMATE)}, is_closed=True)
+"""The estimates of a round, which are stored as JSON."""
 CHECKPOINT: dict[str, Form] = {
     "tests": TESTS,
     "rounds": TESTS,

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,8 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from themis.errors import UsageError
+from themis.judge.estimate import Estimate
 from themis.runs.faults import Column
-from themis.runs.run import Round
+from themis.runs.run import ESTIMATES, Round
 from themis.runs.store import schema
 from themis.runs.store.files import Lock, as_json, explained, sync, write_file
 from themis.runs.store.schema import DATABASE, PARTS
@@ -107,6 +108,7 @@ class Writer:
         """Resume a run; faults and rounds after the last checkpoint stay until they are measured again."""
         with explained(self.path):
             self._connect(record, max_stored)
+            schema.upgrade(self._database)
             self._write_config(record)
             self.note("settings", record["settings"])
             self.note("failed", None)
@@ -307,7 +309,12 @@ def _round_row(round: Round) -> tuple[Any, ...]:
         coverage.tests,
         coverage.forecast,
         round.criterion_score,
+        json.dumps({name: _plain(getattr(round, name)) for name in ESTIMATES}),
     )
+
+
+def _plain(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else asdict(estimate)
 
 
 def _yaml(values: dict[str, Any]) -> bytes:
