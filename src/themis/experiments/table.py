@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from themis.text import printable
+from themis.text import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +32,9 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows] if self.columns else []
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join([f"### {self.title}", *([table] if table else []), *self.notes])
+        table = "\n".join(f"| {' | '.join(map(_as_markdown, line))} |" for line in lines)
+        notes = map(_as_markdown, self.notes)
+        return "\n\n".join([f"### {_as_markdown(self.title)}", *([table] if table else []), *notes])
 
     def within(self, width: int) -> Table:
         """The same table without as many of its optional columns as it takes to fit."""
@@ -63,6 +64,11 @@ class Table:
             console.print(drawn, markup=False)
         for note in table.notes:
             console.print(printable(note), highlight=False, markup=False)
+
+
+def _as_markdown(text: str) -> str:
+    """Text on one line that neither ends a cell nor starts a tag."""
+    return printable(one_line(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table_console() -> Console:

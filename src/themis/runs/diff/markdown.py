@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from themis.text import one_line, printable
+
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
 def escape(text: str) -> str:
     """Text that renders as it is written, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+    return _SPECIAL.sub(r"\\\1", printable(one_line(str(text))))
 
 
 def code(text: str) -> str:
     """Text in a code span; a bar in it would end the cell of a table."""
-    plain = " ".join(str(text).split())
+    plain = printable(one_line(str(text)))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{ticks}{space}{plain}{space}{ticks}"

@@ -15,7 +15,7 @@ from torch import Tensor
 from themis.data.memory import available_bytes
 from themis.errors import MissingExtraError, StoreError, first_line
 from themis.measure.tests import Bools, Ints
-from themis.reading import parse_json, read_regular
+from themis.reading import open_regular, parse_json, read_regular
 from themis.runs.faults import Column, telling
 from themis.runs.store.files import write_file
 from themis.runs.store.validation import damage_explained
@@ -251,8 +251,16 @@ def file_name(file: int) -> str:
 
 def read_ids(path: Path) -> Ints:
     """The ids of the faults in a file, without reading their tensors."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "np") as file:
-        ids: Ints = file.get_tensor("id")
+    try:
+        with open_regular(path), safe_open(path, "np") as file:
+            ids: Ints = file.get_tensor("id")
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise ValueError("its array 'id' has the wrong type or shape")
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} must hold the tensors of faults, it is damaged: {first_line(error)}; restore the run folder "
+            "from a copy"
+        ) from error
     return ids
