@@ -235,9 +235,13 @@ def test_a_campaign_that_never_started_leaves_no_folder(tmp_path):
     assert not (tmp_path / "a/run").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b/notes.txt").write_text("mine")
-    with pytest.raises(ModelError):
+    with pytest.raises(UsageError, match=r"new or empty folder, .*b contains other files \(notes.txt\)"):
         themis.run(nn.Linear(9, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "b")
     assert [each.name for each in (tmp_path / "b").iterdir()] == ["notes.txt"]
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ModelError):
+        themis.run(nn.Linear(9, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "c")
+    assert list((tmp_path / "c").iterdir()) == [], "only what the run created is removed"
 
 
 def test_a_run_that_was_killed_before_its_first_test_can_be_started_again(tmp_path):
@@ -247,7 +251,7 @@ def test_a_run_that_was_killed_before_its_first_test_can_be_started_again(tmp_pa
     del record["start"]
     store = Writer(tmp_path / "run")
     store.create(record, 10)
-    store._is_empty = False  # as if the process had been killed here
+    store._has_begun = True  # as if the process had been killed here
     store.close()
     assert themis.resume(tmp_path / "run", net, data).rounds[-1].tests == 100
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.criterion import CampaignCriterion, prepare_criterion
-from themis.campaign.loop import run_campaign
+from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, check_classes, prepare
 from themis.campaign.state import Clock, State, saved_chunk
@@ -135,7 +135,8 @@ def resume(
     """
     if features is not None and data is None:
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
-    with closing(Reader(out)) as run:
+    Reader(out, is_brief=True).close()  # refuses a folder without a run
+    with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
         settings = _settings(run, options)
         if features is not None:
             data = _described(read_seeds(data, settings.max_seeds), features)
@@ -145,7 +146,7 @@ def resume(
             rivals = rebuilt.origin.read_rivals()
         chosen = _with_rivals(chosen, rivals)
         n_threads = run.record["environment"]["threads"]
-        with closing(Writer(run.path)) as store, threads(n_threads), _opened(rebuilt.target, chosen):
+        with threads(n_threads), _opened(rebuilt.target, chosen):
             environment = _check_environment(rebuilt, run)
             own_criterion = _recorded_criterion(run, criterion, rebuilt, chosen, settings, train)
             record = describe_run(settings, rebuilt.origin, rebuilt.perturbation, run.record["environment"])
@@ -164,6 +165,11 @@ def resume(
                 recorded = run.faults("id < ?", (checkpoint.tests,))
                 if len(recorded):
                     faults.add(**recorded.columns)
+            summary = run.summary()
+            if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
+                before = replace(setup, settings=Settings(**run.record["settings"]))
+                setup = before if has_finished(before, state) else setup
+                return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), None))
             store.reopen(record, settings.max_stored)  # from here on the folder changes
             return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), store))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from themis.campaign.budget import affordable, default_round_size, portion, round_size
+from themis.campaign.interrupt import Terminated
 from themis.campaign.judging import conclude, judge
 from themis.campaign.objectives import choose_objective
 from themis.campaign.recorder import Recorder
@@ -39,18 +40,25 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
 def _run_rounds(setup: Setup, state: State, recorder: Recorder) -> tuple[str, str]:
     """Run rounds; returns the reason to stop, as one word and as a clause."""
     try:
-        while (
-            state.partial_round
-            or (stop := stop_reason(setup.settings, state.rounds, setup.test_cost, setup.criterion)) is None
-        ):
+        while state.partial_round or (stop := _stop_reason(setup, state)) is None:
             run_round(setup, state, recorder)
         recorder.keep(state.checkpoint, now=True)
-    except KeyboardInterrupt:
-        stop, recorder.callbacks.is_stopping = ("user", "the user stopped it"), True
+    except KeyboardInterrupt as error:
+        why = str(error) if isinstance(error, Terminated) else "the user stopped it"
+        stop, recorder.callbacks.is_stopping = ("user", why), True
         if not recorder.is_torn:
             recorder.keep(state.checkpoint, now=True)
         _judge_partial_round(setup, state, recorder)
     return stop
+
+
+def has_finished(setup: Setup, state: State) -> bool:
+    """Whether no test is left to run."""
+    return state.partial_round is None and _stop_reason(setup, state) is not None
+
+
+def _stop_reason(setup: Setup, state: State) -> tuple[str, str] | None:
+    return stop_reason(setup.settings, state.rounds, setup.test_cost, setup.criterion)
 
 
 def run_round(setup: Setup, state: State, recorder: Recorder) -> None:

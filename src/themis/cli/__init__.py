@@ -9,6 +9,7 @@ needed, so that `--help` is fast. The other modules hold what commands share: `o
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from themis.cli.options import Parser
 
 DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes."""
+"""Exit codes; a process that another signal than Ctrl-C ends has 128 plus its number: 143 (SIGTERM), 129 (SIGHUP)."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
@@ -55,11 +57,20 @@ TERMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Every error is printed as one line on stderr."""
-    from themis.errors import ModelError, ThemisError, UsageError
+    from themis.campaign.interrupt import terminate_like_interrupt
 
     _share_cores()
     words = list(sys.argv[1:] if argv is None else argv)
     name = f"themis {words[0]}" if words and words[0] in COMMANDS else "themis"
+    with terminate_like_interrupt() as received:
+        code = _run(name, words)
+    return 128 + received[-1] if code == INTERRUPTED and received else code
+
+
+def _run(name: str, words: list[str]) -> int:
+    from themis.campaign.interrupt import Terminated
+    from themis.errors import ModelError, ThemisError, UsageError
+
     try:
         with _one_line_warnings(name):
             code = _dispatch(words)
@@ -68,17 +79,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `themis faults RUN | head`: the reader has closed the pipe
         _silence_stdout()
         return DONE
-    except KeyboardInterrupt:
-        return _complain(name, "interrupted", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        how = f" ({error})" if isinstance(error, Terminated) else ""
+        return _complain(name, f"interrupted{how}", INTERRUPTED)
     except ThemisError as error:
         where = "; THEMIS_DEBUG=1 shows where" if isinstance(error, ModelError) and error.__cause__ else ""
         return _complain(name, f"{error}{where}", BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED)
     except SystemExit as error:
         text = f"sys.exit({error.code!r}) was called: remove it from the code that builds the model or the data"
         return _complain(name, text, RUN_FAILED)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            return _complain(name, _describe_unexpected(error), RUN_FAILED)
+        where = "the output" if error.filename is None else error.filename
+        return _complain(name, f"{where} cannot be read or written: {error.strerror or error}", RUN_FAILED)
     except Exception as error:
-        text = f"unexpected {type(error).__name__}: {error}; set THEMIS_DEBUG=1 for the traceback, and please report it"
-        return _complain(name, text, RUN_FAILED)
+        return _complain(name, _describe_unexpected(error), RUN_FAILED)
+
+
+def _describe_unexpected(error: Exception) -> str:
+    return f"unexpected {type(error).__name__}: {error}; set THEMIS_DEBUG=1 for the traceback, and please report it"
 
 
 def _share_cores() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -124,13 +125,25 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
         began = perf_counter()
         _train(model, train)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        torch.save(model.state_dict(), part)
-        part.replace(path)
+        _keep(model.state_dict(), path)
         seconds = perf_counter() - began
         say(f"Trained LeNet-5 on {len(train):,} digits in {seconds:.0f} s: {_describe_accuracy(model, held_out)}")
     return model
+
+
+def _keep(weights: dict[str, Any], path: Path) -> None:
+    """Write the weights to the cache, if that is possible: without them, the next demo trains again."""
+    import torch
+
+    from themis.errors import ThemisError
+    from themis.runs.store.ownership import fresh_file
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh_file(path, replaces=True) as part:
+            torch.save(weights, part)
+    except (OSError, ThemisError) as error:
+        warnings.warn(f"the trained model is not cached: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _train(model: LeNet, train: Seeds) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Group, Parser, add_option
+from themis.cli.options import FORCE_HELP, Group, Parser, add_option
 from themis.cli.source import override_origin
 from themis.errors import UsageError
 from themis.text import print_text
@@ -51,6 +51,7 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
     text = "also write the result as .md, .json or .png (the curves); can be repeated"
     output.add_argument("--out", metavar="FILE", action="append", help=text)
+    output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
 def _add_model(group: Group, side: str, word: str) -> None:
@@ -61,7 +62,7 @@ def _add_model(group: Group, side: str, word: str) -> None:
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     files = [Path(name) for name in arguments.out or ()]
-    _check_files(files, has_curve=not arguments.no_curve)
+    _check_files(files, has_curve=not arguments.no_curve, is_forced=arguments.force)
     from themis.runs.diff.api import diff
     from themis.runs.store.reader import Reader
 
@@ -78,7 +79,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             remedies=(first, second),
         )
     for path in files:
-        _write(result, path)
+        _write(result, path, is_forced=arguments.force)
     if arguments.json:
         print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
     else:
@@ -86,7 +87,9 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return DONE
 
 
-def _check_files(files: list[Path], *, has_curve: bool) -> None:
+def _check_files(files: list[Path], *, has_curve: bool, is_forced: bool) -> None:
+    from themis.runs.store.ownership import check_free
+
     for path in files:
         if path.suffix.lower() not in ENDINGS:
             raise UsageError(f"--out must end in one of {', '.join(ENDINGS)}, got {path}")
@@ -94,6 +97,7 @@ def _check_files(files: list[Path], *, has_curve: bool) -> None:
             raise UsageError(f"--out must be a file in an existing folder, got {path}: create the folder first")
         if path.suffix.lower() == ".png" and not has_curve:
             raise UsageError(f"--out {path} needs the curves: leave out --no-curve, or write .md")
+        check_free(path, replaces=is_forced)
 
 
 def _replayer(run: Any, side: str, arguments: Namespace) -> Any:
@@ -116,10 +120,10 @@ def _print(result: Diff, files: list[Path]) -> None:
         print_text(f"Written: {path}")
 
 
-def _write(result: Diff, path: Path) -> None:
+def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
     from io import BytesIO
 
-    from themis.runs.store.files import explained, write_file
+    from themis.runs.store.ownership import COMMENT, made_by, write_fresh
 
     ending = path.suffix.lower()
     if ending == ".png":
@@ -131,8 +135,7 @@ def _write(result: Diff, path: Path) -> None:
         draw_diff(result, picture)
         content = picture.getvalue()
     elif ending == ".json":
-        content = (json.dumps(result.as_dict(), indent=2, allow_nan=False) + "\n").encode()
+        content = (json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n").encode()
     else:
-        content = result.markdown().encode(errors="replace")
-    with explained(path):
-        write_file(path, content)
+        content = f"{COMMENT}\n\n{result.markdown()}".encode(errors="replace")
+    write_fresh(path, content, replaces=is_forced)

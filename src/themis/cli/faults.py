@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_option, convert
+from themis.cli.options import FORCE_HELP, Parser, add_option, convert
 from themis.errors import UsageError, nearest
 from themis.text import print_text, printable
 
@@ -81,7 +81,7 @@ def add_arguments(parser: Parser) -> None:
         f"write the faults as .parquet, .csv, .json, .npz (with tensors) or .png (the first {N_DRAWN} that were kept)"
     )
     output.add_argument("--export", metavar="FILE", help=text)
-    output.add_argument("--force", action="store_true", help="replace the file if it exists")
+    output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
@@ -255,7 +255,7 @@ def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> st
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     """Draw the first matching faults whose inputs were kept."""
     from themis.runs.display.figure import draw_pairs
-    from themis.runs.store.export import fresh_file
+    from themis.runs.store.ownership import fresh_file
 
     n_matching = selection.count(run)
     conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)

@@ -70,7 +70,12 @@ def add_gates(parser: Parser) -> None:
     _add(group, "--baseline", "RUN", "folder of the run to compare with for new faults")
     _add(group, "--baseline-weights", "FILE", "weights of the baseline's model, if they have moved")
     _add(group, "--baseline-model", "MODEL", "model of the baseline, if it is built differently now")
-    _add(group, "--junit", "FILE", "write the gates as JUnit XML, one test case per gate")
+    _add(
+        group,
+        "--junit",
+        "FILE",
+        "write the gates as JUnit XML, one test case per gate; replaces only a file of Themis",
+    )
     _add(group, "--markdown", "FILE", "append a summary in Markdown to a file such as $GITHUB_STEP_SUMMARY")
 
 
@@ -99,11 +104,14 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 def read_gates(arguments: Namespace) -> Gates:
     """The requested gates; rejects files that cannot be written before anything runs."""
     from themis.report.gates.gates import Gates
+    from themis.runs.store.ownership import check_free
 
     for name in ("junit", "markdown"):
         path = getattr(arguments, name)
         if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
             raise UsageError(f"--{name} must be a file in an existing folder, got {path}: create the folder first")
+    if arguments.junit is not None:
+        check_free(Path(arguments.junit), remedy="choose another, or remove it")
     has_baseline_model = arguments.baseline_weights is not None or arguments.baseline_model is not None
     if has_baseline_model and arguments.baseline is None:
         raise UsageError("--baseline must be given with --baseline-weights and --baseline-model: name the run")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
+FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
 NOT_IN_A_FILE = ("config", "print_config", "words")
 """Names in a namespace that are not options of a file; `words` is the command line itself."""
 

@@ -93,10 +93,11 @@ def finish(
     out: str | None,
     trackers: Sequence[Tracker] = (),
     gates: Gates | None = None,
+    writes_report: bool = True,
 ) -> int:
     """Write the report, check the gates and print where the results are; returns the exit code."""
     is_interrupted = result.stop_reason == "user"
-    page = None if arguments.no_report else write_page(out)
+    page = None if arguments.no_report else write_page(out) if writes_report else _earlier_page(out)
     if trackers:
         from themis.report.trackers import finish as finish_trackers
 
@@ -117,6 +118,12 @@ def finish(
     if is_interrupted:
         return INTERRUPTED
     return print_results(check_finished(result, gates, arguments, folder=out), arguments)
+
+
+def _earlier_page(out: str | None) -> str | None:
+    """The report that a run folder already has."""
+    path = None if out is None else Path(out) / "report.html"
+    return str(path) if path is not None and path.is_file() else None
 
 
 def write_page(out: str | None) -> str | None:

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_option
+from themis.cli.options import FORCE_HELP, Parser, add_option
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -46,9 +46,12 @@ def add_arguments(parser: Parser) -> None:
     add_option(sheet, "bounds", tuple[float, float], (0.0, 1.0), "range of a raw input, such as 0,255")
     add_option(sheet, "magnitude", float | None, None, "largest strength of the perturbations, as in themis run")
     add_option(sheet, "random_seed", int, 0, "seed of the drops, flakes and noise")
+    sheet.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+    if arguments.sheet is not None:
+        _check_file(Path(arguments.sheet), is_forced=arguments.force)
     chosen = _choose(arguments)
     if arguments.json:
         print(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
@@ -57,6 +60,16 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.sheet is not None:
         _draw(chosen, arguments)
     return DONE
+
+
+def _check_file(path: Path, *, is_forced: bool) -> None:
+    from themis.runs.store.ownership import check_free
+
+    if not path.parent.is_dir():
+        raise UsageError(f"--sheet must be a file in an existing folder, got {path}: create the folder first")
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {str(path)!r}")
+    check_free(path, replaces=is_forced)
 
 
 def _choose(arguments: Namespace) -> list[Perturbation]:
@@ -113,6 +126,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
 
     from themis.measure.inputs import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
+    from themis.runs.store.ownership import fresh_file
     from themis.target.target import check_options
 
     picture, bounds = _picture(arguments), arguments.bounds
@@ -128,11 +142,9 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
             f"cannot draw {', '.join(skipped)} on a picture {list(shape)}: attacks need a model, perturbations of "
             "tables cannot be drawn, and some perturbations need 3 channels"
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"--sheet must be a file in an existing folder, got {path}: create the folder first")
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {arguments.sheet!r}")
-    draw_sheet(picture, drawn, path, bounds=(bounds[0], bounds[1]), noise_seed=arguments.random_seed)
+    with fresh_file(path, replaces=arguments.force) as part, part.open("wb") as file:
+        options: dict[str, Any] = {"noise_seed": arguments.random_seed, "format": path.suffix[1:].lower()}
+        draw_sheet(picture, drawn, file, bounds=(bounds[0], bounds[1]), **options)
     print_text(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
     if skipped:
         print_text(f"Not drawn, because they need a model, a table or other channels: {', '.join(skipped)}")

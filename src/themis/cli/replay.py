@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.faults import read_ids
-from themis.cli.options import Parser, add_fields, explicit_values
+from themis.cli.options import FORCE_HELP, Parser, add_fields, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, override_origin
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
     output.add_argument("--out", metavar="FILE", help="write the clean and the disturbed inputs as .png or .npz")
-    output.add_argument("--force", action="store_true", help="replace the file if it exists")
+    output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
@@ -51,7 +51,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if out is not None and out.suffix.lower() not in EXTENSIONS:
         raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
     from themis.runs.replay import Replayer
-    from themis.runs.store.export import check_free
+    from themis.runs.store.ownership import check_free
     from themis.runs.store.reader import Reader
 
     if out is not None:
@@ -140,7 +140,7 @@ def _finite(value: float | None) -> float | None:
 
 def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:
     """Write the inputs as they were replayed, with the answers that the model gives now."""
-    from themis.runs.store.export import fresh_file
+    from themis.runs.store.ownership import fresh_file
 
     with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
         if path.suffix.lower() == ".png":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_option
+from themis.cli.options import FORCE_HELP, Parser, add_option
 from themis.errors import UsageError
 from themis.text import print_text
 
@@ -27,9 +27,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="file to write instead of report.html in RUN")
-    output.add_argument(
-        "--force", action="store_true", help="replace the file if it exists; report.html is always replaced"
-    )
+    output.add_argument("--force", action="store_true", help=FORCE_HELP)
     text = "number of faults shown with their inputs, the most telling first; fewer make a smaller file"
     add_option(output, "most_pictures", int, 1000, text)
     output.add_argument("--quiet", action="store_true", help="print only errors")
@@ -39,12 +37,9 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
     from themis.report.page import write_report
-    from themis.runs.store.export import check_free
 
     out = None if arguments.out is None else Path(arguments.out)
-    if out is not None:
-        check_free(out, replaces=arguments.force)
-    path = write_report(arguments.run, out, most_pictures=arguments.most_pictures)
+    path = write_report(arguments.run, out, most_pictures=arguments.most_pictures, replaces=arguments.force)
     if not arguments.quiet:
         print_text(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return DONE

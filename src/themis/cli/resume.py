@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli.gate import add_gates, read_gates
@@ -45,17 +47,23 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.runs.store import Reader
 
     gates = read_gates(arguments)
-    with closing(Reader(arguments.run)) as before:
+    with closing(Reader(arguments.run, is_brief=True)) as before:
         gates.check_ahead(before.record["settings"]["uniform_share"], before.record["perturbation_code"])
-        summary = before.summary()
         origin = override_origin(before, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
     trackers = read_trackers(arguments.track, arguments.run)
     limits = explicit_fields(arguments, Settings, explicit_options)
     callbacks = [*progress_callbacks(arguments), *trackers]
+    summary = Path(arguments.run) / "summary.json"
+    before_resume = summary.stat() if summary.exists() else None
     result = resume(arguments.run, origin=origin, callbacks=callbacks, **limits)
-    had_ended = summary is not None and summary["tests"] == result.rounds[-1].tests
-    if had_ended and not (arguments.quiet or arguments.json):
+    is_unchanged = before_resume is not None and _is_same(before_resume, summary.stat())
+    if is_unchanged and not (arguments.quiet or arguments.json):
         print_text(
             "The run had already ended and was left unchanged: raise a limit to continue it, such as --max-tests N"
         )
-    return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates)
+    return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
+
+
+def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether a file was not written in the meantime."""
+    return (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)

@@ -64,9 +64,12 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.runs.analysis.robustness import robustness
     from themis.runs.analysis.shrink import shrink
     from themis.runs.replay import Replayer
+    from themis.runs.store.ownership import check_free, made_by
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
+        for name in [FILE, PICTURE] if arguments.curve else [FILE]:
+            check_free(run.path / name, remedy="remove it, or move it elsewhere")
         ids = read_ids(run, arguments.ids)
         origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         replayer = Replayer(run, origin=origin)
@@ -84,7 +87,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             "changes": replayer.changes if faults or curve else [],
         }
         text = json.dumps(result, indent=2, allow_nan=False)
-        _write(run.path / FILE, text.encode())
+        _write(run.path / FILE, json.dumps({**made_by("shrink"), **result}, indent=2, allow_nan=False).encode())
         if curve is not None:
             _draw(run, curve)
         if arguments.json:
@@ -132,10 +135,9 @@ def _row(fault: ShrunkFault) -> tuple[str, ...]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from themis.runs.store.files import explained, write_file
+    from themis.runs.store.ownership import write_fresh
 
-    with explained(path.parent):
-        write_file(path, content)
+    write_fresh(path, content, remedy="remove it, or move it elsewhere")
 
 
 def _draw(run: Reader, curve: Robustness) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
+_INTERRUPTS = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
+"""Signals that a terminal sends to all processes in it; SIGTERM ends a worker."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -208,22 +210,24 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """A process that starts in this block ignores Ctrl-C, which its parent handles."""
+    """A process that starts in this block ignores Ctrl-C and the end of the terminal, which its parent handles."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _work(connection: Connection, prepare: Callable[[], Callable[[Any], Any]], threads: int) -> None:
     """The main function of a worker: it receives cells and sends results until its parent is done."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # the parent has already shown them
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):  # the parent has ended

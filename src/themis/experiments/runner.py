@@ -7,6 +7,7 @@ would change finished cells is refused.
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -18,7 +19,8 @@ from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.executors import Cell, CellT, Executor, Failure, ResultT, SerialExecutor
 from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
 from themis.runs.environment import list_changes
-from themis.runs.store.files import PART, Lock, explained, json_safe, write_file
+from themis.runs.store.files import Lock, explained, json_safe, refuse_links, remove_leftovers, write_file
+from themis.runs.store.ownership import list_folder, made_by, refuse_folder, was_signed
 
 PLAN, LOCK = "plan.json", "lock"
 MAX_BYTES = 256 << 20
@@ -64,42 +66,48 @@ class ExperimentFolder:
         self._lock: Lock | None = None
         if self.path is None:
             return
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"out must be a folder, {self.path} is a file: choose another path")
-        self._is_new = not self.path.exists()
-        names = set() if self._is_new else {entry.name for entry in self.path.iterdir()}
-        if names - {LOCK, PLAN + PART} and Path(plan_file).parts[0] not in names:
-            raise UsageError(
-                f"out must be a new folder or the folder of a {experiment}, {self.path} contains other files: choose "
-                "another folder"
-            )
+        names = list_folder(self.path)
+        self._is_new = names is None
+        if names and not self._is_begun(self.path, names):
+            raise refuse_folder(self.path, names, f", or the folder of a {experiment}")
+        refuse_links(self.path, LOCK, plan_file)
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / LOCK)
+            for folder, _, _ in os.walk(self.path):  # links are not followed
+                remove_leftovers(Path(folder))
+
+    def _is_begun(self, path: Path, names: list[str]) -> bool:
+        """Whether an experiment has begun in a folder: it has a plan, or nothing but a signed lock."""
+        above = Path(self.plan_file).parent.parent  # several experiments of one kind can share a folder
+        plans = [path / PLAN] if self.plan_file == PLAN else list((path / above).glob(f"*/{PLAN}"))
+        return any(map(is_plan, plans)) or (names == [LOCK] and was_signed(path / LOCK))
 
     def close(self) -> None:
-        """Release the folder; a new one in which nothing was stored is removed."""
+        """Release the folder; if nothing was stored, what this object created is removed."""
         if self.path is None or self._lock is None:
             return
-        self._lock.release()
-        with suppress(OSError):  # another writer has started
-            if self._is_new and [entry.name for entry in self.path.iterdir()] == [LOCK]:
+        with suppress(OSError):  # it was deleted
+            if self._lock.is_new and self._lock.is_held() and os.listdir(self.path) == [LOCK]:
                 (self.path / LOCK).unlink()
-                self.path.rmdir()
+                if self._is_new:
+                    self.path.rmdir()
+        self._lock.release()
 
     def begin(self, plan: ExperimentPlan, environment: dict[str, Any]) -> None:
         """Store the plan, or refuse one that would change finished cells."""
         stored = self.read(self.plan_file, STORED_PLAN)
         if stored is None:
-            self.write(self.plan_file, {**plan.as_dict(), "environment": environment})
+            self.write(self.plan_file, {**made_by(self.experiment), **plan.as_dict(), "environment": environment})
             return
+        mark = {"made_by": stored.pop("made_by", None)}
         before = stored.pop("environment")
         if changes := plan.changes_since(stored):
             raise UsageError(
                 f"{self.path} holds another {self.experiment} ({'; '.join(changes)}): pass the same options, or choose "
                 "another folder"
             )
-        self.write(self.plan_file, {**plan.as_dict(), "environment": before})
+        self.write(self.plan_file, {**mark, **plan.as_dict(), "environment": before})
         if changes := list_changes(json_safe(before), environment):
             warnings.warn(
                 f"resumed in another environment, so the last bits may differ: {'; '.join(changes)}",
@@ -108,8 +116,19 @@ class ExperimentFolder:
             )
 
     def within(self, name: str) -> Path | None:
-        """A path in the folder; None if nothing is stored."""
-        return None if self.path is None else self.path / name
+        """A path in the folder, free of links below it; None if nothing is stored."""
+        if self.path is None:
+            return None
+        self._check_exists()
+        refuse_links(self.path, name)
+        return self.path / name
+
+    def _check_exists(self) -> None:
+        if self._lock is not None and not self._lock.is_held():
+            raise StoreError(
+                f"{self.path} was deleted or moved while its {self.experiment} was running: if it was deleted, all "
+                "results so far are lost; if it was moved, the same command with --out and its new place continues"
+            )
 
     def read(self, name: str, form: Form = anything) -> Any:
         """The content of a JSON file, which must have this form; None if there is no such file."""
@@ -131,9 +150,24 @@ class ExperimentFolder:
         """Write a file atomically."""
         if self.path is None:
             return
-        with explained(self.path):
+        self._check_exists()
+        refuse_links(self.path, name)
+        with explained(self.path / name):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path / name, content)
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is the plan of an experiment."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(plan, dict):
+        return False
+    environment = plan.get("environment")
+    is_unmarked = isinstance(environment, dict) and "themis" in environment  # of an earlier version
+    return is_unmarked or str(plan.get("made_by", "")).startswith("themis ")
 
 
 LoadedT = TypeVar("LoadedT", bound=Cell, contravariant=True)

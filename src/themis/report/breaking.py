@@ -103,7 +103,8 @@ def _read_shrunk(run: Reader) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"{path} must hold shrunk faults as JSON, but it is damaged ({reason}): write it again with themis shrink"
+            f"{path} must hold shrunk faults as JSON, but it is damaged ({reason}): remove it, and write it again with "
+            "themis shrink"
         ) from error
     return shrunk
 

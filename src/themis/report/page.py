@@ -38,14 +38,21 @@ def render(view: ReportView, *, live: str | None = None) -> str:
     return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
 
 
-def write_report(run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES) -> Path:
-    """Write the report of a run to `out`, by default into the run folder, and return its path."""
-    from themis.runs.store.files import explained, write_file
+def write_report(
+    run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
+) -> Path:
+    """Write the report of a run to `out`, by default into the run folder, and return its path.
+
+    An earlier report is replaced, another file only if `replaces` is set.
+    """
+    from themis.runs.store.ownership import REMEDY, check_free, write_fresh
 
     path = Path(run) / REPORT if out is None else Path(out)
+    if out is not None:
+        check_free(path, replaces=replaces)  # before the work
+    remedy = "remove it, or replace it with --force" if out is None else REMEDY
     content = render(read_view(run, most_pictures=most_pictures)).encode("utf-8", "replace")
-    with explained(path.parent):
-        write_file(path, content)
+    write_fresh(path, content, replaces=replaces, remedy=remedy)
     return path
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.disturb import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
-from themis.runs.display.figure import INK, QUIET, blank_figure, pixels
+from themis.runs.display.figure import INK, QUIET, blank_figure, pixels, save_figure
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
@@ -41,11 +41,12 @@ def can_draw(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:
 def draw_sheet(
     picture: Tensor,
     perturbations: Sequence[Perturbation],
-    file: str | Path,
+    file: str | Path | BinaryIO,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
     strengths: Sequence[float] = STRENGTHS,
     noise_seed: int = 0,
+    format: str | None = None,
 ) -> None:
     """Draw a picture `[channels, height, width]` under each perturbation, with theta and the SSIM below each."""
     if not perturbations:
@@ -83,4 +84,4 @@ def draw_sheet(
             write(k, column, "\n".join(lines), fontsize=6, color=QUIET)
     for column, head in enumerate(("clean", *(f"strength {strength:g}" for strength in strengths))):
         figure.text((0.05 + wide * column) / width, 1 - 0.2 / height, head, fontsize=9, color=QUIET)
-    figure.savefig(file, dpi=100)
+    save_figure(figure, file, dpi=100, format=format)

@@ -171,7 +171,7 @@ def test_another_database_is_refused(tmp_path):
         database.execute("CREATE TABLE songs (name)")
     with pytest.raises(StoreError, match="must be a run of Themis, it is a different database"):
         Reader(tmp_path)
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match=r"contains other files \(run.sqlite\)"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
 
 

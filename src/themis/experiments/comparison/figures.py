@@ -9,7 +9,7 @@ from typing import Any
 from themis.experiments.comparison.summary import Comparison, GridSummary, Row
 from themis.experiments.comparison.table import TITLES
 from themis.experiments.table import format_number
-from themis.runs.display.figure import INK, QUIET, blank_figure
+from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart; grey replaces yellow, too pale on white."""
@@ -74,7 +74,7 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
         title_fontsize=8,
         alignment="left",
     )
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path, dpi=DPI)
     return True
 
 
@@ -92,7 +92,7 @@ def draw_totals(grid: GridSummary, title: str, path: Path) -> bool:
     _label_rows(axes, rows)
     axes.set_xlim(0, max(row.total["distinct_faults"][2] for row in rows) * 1.12 + 1)
     axes.set_xlabel("distinct faults, sum over magnitudes, mean over campaigns (least and most)", color=INK)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path, dpi=DPI)
     return True
 
 
@@ -125,7 +125,7 @@ def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
     ticks = [tick for tick in TICKS if left <= _fisher(tick) <= right]
     axes.set_xticks([_fisher(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlim(left, right)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path, dpi=DPI)
     return True
 
 

@@ -198,7 +198,7 @@ def show(contested: Contested, console: Console) -> None:
 
 def draw(contested: Contested, path: Path) -> None:
     """The gain of each technique, with both intervals."""
-    from themis.runs.display.figure import INK, QUIET, blank_figure
+    from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
     rows = [standing for standing in reversed(ranked(contested.standings)) if standing.shifts]
     if not rows:
@@ -218,7 +218,7 @@ def draw(contested: Contested, path: Path) -> None:
     axes.set_title(contested.perturbation, loc="left", color=INK, fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)
 
 
 def _draw_interval(axes: Any, interval: Estimate | None, y: float, colour: str, width: float) -> None:

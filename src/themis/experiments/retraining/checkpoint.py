@@ -65,7 +65,7 @@ def put_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
 def save(folder: Path, state: State) -> None:
     """Write the state, replacing the previous one."""
     with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # not its parents: the folder of the retraining may have been deleted
         content = BytesIO()
         torch.save(state, content)
         write_file(folder / FILE, content.getvalue())

@@ -26,20 +26,20 @@ def write_junit(
     report: str | Path | None = None,
     suite: str = "",
 ) -> None:
-    """Write one test suite per run.
+    """Write one test suite per run; an earlier file of this function is replaced, any other is refused.
 
     report: the report of the run, named in the output. suite: the name of the suite, by default the name of the run.
     """
-    from themis.runs.store.files import explained, write_file
+    from themis.runs.store.ownership import COMMENT, write_fresh
 
     runs = list(results) if isinstance(results, Sequence) else [results]
     root = ElementTree.Element("testsuites")
     for number, each in enumerate(runs):
         root.append(_suite(each, number, suite or f"themis {each.run}", report))
     ElementTree.indent(root)
-    content = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    with explained(Path(path)):
-        write_file(Path(path), content + b"\n")
+    text = ElementTree.tostring(root, encoding="unicode")
+    content = f"<?xml version='1.0' encoding='utf-8'?>\n{COMMENT}\n{text}\n".encode("utf-8", "xmlcharrefreplace")
+    write_fresh(Path(path), content, remedy="choose another, or remove it")
 
 
 def _suite(results: GateResults, number: int, name: str, report: str | Path | None) -> ElementTree.Element:

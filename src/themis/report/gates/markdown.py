@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,8 +15,17 @@ def write_markdown(path: str | Path, results: GateResults, *, report: str | Path
     """Append a summary to a file: CI systems collect the summaries of all steps in one file."""
     from themis.runs.store.files import explained
 
-    with explained(Path(path)), Path(path).open("a", encoding="utf-8", errors="replace") as file:
-        file.write(markdown(results, report))
+    content = markdown(results, report).encode("utf-8", "replace")
+    with explained(Path(path)), Path(path).open("ab", buffering=0) as file:
+        is_regular = S_ISREG(os.fstat(file.fileno()).st_mode)  # it may be a pipe or a terminal
+        size = file.seek(0, os.SEEK_END) if is_regular else 0
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            if is_regular:  # nothing stays half written
+                file.truncate(size)
+            raise
 
 
 def markdown(results: GateResults, report: str | Path | None = None) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.runs.analysis.robustness import Robustness
 from themis.runs.diff.result import Diff
-from themis.runs.display.figure import INK, QUIET, blank_figure
+from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
 AFTER = "#1f5fa8"
 
@@ -21,7 +21,7 @@ def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: st
     """Draw the curve as steps, with its band."""
     from themis.runs.display.plots import robustness_figure
 
-    robustness_figure(curve, title).savefig(file, dpi=130, format="png")
+    save_figure(robustness_figure(curve, title), file, dpi=130, format="png")
 
 
 def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
@@ -50,7 +50,7 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
     axes.tick_params(colors=QUIET, labelsize=9)
     axes.legend(frameon=False, fontsize=9, loc="best")
     figure.text(0.02, 0.02, "Upper bounds, with 95% bands: weaker disturbances may break seeds too.", fontsize=8.5)
-    figure.savefig(file, dpi=130, format="png")
+    save_figure(figure, file, dpi=130, format="png")
 
 
 def _steps(curve: Robustness) -> tuple[NDArray[np.float64], ...]:

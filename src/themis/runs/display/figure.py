@@ -81,7 +81,28 @@ def draw_pairs(
             if at == 0:
                 axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
                 axes.xaxis.label.set_multialignment("left")
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file, dpi=110)
+
+
+def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: str | None = None) -> None:
+    """Write a figure with the mark of Themis, completely or not at all; by default in the format of its suffix."""
+    from io import BytesIO
+
+    from themis.runs.store.files import explained, write_file
+    from themis.runs.store.ownership import COMMENT, SOFTWARE
+
+    suffix = "" if not isinstance(file, str | Path) else Path(file).suffix.lstrip(".").lower()
+    kind, picture = format or suffix or "png", BytesIO()
+    metadata = {"png": {"Software": SOFTWARE}, "pdf": {"Creator": SOFTWARE}}.get(kind)
+    figure.savefig(picture, dpi=dpi, format=kind, metadata=metadata)
+    content = picture.getvalue()
+    if kind == "svg":
+        content = content.replace(b"?>", f"?>\n{COMMENT}".encode(), 1)
+    if not isinstance(file, str | Path):
+        file.write(content)
+        return
+    with explained(Path(file)):
+        write_file(Path(file), content)
 
 
 def _caption(fault: Fault) -> list[str]:

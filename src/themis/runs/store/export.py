@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import MissingExtraError, StoreError, ThemisError, UsageError, nearest
-from themis.runs.store.files import PART, sync
+from themis.errors import MissingExtraError, UsageError, nearest
+from themis.runs.store.ownership import fresh_file
 from themis.runs.store.schema import read_signature
 from themis.text import csv_cell
 
@@ -41,35 +39,6 @@ def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool =
     with fresh_file(path, replaces=replaces) as part:
         write(run, counted(), part)
     return n
-
-
-def check_free(path: Path, *, replaces: bool = False) -> None:
-    """Refuse a file that exists, unless it may be replaced, and one that cannot be created."""
-    if path.is_dir():
-        raise UsageError(f"{path} must be a file, it is a folder: name a file in it")
-    if path.exists() and not replaces:
-        raise UsageError(f"the file must be new, {path} exists: choose another, or replace it with --force")
-    if not path.parent.is_dir():
-        raise UsageError(f"the file must be in an existing folder, {path.parent} does not exist: create it first")
-
-
-@contextmanager
-def fresh_file(path: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """A temporary file that becomes `path` once it is written completely: an interruption leaves nothing."""
-    check_free(path, replaces=replaces)
-    part = path.with_name(path.name + PART)
-    try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync(path.parent)
-    except ThemisError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}; choose another location") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Files that are either complete or absent, JSON for them, and the lock on a run folder."""
+"""Files that are either complete or absent, JSON for them, and the lock on a folder.
+
+Nothing is written or deleted through a symbolic link: a folder that was downloaded may contain links to other files.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,124 @@ import errno
 import json
 import math
 import os
+import re
 import sqlite3
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from time import sleep
 from typing import Any
 
-from themis.errors import StoreError
+from themis.errors import StoreError, UsageError
 
-PART = ".part"
-"""Suffix of a file that is being written; the next writer removes what a killed process left."""
+LEFTOVER = re.compile(r"\.themis-[0-9a-f]{16}\.part(-wal|-shm|-journal)?")
+"""Names of temporary files, and of those that SQLite writes beside them."""
+SIGNATURE = b"Themis, process "
+"""The beginning of a lock file; the number of the process follows."""
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS: int = os.O_RDWR | _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a temporary file, sync it, rename it, sync the folder: after a crash the old or the new file exists."""
-    part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
+    """Write a file so that after a crash the old or the new one exists, completely."""
+    with replacement(path) as part, part.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync(path.parent)
+
+
+@contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `path` at the end of the block; after an error, it is removed.
+
+    It is synced, then renamed, then the folder is synced. Its name is random and it is created exclusively, so that it
+    is neither a link nor the temporary file of another process.
+    """
+    refuse_special(path)
+    part, file = _create_part(path.parent)
+    is_done = False
+    try:
+        yield part
+        os.fsync(file)
+        refuse_special(path)
+        if os.name != "posix":  # Windows does not rename open files
+            os.close(file)
+            file = -1
+        os.replace(part, path)
+        is_done = True
+        sync(path.parent)
+    finally:
+        if file >= 0:
+            os.close(file)
+        if not is_done:
+            with suppress(OSError):
+                part.unlink()
+
+
+def _create_part(folder: Path) -> tuple[Path, int]:
+    """A new temporary file, locked as long as it is open, so that `remove_leftovers` spares it."""
+    while True:
+        part = folder / f".themis-{token_hex(8)}.part"
+        file = os.open(part, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):  # some network file systems have no locks, and then nothing is cleaned up either
+            _lock(file)
+        if _is_at(file, part):
+            return part, file
+        os.close(file)  # another process removed it before it was locked
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in a folder; never links or files of running processes."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if _is_leftover(entry)]
+    except OSError:
+        return
+    for name in sorted(names, key=len):  # the files that SQLite writes beside one come after it
+        path = folder / name
+        if not name.endswith(".part") and (folder / f"{name.rpartition('-')[0]}").exists():
+            continue
+        with suppress(OSError):
+            file = os.open(path, _FLAGS)
+            try:
+                _lock(file)
+                if os.name == "posix":
+                    path.unlink()
+            finally:
+                os.close(file)
+            if os.name != "posix":
+                path.unlink()
+
+
+def _is_leftover(entry: os.DirEntry[str]) -> bool:
+    return LEFTOVER.fullmatch(entry.name) is not None and entry.is_file(follow_symlinks=False)
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse to write to a path that is a link, a folder, a device or anything else but a regular file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise UsageError(f"{path} must not be a symbolic link: remove it, or name the file it points to")
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{path} must be a file, it is a folder: name a file in it")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} must be a regular file, it is a device or a pipe: choose another path")
+
+
+def refuse_links(root: Path, *names: str) -> None:
+    """Refuse a folder in which one of these files or folders, or a folder above one, is a symbolic link."""
+    for name in names:
+        path = root
+        for part in Path(name).parts:
+            path = path / part
+            if path.is_symlink():
+                raise UsageError(
+                    f"{path} must not be a symbolic link, Themis writes to {root} and never through a link: replace "
+                    "the link by a copy of what it points to"
+                )
 
 
 def sync(path: Path) -> None:
@@ -56,58 +155,114 @@ def json_safe(value: Any) -> Any:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn disk errors into an error that says what to do."""
+def explained(path: Path, *, is_run: bool = False) -> Iterator[None]:
+    """Turn disk errors into an error that says what to do; `is_run`: what a campaign has stored so far is safe."""
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be written: {error}; {_remedy(str(error))}") from error
+        raise StoreError(f"{path} cannot be written: {error}; {_remedy(str(error), is_run)}") from error
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}; {_remedy_for(error)}") from error
+        text = f"{path} cannot be written: {error.strerror or error}; {_remedy_for(error, is_run)}"
+        raise StoreError(text) from error
 
 
-def _remedy_for(error: OSError) -> str:
+def _remedy_for(error: OSError, is_run: bool) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return _remedy("full")
+        return _remedy("full", is_run)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return _remedy("readonly")
-    return _remedy("")
+        return _remedy("readonly", is_run)
+    if error.errno == errno.ENOENT:
+        return "check that its folder still exists"
+    return _remedy("", is_run)
 
 
-def _remedy(text: str) -> str:
+def _remedy(text: str, is_run: bool) -> str:
+    safe = "; everything found so far is stored, and the run can be resumed" if is_run else ""
     if "full" in text:
-        return "free some space, or lower max_stored; everything found so far is stored, and the run can be resumed"
+        return f"free some space{', or lower max_stored' if is_run else ''}{safe}"
     if "readonly" in text or "unable to open" in text:
         return "choose a folder that you may write to"
     if "malformed" in text or "not a database" in text:
         return "the file is damaged: restore it from a copy"
-    return "check the disk; everything found so far is stored, and the run can be resumed"
+    return f"check the disk{safe}"
 
 
 class Lock:
-    """Allows one writer per run folder. The system releases it when the process ends, however it ends."""
+    """Allows one writer per folder. The system releases it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
-        try:
-            _lock_with_retries(self._file.fileno())
-        except OSError as error:
-            self._file.seek(0)
-            owner = self._file.read(20).decode(errors="replace").strip() or "unknown"
-            self._file.close()
-            raise StoreError(
-                f"{path.parent} must have one writer, process {owner} is running a campaign in it: wait for it, or "
-                "stop it"
-            ) from error
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()).encode())
-        self._file.flush()
+        """Create the file if it does not exist (`is_new`), and write the number of this process to it."""
+        self.path, self.is_new = path, False
+        while True:
+            self._file = self._open()
+            try:
+                _lock_with_retries(self._file)
+            except OSError as error:
+                owner = re.sub(rb"\D", b"", _read(self._file)).decode() or "unknown"
+                os.close(self._file)
+                raise StoreError(
+                    f"{path.parent} must have one writer, process {owner} is running a campaign in it: wait for it, or "
+                    "stop it"
+                ) from error
+            if self.is_held():
+                break
+            os.close(self._file)  # its last owner has removed it
+        if not re.fullmatch(rb"(" + SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
+            os.close(self._file)
+            raise UsageError(f"{path} must be a lock of Themis, it contains something else: move it to another place")
+        self._before, self._stat = _read(self._file), os.fstat(self._file)
+        self._write(SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
+        if self.is_new:  # durable, because it marks the folder as one of Themis
+            os.fsync(self._file)
+            sync(self.path.parent)
+
+    def _open(self) -> int:
+        while True:
+            refuse_special(self.path)
+            try:
+                file = os.open(self.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+                self.is_new = True
+                return file
+            except FileExistsError:
+                with suppress(FileNotFoundError):
+                    file = os.open(self.path, _FLAGS)
+                    self.is_new = False
+                    return file
+
+    def _write(self, content: bytes) -> None:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.write(self._file, content)
+        if os.fstat(self._file).st_size > len(content):
+            os.ftruncate(self._file, len(content))
+
+    def restore(self) -> None:
+        """Leave the file as it was before, also its time: nothing has changed in the folder."""
+        self._write(self._before)
+        with suppress(OSError):
+            os.utime(self.path, ns=(self._stat.st_atime_ns, self._stat.st_mtime_ns), follow_symlinks=False)
+
+    def is_held(self) -> bool:
+        """Whether the file at the path is the one that is locked: the folder was neither deleted nor moved."""
+        return _is_at(self._file, self.path)
 
     def release(self) -> None:
         """Let the next writer in."""
-        self._file.close()
+        os.close(self._file)
+
+
+def _read(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    return os.read(file, 64)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except OSError:
+        return False
 
 
 def _lock_with_retries(file: int) -> None:

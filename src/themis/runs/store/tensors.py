@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from themis.runs.faults import Column, telling
 from themis.runs.store.files import write_file
 from themis.runs.store.validation import damage_explained
 
+_FILE = re.compile(r"\d{6,}\.safetensors")
 FEW_BYTES, MANY_FILES = 32 << 20, 32
 """Files smaller than this are merged once there are this many of them."""
 
@@ -151,7 +153,7 @@ class TensorStore:
         self._kept: dict[str, Column] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
         self._rows: dict[int, int] = {}  # in each file, including rows of faults that were dropped
         self._row_bytes = 0
-        self._last_file = max((int(path.stem) for path in folder.glob("*.safetensors")), default=0)
+        self._last_file = max(self._files(), default=0)
 
     def restore(self, columns: dict[str, Column], files: Ints) -> None:
         """Adopt faults whose tensors are in numbered files, and remove all other files."""
@@ -206,12 +208,16 @@ class TensorStore:
         return moved
 
     def sweep(self) -> None:
-        """Remove files without stored faults."""
+        """Remove files without stored faults; only those that are named like ours."""
         live = set(self._kept["file"].tolist())
         self._rows = {file: n for file, n in self._rows.items() if file in live}
-        for path in self.folder.iterdir():
-            if not path.stem.isdigit() or int(path.stem) not in live:
+        for file, path in self._files().items():
+            if file not in live and not path.is_symlink():
                 path.unlink(missing_ok=True)
+
+    def _files(self) -> dict[int, Path]:
+        """The files in the folder by number."""
+        return {int(path.stem): path for path in self.folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def path(self, file: int) -> Path:
         """The path of a file by its number."""

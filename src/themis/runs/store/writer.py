@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -14,12 +16,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from themis.errors import UsageError
+from themis.errors import StoreError
 from themis.judge.estimate import Estimate
 from themis.runs.faults import Column
 from themis.runs.run import ESTIMATES, Round
 from themis.runs.store import schema
-from themis.runs.store.files import Lock, as_json, explained, sync, write_file
+from themis.runs.store.files import (
+    Lock,
+    as_json,
+    explained,
+    refuse_links,
+    remove_leftovers,
+    replacement,
+    sync,
+    write_file,
+)
+from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
 from themis.runs.store.tensors import Tensors, TensorStore, file_name, serialize
 
@@ -29,6 +41,9 @@ LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
 """Seconds after which they are written regardless of the cost."""
 FIRST_CHECKPOINT = 1.0
 """Seconds before the first checkpoint: so little is quickly run again."""
+
+_STATE = re.compile(r"\d{9,}-\d{6,}\.safetensors")
+"""Names of the files in `state`; others are not ours to remove."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +61,22 @@ class Writer:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"out must be a folder, {self.path} is a file")
-        with explained(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / "run.lock")
-            for name in ("tensors", "state"):
-                (self.path / name).mkdir(exist_ok=True)
-        self._is_empty = False
+        refuse_links(self.path, *RUN_FILES, "track")
+        if not is_database(self.path / DATABASE):
+            check_run_folder(self.path)
+        self._created: list[Path] = []  # by this writer, in order; removed again if the campaign does not begin
+        self._has_begun = False
+        try:
+            with explained(self.path):
+                self._make_folder(self.path)
+                self._lock = Lock(self.path / LOCK)
+                if self._lock.is_new:
+                    self._created.append(self.path / LOCK)
+                for name in RUN_FOLDERS:
+                    self._make_folder(self.path / name)
+        except BaseException:
+            self.close()
+            raise
         self._columns: list[dict[str, Column]] = []
         self._tensors: list[Tensors] = []
         self._rounds: list[Round] = []
@@ -61,55 +84,51 @@ class Writer:
         self._seen = 0
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
+    def _make_folder(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            self._created.append(path)
+
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
         """Create a new run; `record` is what resuming and reporting need, `parts` is the split of the seeds."""
-        if self._has_run():
-            raise UsageError(
-                f"out must be a new folder, {self.path} already holds a run: choose another, or resume it with "
-                f"`themis resume {self.path}`"
-            )
-        with explained(self.path):
-            self._write_config(record)
-            write_file(self.path / "environment.json", as_json(record["environment"], indent=2))
+        check_run_folder(self.path)  # again: another process may have begun a run before this one had the lock
+        with self._explained():
+            for name in (*RUN_FOLDERS, "."):
+                remove_leftovers(self.path / name)
+            for name in (DATABASE, *SIDECARS, PARTS):  # left by a run that was killed before its first test
+                (self.path / name).unlink(missing_ok=True)
+            self._create_file("config.yaml", _config(record))
+            self._create_file("environment.json", as_json(record["environment"], indent=2))
             if parts is not None:
-                write_file(self.path / PARTS, parts)
-            elif (self.path / PARTS).exists():  # left by a run that was killed before its first test
-                (self.path / PARTS).unlink()
-            part = self.path / f"{DATABASE}.part"
-            for leftover in self.path.glob(f"{DATABASE}*"):
-                leftover.unlink()
-            database = sqlite3.connect(part, isolation_level=None)
-            database.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
-            schema.create(
-                database, [(theta["name"], "{low:g} to {high:g} {unit}".format(**theta)) for theta in record["theta"]]
-            )
-            database.execute("BEGIN")
-            database.executemany("INSERT INTO run VALUES (?, ?)", [(k, as_json(v).decode()) for k, v in record.items()])
-            database.execute("COMMIT")
-            database.close()  # merges the log into the file, which can now be renamed
-            sync(part)
-            part.replace(self.path / DATABASE)
-            sync(self.path)
+                self._create_file(PARTS, parts)
+            self._created += [self.path / name for name in (DATABASE, *SIDECARS)]
+            with replacement(self.path / DATABASE) as part, closing(_database(part)) as database:
+                database.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
+                schema.create(
+                    database,
+                    [(theta["name"], "{low:g} to {high:g} {unit}".format(**theta)) for theta in record["theta"]],
+                )
+                database.execute("BEGIN")
+                database.executemany(
+                    "INSERT INTO run VALUES (?, ?)", [(k, as_json(v).decode()) for k, v in record.items()]
+                )
+                database.execute("COMMIT")  # closing merges the log into the file, which is then renamed
             sync(self.path.parent)
-            self._is_empty = True
             self._connect(record, max_stored)
 
-    def _has_run(self) -> bool:
-        """Whether the folder holds a run; one that was killed before its first test does not count."""
-        if not (self.path / DATABASE).exists():
-            return False
-        with closing(sqlite3.connect(self.path / DATABASE)) as database:
-            try:
-                return database.execute("SELECT 1 FROM run WHERE name = 'start'").fetchone() is not None
-            except sqlite3.Error:
-                return True  # not ours to remove
+    def _create_file(self, name: str, content: bytes) -> None:
+        write_file(self.path / name, content)
+        self._created.append(self.path / name)
 
     def reopen(self, record: dict[str, Any], max_stored: int) -> None:
         """Resume a run; faults and rounds after the last checkpoint stay until they are measured again."""
-        with explained(self.path):
+        with self._explained():
             self._connect(record, max_stored)
             schema.upgrade(self._database)
-            self._write_config(record)
+            self._has_begun = True
+            for name in (*RUN_FOLDERS, "."):
+                remove_leftovers(self.path / name)
+            write_file(self.path / "config.yaml", _config(record))
             self.note("settings", record["settings"])
             self.note("failed", None)
             (self.path / "summary.json").unlink(missing_ok=True)  # the campaign is running again
@@ -125,22 +144,42 @@ class Writer:
             self._written = self._seen = row[0] if row else 0
             self._drop_states(row[1] if row else "")
 
-    def _write_config(self, record: dict[str, Any]) -> None:
-        config = {**(record["origin"] or {}), "perturb": record["perturbation"], **record["settings"]}
-        write_file(self.path / "config.yaml", _yaml(config))
-
     def _connect(self, record: dict[str, Any], max_stored: int) -> None:
-        self._database = sqlite3.connect(self.path / DATABASE, isolation_level=None, timeout=30)
+        self._database = _database(self.path / DATABASE)
         schema.check(self._database, self.path)
         self._database.execute("PRAGMA synchronous = FULL")
+        self._file = (self.path / DATABASE).stat()
         self._perturbation = record["perturbation"]
         self._tensor_store = TensorStore(self.path / "tensors", max_stored)
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the disk into one that says what to do, also if the folder is gone."""
+        self._check_exists()
+        try:
+            with explained(self.path, is_run=True):
+                yield
+        except StoreError:
+            self._check_exists()
+            raise
+
+    def _check_exists(self) -> None:
+        """SQLite would go on writing to a deleted file, and nobody would know."""
+        if not hasattr(self, "_file"):
+            return
+        with suppress(OSError):
+            if os.path.samestat(self._file, (self.path / DATABASE).stat()):
+                return
+        raise StoreError(
+            f"{self.path} was deleted or moved while its campaign was running: if it was deleted, its {self._seen:,} "
+            "tests and their faults are lost; if it was moved, themis resume continues it there"
+        )
+
     def note(self, name: str, value: Any) -> None:
         """Add to the record."""
-        self._is_empty = False
-        with explained(self.path):
+        with self._explained():
             self._database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, as_json(value).decode()))
+        self._has_begun = True
 
     def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> None:
         """Add the faults of the tests up to number `stop`; the next `flush` writes them."""
@@ -163,7 +202,7 @@ class Writer:
         is_checkpoint_due = checkpoint is not None and (now or began >= self._due_checkpoint)
         if not (is_due or is_checkpoint_due):
             return False
-        with explained(self.path):
+        with self._explained():
             state = self._write_state(checkpoint()) if checkpoint is not None and is_checkpoint_due else None
             stated = perf_counter()
             self._write_rows(state)
@@ -223,30 +262,37 @@ class Writer:
 
     def _drop_states(self, current: str) -> None:
         for path in (self.path / "state").iterdir():
-            if path.name != current:
+            if path.name != current and _STATE.fullmatch(path.name) and not path.is_symlink():
                 path.unlink(missing_ok=True)
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
-        with explained(self.path):
+        with self._explained():
             write_file(self.path / "summary.json", as_json(summary, indent=2))
 
     def close(self) -> None:
-        """Let others write to the folder; remove it if the campaign did not begin its tests."""
+        """Let others write to the folder; remove what this writer created if the campaign did not begin its tests."""
         if hasattr(self, "_database"):
             self._database.close()
-        if self._is_empty:
-            databases = [path.name for path in self.path.glob(f"{DATABASE}*")]
-            for name in ("config.yaml", "environment.json", PARTS, *databases):
-                (self.path / name).unlink(missing_ok=True)
-        if not (self.path / DATABASE).exists():
-            for folder in (self.path / "tensors", self.path / "state"):
-                with suppress(OSError):
-                    folder.rmdir()
-            (self.path / "run.lock").unlink(missing_ok=True)
-            with suppress(OSError):  # it has files of others
-                self.path.rmdir()
-        self._lock.release()
+        if not self._has_begun:
+            for path in reversed(self._created):
+                with suppress(OSError):  # it does not exist, or is a folder with files of others
+                    path.rmdir() if path.is_dir() else path.unlink()
+        if hasattr(self, "_lock"):
+            if not (self._has_begun or self._lock.is_new):
+                self._lock.restore()
+            self._lock.release()
+
+
+def _database(path: Path) -> sqlite3.Connection:
+    """A connection to an existing file; a missing one is not created."""
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+
+
+def _config(record: dict[str, Any]) -> bytes:
+    """The content of config.yaml."""
+    return _yaml({**(record["origin"] or {}), "perturb": record["perturbation"], **record["settings"]})
 
 
 def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:

@@ -13,12 +13,11 @@ from uuid import uuid4
 import pytest
 
 from themis.reading import parse_json, read_regular
+from themis.runs.store.ownership import NOTE, holds_only_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NOTE = "pytest.json"
-"""Names the test and the session that a folder belongs to; folders without it are never touched."""
 MAX_NAME, MAX_NOTE = 100, 1 << 20
 SESSION = pytest.StashKey[str]()
 
@@ -26,8 +25,8 @@ SESSION = pytest.StashKey[str]()
 def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Path], call: int) -> Path:
     """Create a folder for a campaign: in `folder`, named after the test, or a temporary one.
 
-    It replaces the folder of the same test from an earlier session. Further campaigns of this session (another call, a
-    test that is run again, another worker) get folders of their own.
+    It replaces the folder of the same test from an earlier session, unless somebody has put other files into it.
+    Further campaigns of this session (another call, a test that is run again, another worker) get folders of their own.
     """
     session = session_id(item.config)
     note = {"test": node_id(item), "call": call, "session": session}
@@ -86,5 +85,6 @@ def read_note(path: Path) -> dict[str, Any] | None:
 
 
 def _is_stale(path: Path, session: str) -> bool:
+    """Whether a folder is from an earlier session, and contains nothing that somebody else has put into it."""
     note = read_note(path)
-    return note is not None and note.get("session") != session
+    return note is not None and note.get("session", session) != session and holds_only_run(path)

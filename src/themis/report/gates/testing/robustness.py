@@ -13,8 +13,9 @@ import pytest
 
 from themis.errors import ThemisError, UsageError, nearest
 from themis.report.gates.limits import Gates
-from themis.report.gates.testing.folders import NOTE, claim, node_id, read_note
+from themis.report.gates.testing.folders import claim, node_id, read_note
 from themis.report.gates.testing.messages import describe_error, describe_failure, describe_replay, properties_of
+from themis.runs.store.ownership import NOTE
 from themis.settings import Settings
 
 if TYPE_CHECKING:
