@@ -67,7 +67,7 @@ def test_two_checkouts_with_modules_of_the_same_name_are_distinguished(home, tmp
     assert len(found["robustness"]) == 2
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "d.md").read_text()
-    assert page.startswith("## Two versions of a model")
+    assert page.startswith("<!-- Written by Themis -->\n\n## Two versions of a model")
     assert f"themis replay {home / 'new/run'} " in page
     assert set(path) <= set(sys.path)
 

@@ -63,6 +63,8 @@ def test_report_writes_one_file_and_names_it(copied, tmp_path, capsys):
     assert main(["report", str(copied), "--out", str(other), "--most-pictures", "0", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert other.stat().st_size < (copied / "report.html").stat().st_size
+    assert main(["report", str(copied), "--out", str(other), "--quiet"]) == 0, "an earlier report is replaced"
+    other.write_text("<!DOCTYPE html><title>mine</title>")
     assert main(["report", str(copied), "--out", str(other)]) == 2
     assert "replace it with --force" in capsys.readouterr().err
     assert main(["report", str(copied), "--out", str(other), "--force"]) == 0
