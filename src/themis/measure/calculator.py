@@ -15,7 +15,7 @@ from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.captured import CapturedChunk, CaptureError, ChunkRun
-from themis.measure.chunk import ChunkBuffers, chunk_size, padded, pass_size
+from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
@@ -293,12 +293,29 @@ class Calculator:
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> tuple[Tensor, Tensor]:
         """The inputs of the seeds `rows`, clean and disturbed at `theta`; rows from `n_tests` on are padding."""
-        context = self._context(rows)
         inputs = self._read_inputs(rows)
+        size = attack_size(len(rows), self.layers, self.device) if self.perturbation.passes else len(rows)
+        if size == len(rows):
+            return inputs, self._perturb(inputs, rows, theta, noise_seed, n_tests)
+        blocks: list[Tensor] = []
+        before: list[Tensor] = []
+        for first in range(0, n_tests, size):
+            block = [padded(column[first : first + size], size) for column in (rows, theta, noise_seed)]
+            is_same = before and not theta.requires_grad and all(map(torch.equal, before, block))  # as in a replay
+            n = min(size, n_tests - first)
+            blocks.append(
+                blocks[-1] if is_same else self._perturb(padded(inputs[first : first + size], size), *block, n)
+            )
+            before = block
+        return inputs, padded(torch.cat(blocks)[:n_tests], len(rows))
+
+    def _perturb(self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> Tensor:
+        """The disturbed inputs; those from `n_tests` on are padding, whose passes do not count."""
+        context = self._context(rows)
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_tests // len(rows)
         self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
-        return inputs, disturbed
+        return disturbed
 
     def cost(self, needs_gradient: bool, n_rivals: int = 0) -> int:
         """Passes per test; with its gradient in theta if it needs one, and those of rival models beside the target."""
