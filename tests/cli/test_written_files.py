@@ -1,6 +1,8 @@
 """Files that commands write: nothing of others is replaced, nothing is left half written, and signals lose nothing."""
 
+import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -217,6 +219,21 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(here, name):
     assert "File too large; free some space" in done.stderr
     assert {path.name for path in here.iterdir()} == before
     assert Path("summary.md").read_text() == "# Mine\n"
+
+
+@pytest.mark.parametrize("name", ["report.html", "gates.xml", "diff.md", "faults.csv", "replay.npz", "sheet.png"])
+def test_a_folder_that_cannot_be_written_is_one_line(here, capsys, monkeypatch, name):
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    words = {**COMMANDS, **DATA}[name]()
+    monkeypatch.setattr("themis.runs.store.files._create_part", refuse)
+    before = {path.name for path in here.iterdir()}
+    assert main([*words, name]) == 3
+    error = capsys.readouterr().err
+    assert f"{name} cannot be written: Permission denied; choose a folder that you may write to\n" in error
+    assert error.count("\n") == 1
+    assert {path.name for path in here.iterdir()} == before
 
 
 def test_a_full_disk_during_an_experiment_is_one_line(here):

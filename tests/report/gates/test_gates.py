@@ -263,7 +263,7 @@ def test_a_passing_run_without_faults_lists_no_faults(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_reported(failed, tmp_path):
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(UsageError, match=r"must be in an existing folder, .*no does not exist"):
         write_junit(tmp_path / "no" / "gates.xml", failed)
     with pytest.raises(StoreError, match="cannot be written"):
         write_markdown(tmp_path / "no" / "gates.md", failed)

@@ -213,10 +213,17 @@ class Lock:
             os.close(self._file)
             raise UsageError(f"{path} must be a lock of Themis, it contains something else: move it to another place")
         self._before, self._stat = _read(self._file), os.fstat(self._file)
-        self._write(SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
-        if self.is_new:  # durable, because it marks the folder as one of Themis
-            os.fsync(self._file)
-            sync(self.path.parent)
+        try:
+            self._write(SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
+            if self.is_new:  # durable, because it marks the folder as one of Themis
+                os.fsync(self._file)
+                sync(self.path.parent)
+        except OSError:
+            if self.is_new:
+                with suppress(OSError):
+                    path.unlink()
+            os.close(self._file)
+            raise
 
     def _open(self) -> int:
         while True:
