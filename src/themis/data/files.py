@@ -24,7 +24,8 @@ MAX_HEADER = 1 << 16
 def existing_file(path: Path) -> Path:
     """The absolute path of an existing file: it may be read after the working directory has changed."""
     if not os.path.isfile(path):  # unlike Path.is_file, raises no error for invalid names
-        problem = "is a folder" if os.path.isdir(path) else "does not"
+        kind = "is a folder" if os.path.isdir(path) else "is not a regular file"
+        problem = kind if os.path.exists(path) else "does not"
         raise DataError(f"the data file must exist, {str(path)[:200]} {problem}: check the path")
     return path.absolute()
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import tiny_net
 import torch
 from fuzzing import time_limit
 from safetensors.torch import load_file, save_file
@@ -175,6 +176,16 @@ def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
     assert "rounds.coverage must be a finite number from 0 to 1, got 7.0" in refused(folder, capsys)
     change(folder, "UPDATE rounds SET coverage = 0.7; UPDATE checkpoint SET file = '../tensors/000001.safetensors'")
     assert "checkpoint.file must be the name of a file such as 000000320" in refused(folder, capsys)
+
+
+def test_a_changed_state_is_refused(tmp_path, capsys):
+    options = {"max_tests": 60, "round_size": 30, "magnitude": 0.3}
+    themis.run(tiny_net.make_net(), tiny_net.make_data(), "gaussian", out=tmp_path / "run", **options)
+    [path] = (tmp_path / "run" / "state").iterdir()
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    assert f"{path} is damaged: it is not what the campaign wrote" in refused(tmp_path / "run", capsys)
 
 
 def test_a_wrong_value_in_the_summary_is_named(folder, capsys):

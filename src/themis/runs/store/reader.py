@@ -244,7 +244,7 @@ class Reader:
 
     def checkpoint(self) -> Checkpoint | None:
         """Where a resumed campaign continues; None if it has to start from the beginning."""
-        from themis.runs.store.tensors import deserialize, read_header, read_tensor_file
+        from themis.runs.store.tensors import deserialize, digest, read_header, read_tensor_file
         from themis.runs.store.writer import Checkpoint
 
         with self._explained():
@@ -259,6 +259,9 @@ class Reader:
         except FileNotFoundError as error:
             raise StoreError(f"{path} must hold the run's state, it does not exist: {REMEDY}") from error
         arrays = deserialize(content, path)
+        recorded = file.removesuffix(".safetensors").split("-")[2:]  # earlier versions recorded no hash
+        if recorded and recorded != [digest(content)]:
+            raise StoreError(f"{path} is damaged: it is not what the campaign wrote; {REMEDY}")
         with damage_explained(path):
             values = parse_json(read_header(content).get("values", ""))
             if not isinstance(values, dict):

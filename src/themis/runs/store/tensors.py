@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -102,6 +103,11 @@ def serialize(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None)
     """Arrays as the bytes of a safetensors file."""
     content: bytes = _safetensors().save(arrays, metadata)
     return content
+
+
+def digest(content: bytes) -> str:
+    """A hash that shows whether a file is still what was written; it is part of the name of a state."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:

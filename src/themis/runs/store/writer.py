@@ -33,7 +33,8 @@ from themis.runs.store.files import (
 )
 from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import Tensors, TensorStore, file_name, serialize
+from themis.runs.store.tensors import Tensors, TensorStore, digest, file_name, serialize
+from themis.runs.store.validation import STATE_FILE
 
 SHARE = 1 / 100
 """Share of a campaign's time that writing faults may take; checkpoints may take half as much."""
@@ -42,7 +43,7 @@ LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
 FIRST_CHECKPOINT = 1.0
 """Seconds before the first checkpoint: so little is quickly run again."""
 
-_STATE = re.compile(r"\d{9,}-\d{6,}\.safetensors")
+_STATE = re.compile(STATE_FILE)
 """Names of the files in `state`; others are not ours to remove."""
 
 
@@ -255,8 +256,8 @@ class Writer:
 
     def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
         # Every state has its own name: the last checkpoint's file must not change until the row is written.
-        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}.safetensors"
         content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
+        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(content)}.safetensors"
         write_file(self.path / "state" / name, content)
         return checkpoint.tests, checkpoint.rounds, name
 

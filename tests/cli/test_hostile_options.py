@@ -1,0 +1,74 @@
+"""Files named by options that would never end, or that are larger than they look, are refused at once."""
+
+import os
+
+import pytest
+from fuzzing import time_limit
+from user_module import SMALL, go_to
+
+from themis.cli import main
+
+RUN = "run --model mine:net --data mine:data --perturb gaussian --max-tests 20 --quiet"
+BOMB = "layers: &a [x, x]\nclasses: &b [*a, *a]\nmax_tests: [*b, *b]\n"
+CONFIGS = {
+    "aliases": (BOMB, "config.yaml must be valid YAML: line 2: aliases are not allowed"),
+    "depth": ("layers: " + "[" * 900 + "]" * 900, "config.yaml must be valid YAML: it has more than 40 levels"),
+    "a long number": (
+        f"max_tests: {'1:' * 5000}1.0",
+        "config.yaml must be valid YAML: it has a number that is too large",
+    ),
+    "size": ("#" * (2 << 20), "cannot read the config file config.yaml: it has more than 1,048,576 bytes"),
+    "a tag": ("max_tests: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    "not text": (b"\xff\xfe\xfa", "config.yaml must be valid YAML: 'utf-8' codec can't decode"),
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    go_to(tmp_path, monkeypatch, SMALL)
+    return tmp_path
+
+
+def refused(words, code, capsys):
+    with time_limit(60):
+        assert main(words.split()) == code
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert "please report it" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_hostile_configuration_is_refused(home, capsys, name):
+    content, message = CONFIGS[name]
+    (home / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in refused("run --config config.yaml", 2, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("run --config {}", 2, "cannot read the config file"),
+        (f"{RUN} --weights {{}}", 3, "the weights must be a file"),
+        (f"{RUN} --weights {{}}.safetensors", 3, "the weights must be a file"),
+        ("run --model {}.pt --data mine:data --perturb gaussian", 3, "the model file must exist"),
+        ("run --model mine:net --data npz:{} --perturb gaussian", 3, "is not a regular file"),
+        ("run --model mine:net --data csv:{} --perturb gaussian", 3, "is not a regular file"),
+        ("run --model mine:net --data idx:{} --perturb gaussian", 3, "is not a regular file"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_files_that_never_end_are_refused(home, capsys, words, code, message, kind):
+    name = words.partition("{}")[2].partition(" ")[0]
+    path = home / f"{kind}{name}"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    assert message in refused(words.format(kind), code, capsys)
+
+
+def test_stored_names_cannot_control_the_terminal(home, capsys):
+    escape = "\x1b]0;owned\x07"
+    words = [*RUN.replace(" --quiet", "").split(), "--classes", f"a{escape},[/dim]b,c", "--no-report"]
+    assert main(words) == 0
+    assert "\x1b" not in "".join(capsys.readouterr())
+    assert main([*RUN.split(), "--oracle", escape]) == 2
+    assert "\\x1b]0;owned\\x07" in capsys.readouterr().err
