@@ -244,7 +244,7 @@ def read_results(path: str | None, share: float) -> dict[str, Any]:
         return {"share": share, "rows": {}}
     results: dict[str, Any] = json.loads(Path(path).read_text())["results"]
     if results["share"] != share:
-        sys.exit(f"{path} must hold contests on {share} of the seeds, it has {results['share']}: give another file")
+        sys.exit(f"{path} must hold contests on {share} of the seeds, but it has {results['share']}: give another file")
     for row in results["rows"].values():
         row["cells"] = [cell for cell in row["cells"] if "error" not in cell]
     return results

@@ -20,7 +20,7 @@ def read_results(path: str | None, settings: dict[str, Any], again: list[str]) -
         return {"settings": settings, "rows": {}}
     results: dict[str, Any] = json.loads(Path(path).read_text())["results"]
     if results["settings"] != settings:
-        sys.exit(f"{path} must hold campaigns of {settings}, it has {results['settings']}: give another file")
+        sys.exit(f"{path} must hold campaigns of {settings}, but it has {results['settings']}: give another file")
     for row in results["rows"].values():
         row["techniques"] = {name: records for name, records in row["techniques"].items() if name not in again}
     return results

@@ -84,7 +84,7 @@ def read_pack(path: str, model: str, device: str) -> ModelWithData:
     """A model from a packed file."""
     packed = _read(path)
     if model not in packed:
-        raise SystemExit(f"{path} must hold {model}, it has {', '.join(packed)}: pack it too")
+        raise SystemExit(f"{path} must hold {model}, but it has {', '.join(packed)}: pack it too")
     target = Target(**packed[model]["target"])
     target.module.to(torch.device(device))
     return ModelWithData(target, *(_seeds(*packed[model][name]) for name in ("test", "train")))

@@ -128,7 +128,7 @@ def test_wrong_data_is_rejected():
 def test_a_model_that_returns_nan_is_rejected():
     net = Conv()
     nn.init.constant_(net.fc.weight, float("nan"))
-    with pytest.raises(ModelError, match="finite outputs on clean inputs, 3 of 3"):
+    with pytest.raises(ModelError, match="finite outputs on clean inputs, but 3 of 3"):
         themis.run(net, torch.rand(3, 1, 8, 8), "gaussian")
 
 

@@ -96,7 +96,7 @@ def test_resuming_rejects_a_criterion_that_learnt_from_other_data(net, data, tmp
     fitted = fit_to(choose_criterion("kmnc(k=20)"), Target(net), data)
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=fitted, out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match="criterion must have learned what the run's criterion had learned"):
+    with pytest.raises(UsageError, match="criterion must be the same as in the run"):
         themis.resume(tmp_path, net, data, criterion=fit_to(choose_criterion("kmnc(k=20)"), Target(net), data[0] * 0.5))
     resumed = themis.resume(tmp_path, net, data, criterion=fitted)
     assert resumed.rounds[-1].criterion_score == themis.run(
@@ -112,7 +112,7 @@ def test_resuming_rejects_other_rivals(net, data, tmp_path, interrupted):
     other = Seen()
     with torch.no_grad():
         other.last.weight += 1
-    with pytest.raises(ModelError, match="rivals must be the models that the run had"):
+    with pytest.raises(ModelError, match="rivals must be the same as in the run"):
         themis.resume(tmp_path, net, data, rivals=[other])
     resumed = themis.resume(tmp_path, net, data, rivals=[rival])
     whole = themis.run(net, data, "brightness", rivals=[rival], **options)
@@ -125,6 +125,6 @@ def test_resuming_rejects_other_training_data(net, data, tmp_path, interrupted):
     themis.run(net, data, "gaussian", **options)
     with pytest.raises(UsageError, match="learned from training data that cannot be read again: pass train="):
         themis.resume(tmp_path, net, data)
-    with pytest.raises(DataError, match="training data must be the data that the criterion learned from"):
+    with pytest.raises(DataError, match="training data must be the same as in the run"):
         themis.resume(tmp_path, net, data, train=data)
     assert themis.resume(tmp_path, net, data, train=options["train"]).rounds[-1].tests == 640

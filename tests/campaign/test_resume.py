@@ -167,12 +167,12 @@ def test_only_the_tested_model_and_data_can_be_resumed(tmp_path):
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     before = sorted((path.name, path.read_bytes()) for path in (tmp_path / "run").glob("*.*") if path.is_file())
     cases = [
-        ((Conv(), data), {}, ModelError, "the model must be what was tested, but its hash is"),
-        ((net, data * 0.5), {}, DataError, "the data must be what was tested"),
+        ((Conv(), data), {}, ModelError, "the model must be the same as in the run, but its hash is"),
+        ((net, data * 0.5), {}, DataError, "the data must be the same as in the run"),
         ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', only when to stop"),
         ((net, data), {"max_test": 1}, UsageError, "did you mean 'max_tests'"),
         ((net, data), {"max_tests": 0}, UsageError, "max_tests must be positive"),
-        ((), {}, UsageError, "does not record how to create its target, it was started from Python"),
+        ((), {}, UsageError, "does not record how to create its target, because it was started from Python"),
         ((net,), {}, UsageError, "does not record how to create its data"),
     ]
     for arguments, options, error, message in cases:
@@ -212,7 +212,7 @@ sys.stdin.read()
 """
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "locked\n"
-    with pytest.raises(StoreError, match=rf"must have one writer, process {other.pid} is running a campaign in it"):
+    with pytest.raises(StoreError, match=rf"must have one writer, but process {other.pid} is running a campaign in it"):
         themis.resume(tmp_path / "run", net, data)
     with pytest.raises(StoreError, match="must have one writer"):
         themis.run(net, data, "gaussian", out=tmp_path / "run")

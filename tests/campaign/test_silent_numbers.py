@@ -139,7 +139,7 @@ class Augmented(torch.utils.data.Dataset):
 
 
 def test_data_that_differs_from_read_to_read_is_refused(net):
-    with pytest.raises(DataError, match=r"same input every time, item 1 differs .*random augmentation"):
+    with pytest.raises(DataError, match=r"same input every time, but item 1 differs .*random augmentation"):
         themis.run(net, Augmented(), "gaussian", **OPTIONS)
 
 

@@ -98,7 +98,7 @@ def test_a_changed_model_is_rejected_and_its_old_weights_can_be_named(home, tmp_
     new = campaign(place, out="new")
     code, line = refused(capsys, old, new, "--no-curve")
     assert code == 3
-    assert "must be the one that was tested" in line
+    assert "must be the same as in the run" in line
     assert "--weights-a FILE or --model-a MODEL" in line
     torch.save({"over": torch.tensor(0.5)}, tmp_path / "old.pt")
     words = ["diff", str(old), str(new), "--no-curve", "--tests", "300"]

@@ -73,7 +73,7 @@ def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
 
 def test_only_the_layers_named_are_trained(home, capsys):
     assert main(["retrain", "run", "--out", "part", *QUICK, "--layers", "fc*"]) == 2
-    assert "layers must match the names of parameters, 'fc*' matches none" in capsys.readouterr().err
+    assert "layers must match the names of parameters, but 'fc*' matches none" in capsys.readouterr().err
     assert not (home / "part").exists()  # refused before the first step
     assert main(["retrain", "run", "--out", "part", *QUICK, "--layers", "1.w*", "--share", "1", "--epochs", "12"]) == 0
     import striping

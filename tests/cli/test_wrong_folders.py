@@ -81,10 +81,10 @@ def write_at_the_same_time():
 
 WRONG = {
     # the folder of the results
-    "out is a file": (run("--out mine.py"), 2, "out must be a folder, mine.py is a file"),
+    "out is a file": (run("--out mine.py"), 2, "out must be a folder, but mine.py is a file"),
     "out in a file": (run("--out mine.py/here"), 3, "mine.py/here cannot be written"),
     "out holds a run": (run("--out done"), 2, "done already holds a run", finished_run),
-    "out in use": (run("--out done"), 3, "done must have one writer, process", write_at_the_same_time),
+    "out in use": (run("--out done"), 3, "done must have one writer, but process", write_at_the_same_time),
     "a negative number to keep": (run("--max-stored -1"), 2, "max_stored must be 0 or more, got -1"),
     # resume
     "resume nothing": (["resume"], 2, "RUN must be given"),
@@ -102,13 +102,13 @@ WRONG = {
     "resume with another model": (
         ["resume", "done"],
         3,
-        "the model must be what was tested",
+        "the model must be the same as in the run",
         then(change_the_module("torch.manual_seed(0)", "torch.manual_seed(1)")),
     ),
     "resume with other data": (
         ["resume", "done"],
         3,
-        "the data must be what was tested",
+        "the data must be the same as in the run",
         then(change_the_module("RNG = torch.Generator().manual_seed(0)", "RNG = torch.Generator().manual_seed(1)")),
     ),
     "resume without the weights": (
@@ -121,7 +121,7 @@ WRONG = {
     "resume with other weights": (
         ["resume", "done", "--weights", "net.pt"],
         3,
-        "the model must be what was tested",
+        "the model must be the same as in the run",
         run_with_weights,
         weights_of_a_net(lambda value: value + 1),
     ),
@@ -132,7 +132,7 @@ WRONG = {
         "--model and --data must both be given",
         run_from_python,
     ),
-    "resume what another writes": (["resume", "done"], 3, "must have one writer, process", write_at_the_same_time),
+    "resume what another writes": (["resume", "done"], 3, "must have one writer, but process", write_at_the_same_time),
     "resume a newer run": (["resume", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),
     "resume a damaged run": (["resume", "done"], 3, "run.sqlite cannot be read", then(cut("run.sqlite"))),
     "resume a damaged state": (["resume", "done"], 3, "it is damaged", then(cut("state/*"))),

@@ -59,7 +59,7 @@ WRONG = {
     "mid-campaign call raises": (run("--model mine:worn_out"), 3, "raised ZeroDivisionError on inputs [256, 1, 4, 4]"),
     "outputs nothing": (run("--model mine:gives_none"), 3, "the model must return a tensor"),
     "outputs text": (run("--model mine:gives_text"), 3, "the model must return a tensor"),
-    "outputs NaN": (run("--model mine:gives_nan"), 3, "finite outputs on clean inputs, 30 of 30 have a NaN"),
+    "outputs NaN": (run("--model mine:gives_nan"), 3, "finite outputs on clean inputs, but 30 of 30 have a NaN"),
     "outputs one score": (
         run("--model mine:gives_one --oracle changed"),
         3,
@@ -68,7 +68,7 @@ WRONG = {
     "outputs a mean": (run("--model mine:gives_a_mean"), 3, "the model must return one output per input"),
     "outputs too few rows": (run("--model mine:gives_fewer_rows"), 3, "the model must return one output per input"),
     # weights
-    "weights missing": (run("--weights no.pt"), 3, "the weights file must exist, no.pt does not"),
+    "weights missing": (run("--weights no.pt"), 3, "the weights file must exist, but no.pt does not"),
     "weights in a folder": (run("--weights ."), 3, ". must be a state dict"),
     "weights of text": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "hello\n")),
     "weights empty": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "")),
@@ -106,7 +106,7 @@ WRONG = {
     # data
     "unknown reader": (run("--data digit"), 2, "did you mean 'digits'?"),
     "no archive named": (run("--data npz"), 2, "write npz:PATH"),
-    "archive missing": (run("--data npz:no.npz"), 3, "the data file must exist, no.npz does not"),
+    "archive missing": (run("--data npz:no.npz"), 3, "the data file must exist, but no.npz does not"),
     "archive half written": (
         run("--data npz:data.npz"),
         3,
@@ -142,8 +142,8 @@ WRONG = {
         "test_batch.webp",
         write("test_batch.webp", "hello"),
     ),
-    "NaN inputs": (run("--data mine:with_nan"), 3, "inputs must be finite, seed"),
-    "infinite inputs": (run("--data mine:with_infinity"), 3, "inputs must be finite, seed"),
+    "NaN inputs": (run("--data mine:with_nan"), 3, "inputs must be finite, but seed"),
+    "infinite inputs": (run("--data mine:with_infinity"), 3, "inputs must be finite, but seed"),
     "bytes": (run("--data mine:bytes_"), 3, "divide by 255 or pass"),
     "normalised inputs": (run("--data mine:normalised"), 3, "give raw inputs"),
     "no inputs": (run("--data mine:empty"), 3, "must hold at least one seed"),

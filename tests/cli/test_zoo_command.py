@@ -130,7 +130,10 @@ WRONG = {
     "weights to list": (["zoo", "--weights", "a.pt"], "--weights does not apply to themis zoo list"),
     "weights for all": (["zoo", "verify", "--weights", "a.pt"], "--weights needs exactly one NAME"),
     "run an unknown name": ([*RUN[:2], "drebin", *RUN[3:]], "no model 'drebin'"),
-    "run with a model": ([*RUN, "--model", "mine:net"], "--model must be left out, mlp-drebin of the zoo has its own"),
+    "run with a model": (
+        [*RUN, "--model", "mine:net"],
+        "--model must be left out, because mlp-drebin of the zoo has its own",
+    ),
     "run with bounds": ([*RUN, "--bounds", "0,255"], "--bounds must be left out"),
     "run with a mean": ([*RUN, "--mean", "0.5", "--std", "0.5"], "--mean must be left out"),
     "run without perturbation": (["run", "--zoo", "mlp-drebin"], "--perturb must be given"),
@@ -175,7 +178,7 @@ def test_a_run_records_the_weights_that_were_tested(drebin, capsys):
     module = build(ZOO["mlp-drebin"], random_seed=2)
     torch.save(module.state_dict(), find_weights("mlp-drebin"))
     assert main(["resume", "a", "--max-tests", "400"]) == 3
-    assert "the model must be what was tested" in capsys.readouterr().err
+    assert "the model must be the same as in the run" in capsys.readouterr().err
 
 
 def test_random_weights_are_announced_and_are_the_same_in_another_process(root):

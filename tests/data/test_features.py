@@ -89,7 +89,7 @@ def test_features_are_set_by_name_or_glob():
         ({"name": "share", "low": 2}, "'share' must have finite low <= high, got 2 and 1.5"),
         ({"name": "n_files", "low": 3.2, "high": 3.8}, "'n_files' must have finite low <= high, got 4 and 3"),
         ({"name": "n_files", "high": float("inf")}, "finite low <= high, got -2 and inf"),
-        ({"name": "perm_sms", "high": 2}, "'perm_sms' must have a range within 0..1, it is binary"),
+        ({"name": "perm_sms", "high": 2}, "'perm_sms' must have a range within 0..1, got 0 and 2 for binary"),
     ],
 )
 def test_invalid_features_are_refused(changed, message):
@@ -162,15 +162,15 @@ def test_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"high": 5}, r"'n_files' must be a whole number in -2..5, seed 2 has 10"),
-        ({"kind": "binary"}, r"'n_files' must be a whole number in 0..1, seed 0 has 3"),
+        ({"high": 5}, r"'n_files' must be a whole number in -2..5, but seed 2 has 10"),
+        ({"kind": "binary"}, r"'n_files' must be a whole number in 0..1, but seed 0 has 3"),
     ],
 )
 def test_seeds_outside_their_range_are_named(changed, message):
     seeds = read_seeds(TABLE).with_feature_names(NAMES)
     with pytest.raises(DataError, match=message):
         seeds.with_features(seeds.features.set("n_files", **changed))
-    with pytest.raises(DataError, match=r"'2' must be a whole number in 1..1, seed 0 has 0.5"):
+    with pytest.raises(DataError, match=r"'2' must be a whole number in 1..1, but seed 0 has 0.5"):
         seeds.with_features(Features.of(TABLE).set("2", kind="integer"))
 
 
@@ -248,17 +248,17 @@ def test_features_on_axes_are_checked_by_their_raw_values():
     seeds = read_seeds(TABLE / 10).with_features(on_axes)
     assert seeds.features.set("share", change="fixed").axes is on_axes.axes
     on_axes.check_inside((-0.2, 1.0))
-    with pytest.raises(DataError, match=r"'n_files' must be a whole number in -2..10, seed 9 has 3.04"):
+    with pytest.raises(DataError, match=r"'n_files' must be a whole number in -2..10, but seed 9 has 3.04"):
         on_axes.check(TABLE / 10 + torch.tensor([0, 0.004, 0, 0]), torch.tensor([9, 10, 11]))
     with pytest.raises(
-        DataError, match=r"'n_files' must stay in the input's bounds \(0, 1\), it ranges from -0.2 to 1"
+        DataError, match=r"'n_files' must stay in the input's bounds \(0, 1\), but it ranges from -0.2 to 1"
     ):
         on_axes.check_inside((0.0, 1.0))
 
 
 def test_a_campaign_needs_a_feature_that_may_change():
     described = Features.of(TABLE, NAMES).set("*", change="fixed")
-    with pytest.raises(DataError, match="a feature of the table must be free to change, none is"):
+    with pytest.raises(DataError, match="a feature of the table must be free to change, but none is"):
         described.check_inside((-2, 10))
 
 

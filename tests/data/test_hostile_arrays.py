@@ -62,7 +62,7 @@ HOSTILE = {
         lambda: np.savez("a.npz", inputs=np.ones((2, 2)) * 1j),
     ),
     "archive of records": ("npz:a.npz", "plain numbers", lambda: np.savez("a.npz", inputs=np.zeros(2, "i4,f4"))),
-    "archive that declares terabytes": ("npz:a.npz", "bytes, it has 9", archive(npy((TERABYTE, 4), bytes(9)))),
+    "archive that declares terabytes": ("npz:a.npz", "bytes, but it has 9", archive(npy((TERABYTE, 4), bytes(9)))),
     "archive that lies twice": (
         "npz:a.npz",
         "must fit in half of the available memory",
@@ -70,7 +70,7 @@ HOSTILE = {
     ),
     "archive that unpacks to too much": (
         "npz:a.npz",
-        "must fit in half of the available memory, 128 MiB, it declares 200 MiB",
+        "must fit in half of the available memory, 128 MiB, but it declares 200 MiB",
         lambda: archive(npy((200 << 20, 1), bytes(200 << 20)))(),
     ),
     "archive with a header without end": ("npz:a.npz", "must be a NumPy archive", lambda: archive(long_header())()),
@@ -101,7 +101,7 @@ HOSTILE = {
         cut("a.npy", lambda name: np.save(name, np.ones((99, 9)))),
     ),
     "array of pickles": ("npy:a.npy", "it holds object", lambda: np.save("a.npy", np.array([Harmful(), 1]))),
-    "array that declares terabytes": ("npy:a.npy", "bytes, it has 3", write("a.npy", npy((TERABYTE, 4), bytes(3)))),
+    "array that declares terabytes": ("npy:a.npy", "bytes, but it has 3", write("a.npy", npy((TERABYTE, 4), bytes(3)))),
     "array with code for a header": ("npy:a.npy", "a.npy must be", write("a.npy", npy("exec('1')", bytes(3)))),
     "array that is not there": ("npy:a.npy", "the data file must exist", lambda: None),
     "array too large for float32": (
@@ -137,7 +137,7 @@ HOSTILE = {
     ),
     "idx.gz without end": (
         "idx:a-images",
-        "must end after an array of shape [2, 2], it continues",
+        "must end after an array of shape [2, 2], but it continues",
         lambda: Path("a-images").write_bytes(gzip.compress(idx(2, 2, content=bytes(300 << 20)), 1)),
     ),
     "idx with too few labels": (

@@ -83,7 +83,7 @@ HOSTILE = {
         lambda: Path("t.csv").write_text("1," * (10 << 20)),
     ),
     "a name that no system has": ("csv:" + "x" * 5000, "the data file must exist", lambda: None),
-    "a folder for a file": ("csv:.", "the data file must exist, . is a folder", lambda: None),
+    "a folder for a file": ("csv:.", "the data file must exist, but . is a folder", lambda: None),
     # Parquet
     "parquet cut": (
         "parquet:t.parquet",
@@ -95,7 +95,7 @@ HOSTILE = {
     "parquet with NaN": ("parquet:t.parquet", "row 2: column 'a' must be a finite", table(a=[1.0, float("nan")])),
     "parquet with a column of text": (
         "parquet:t.parquet",
-        "column 'b' must be numbers, it is string",
+        "column 'b' must be numbers, but it is string",
         table(a=[1], b=["x"]),
     ),
     "parquet with lists": ("parquet:t.parquet", "column 'b' must be numbers", table(a=[1], b=[[1, 2]])),
@@ -137,5 +137,5 @@ def test_a_table_that_would_fill_the_disk_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))
     table(a=np.zeros(2_000_000))()
     assert Path("t.parquet").stat().st_size < 100_000
-    with pytest.raises(DataError, match="must fit in half of the free disk space, 5 MiB, it declares 8 MiB"):
+    with pytest.raises(DataError, match="must fit in half of the free disk space, 5 MiB, but it declares 8 MiB"):
         read_data("parquet:t.parquet")

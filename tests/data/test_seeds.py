@@ -79,7 +79,7 @@ def test_items_must_have_the_same_shape():
         read_seeds(Items((INPUTS[0], 1), (INPUTS[1], torch.ones(2)))).labels  # noqa: B018
     with pytest.raises(DataError, match="seed 1 has none"):
         read_seeds(Items((INPUTS[0], 1), INPUTS[1])).labels  # noqa: B018
-    with pytest.raises(DataError, match=r"the same shape, seed 1 has \[2\], the first \[3\]"):
+    with pytest.raises(DataError, match=r"the same shape, but seed 1 has \[2\] and the first has \[3\]"):
         read_seeds(Items(INPUTS[0], INPUTS[1, :2]))
 
 
@@ -193,8 +193,11 @@ def test_lazy_labels_need_no_reads_of_their_own(lazy):
 
 
 BAD = {
-    "not finite": (torch.full((1, 8, 8), torch.nan), "inputs must be finite, seed 33 has a NaN"),
-    "another shape": (torch.rand(1, 9, 8), r"the same shape, seed 33 has \[1, 9, 8\], the first \[1, 8, 8\]"),
+    "not finite": (torch.full((1, 8, 8), torch.nan), "inputs must be finite, but seed 33 has a NaN"),
+    "another shape": (
+        torch.rand(1, 9, 8),
+        r"the same shape, but seed 33 has \[1, 9, 8\] and the first has \[1, 8, 8\]",
+    ),
     "bytes": (
         torch.rand(1, 8, 8) * 255,
         r"must lie in bounds \(0, 1\), got .*, first in seed 33: divide by 255",

@@ -14,7 +14,7 @@ from themis.target.ledger import allow_trained_seeds
 
 SHARES = (0.4, 0.3, 0.3)
 NOISE = choose_perturbation("gaussian", 0.3)
-REFUSED = r"judge seeds must be seeds that the weights were not trained on, [\d,]+ of [\d,]+ were \(seed"
+REFUSED = r"judge seeds must be seeds that the weights were not trained on, but [\d,]+ of [\d,]+ were \(seed"
 
 
 def searched(trained, out):

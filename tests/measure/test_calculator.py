@@ -222,7 +222,7 @@ def test_an_output_that_is_not_finite_is_a_fault_and_leaves_the_moments_finite()
 def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():
     calculator = make(BreaksDown())
     calculator.inputs[:, :, 0, 0] = 0.9
-    with pytest.raises(ModelError, match="finite outputs on clean inputs, 40 of 40"):
+    with pytest.raises(ModelError, match="finite outputs on clean inputs, but 40 of 40"):
         calculator.sweep()
 
 

@@ -149,13 +149,13 @@ def test_clean_outputs_that_are_faults_themselves_are_left_out():
 
     clean = torch.tensor([[0.0], [2.0]])
     assert Compare(not_small).check(clean, None).tolist() == [True, False]
-    with pytest.raises(UsageError, match="must accept some clean outputs, it calls all 2 faults"):
+    with pytest.raises(UsageError, match="must accept some clean outputs, but it calls all 2 faults"):
         Compare(not_small).check(clean + 2, None)
 
 
 def test_an_attack_needs_a_loss():
     net, data = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.rand(8, 4)
-    with pytest.raises(UsageError, match="an attack needs a loss to maximise, oracle 'mine' has none"):
+    with pytest.raises(UsageError, match="an attack needs a loss to maximise, but oracle 'mine' has none"):
         themis.run(themis.Target(net, oracle=Compare(far, "mine")), data, "fgsm", max_tests=10)
 
 

@@ -69,7 +69,9 @@ def test_seeds_whose_label_is_not_among_the_highest_are_left_out():
     labels = torch.tensor([2, 0, 1])
     assert Top(2).check(CLEAN, labels).tolist() == [False, False, True]
     assert Top(2).grade(CLEAN, labels) == {"accuracy": pytest.approx(1 / 3)}
-    with pytest.raises(ModelError, match="'top3' must leave a class out, the model has 3 scores: use oracle='top2'"):
+    with pytest.raises(
+        ModelError, match="'top3' must leave a class out, but the model has 3 scores: use oracle='top2'"
+    ):
         Top(3).check(CLEAN, labels)
 
 

@@ -336,7 +336,7 @@ def test_a_task_without_a_loss_is_rejected():
     inputs = torch.rand(4, 1, 8, 8)
     context = context_of(Target(scorer(3)), inputs, Compare(far, "far"))
     for name in ALL:
-        with pytest.raises(UsageError, match="an attack needs a loss to maximise, oracle 'far' has none"):
+        with pytest.raises(UsageError, match="an attack needs a loss to maximise, but oracle 'far' has none"):
             attack(name, inputs, 0.1, context)
 
 

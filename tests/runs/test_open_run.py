@@ -125,7 +125,7 @@ def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tm
 
     class Begun(themis.Callback):
         def on_start(self, start):
-            with pytest.raises(UsageError, match=r"must have finished a round to be opened, .* has none yet: wait"):
+            with pytest.raises(UsageError, match=r"must have finished a round to be opened, but .* has none yet: wait"):
                 themis.open_run(tmp_path / "begun")
             self.was_refused = True
 

@@ -223,5 +223,5 @@ def test_a_missing_record_is_reported(run_of, tmp_path):
     _, out, _, digits = run_of
     copy = shutil.copytree(out, tmp_path / "run")
     (copy / "parts.safetensors").unlink()
-    with pytest.raises(StoreError, match="must hold the run's split, it cannot be read"):
+    with pytest.raises(StoreError, match="must hold the run's split, but it does not exist"):
         read_parts(copy, digits)

@@ -86,5 +86,5 @@ def test_a_run_of_another_process_has_no_live_handle(stored):
 
 
 def test_seeds_that_the_data_does_not_have_are_refused(handles):
-    with pytest.raises(DataError, match="the data must hold the fault's seed 99, it has 30 other seeds"):
+    with pytest.raises(DataError, match="the data must hold the fault's seed 99, but it has 30 other seeds"):
         handles[2].swept(np.array([99]))

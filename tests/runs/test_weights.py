@@ -138,7 +138,7 @@ def test_weights_that_cannot_be_written_are_refused(tmp_path):
         write_weights(tmp_path / "new.safetensors", BlackBox(lambda x: x), Ledger(), {})
     with pytest.raises(UsageError, match="about must not use the names of the ledger"):
         write_weights(tmp_path / "new.safetensors", net, Ledger(), {"themis_ledger": ""})
-    with pytest.raises(ModelError, match="weights must be tensors, _extra_state is a dict"):
+    with pytest.raises(ModelError, match="weights must be tensors, but _extra_state is a dict"):
         write_weights(tmp_path / "new.safetensors", Extra(2, 2), Ledger(), {})
     with pytest.raises(StoreError, match="cannot be written"):
         write_weights(tmp_path / "none" / "new.safetensors", net, Ledger(), {})

@@ -163,7 +163,7 @@ WRONG = {
     "gives a number": (lambda x: 5, "one output per input, got shape [] for 2 inputs"),
     "gives too few rows": (lambda x: predict(x)[:1], "one output per input, got shape [1, 3] for 2 inputs"),
     "gives ragged rows": (lambda x: [[1.0]] * (len(x) - 1) + [[1.0, 2.0]], "must be an array of numbers"),
-    "gives NaN": (lambda x: predict(x) * np.nan, "finite outputs on clean inputs, 30 of 30"),
+    "gives NaN": (lambda x: predict(x) * np.nan, "finite outputs on clean inputs, but 30 of 30"),
     "names a layer output": (lambda x: (predict(x), {"output": x}), "a layer must not be named 'output'"),
     "gives text for a layer": (lambda x: (predict(x), {"a": np.full((len(x), 2), "cat")}), "layer 'a' of the model"),
     "gives other layers": (
@@ -209,7 +209,7 @@ def test_a_run_is_only_resumed_with_the_same_function(tmp_path):
     out = tmp_path / "run"
     first = run(BlackBox(with_hidden, version="1"), max_tests=300, out=out, round_size=150)
     assert len(first.faults)
-    with pytest.raises(ModelError, match="the model must be what was tested"):
+    with pytest.raises(ModelError, match="the model must be the same as in the run"):
         themis.resume(out, BlackBox(with_hidden, version="2"), DATA, max_tests=600)
     resumed = themis.resume(out, BlackBox(with_hidden, version="1"), DATA, max_tests=600)
     whole = run(BlackBox(with_hidden, version="1"), round_size=150)

@@ -144,7 +144,7 @@ def test_a_missing_file_is_named(root):
         data("lenet5-mnist")
     write_mnist(root, 10, 10)
     (root / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="must have labels, there are none in"):
+    with pytest.raises(DataError, match="must have labels, but there are none in"):
         data("lenet5-mnist")
 
 

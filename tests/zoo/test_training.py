@@ -52,7 +52,7 @@ def test_a_net_with_batch_normalisation_is_trained_on_augmented_pictures(root, m
 
 def test_an_unavailable_device_is_refused(root):
     write_mnist(root, n_train=128, n_test=10)
-    with pytest.raises(UsageError, match="device must be available, 'gpu' is not"):
+    with pytest.raises(UsageError, match="device must be available, but 'gpu' is not"):
         train("lenet1-mnist", device="gpu")
 
 

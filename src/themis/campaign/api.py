@@ -198,13 +198,15 @@ def _recorded_criterion(
         train = rebuilt.origin.read_train()
     prepared = prepare_criterion(settings, policy, rebuilt.target, rebuilt.seeds, train)
     hashes = _hashes(settings, policy, prepared, train)
-    for name, rule, error in (
-        ("train_sha256", "training data must be the data that the criterion learned from", DataError),
-        ("criterion_sha256", "criterion must have learned what the run's criterion had learned", UsageError),
-        ("rivals_sha256", "rivals must be the models that the run had", ModelError),
+    for name, subject, error in (
+        ("train_sha256", "training data", DataError),
+        ("criterion_sha256", "fitted criterion", UsageError),
+        ("rivals_sha256", "rivals", ModelError),
     ):
         if hashes[name] != run.record[name]:
-            raise error(f"the {rule}, but the hash differs: pass the same, or start a new run")
+            raise error(
+                f"the {subject} must be the same as in the run, but the hash differs: pass the same, or start a new run"
+            )
     return prepared
 
 
@@ -275,7 +277,7 @@ def _check_environment(rebuilt: Replayer, run: Reader) -> dict[str, Any]:
     for name, subject, error in (("model_sha256", "model", ModelError), ("data_sha256", "data", DataError)):
         if tested[name] != then[name]:
             raise error(
-                f"the {subject} must be what was tested, but its hash is {tested[name][:12]}... and the run's was "
+                f"the {subject} must be the same as in the run, but its hash is {tested[name][:12]}... and was "
                 f"{then[name][:12]}...: pass the same {subject}, or start a new run"
             )
     if run.record["settings"].get("split") is not None:
@@ -283,8 +285,8 @@ def _check_environment(rebuilt: Replayer, run: Reader) -> dict[str, Any]:
     features = _describe_features(rebuilt.perturbation, rebuilt.seeds)
     if features.get("features_sha256") != run.record.get("features_sha256"):
         raise DataError(
-            "the table's features must be those that were tested, but they are described differently now: pass the "
-            "same ones, or start a new run"
+            "the table's features must be the same as in the run, but they are described differently now: pass the "
+            "same features, or start a new run"
         )
     now = describe_environment(rebuilt.target.device)
     changes = list_changes({name: then[name] for name in now}, now)

@@ -21,8 +21,8 @@ LAST = ("on_end", "on_error")
 class Callback:
     """Override the methods you need. A callback that raises is reported and dropped; the campaign continues.
 
-    Ctrl-C in a callback stops the campaign as it does anywhere else, and `sys.exit` ends the process. Whatever a
-    callback is told about is on disk by then.
+    Ctrl-C in a callback stops the campaign as it does anywhere else, and `sys.exit` ends the process. When a
+    callback is called, whatever it is called about is already on disk.
     """
 
     def on_start(self, start: Start) -> None:

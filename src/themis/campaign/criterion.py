@@ -83,29 +83,31 @@ def prepare_criterion(
                 "train is data that a criterion learns from, got no criterion: pass criterion=..., for example kmnc"
             )
         return None
-    given = choose_campaign_criterion(settings.criterion)
-    name = settings.criterion if isinstance(settings.criterion, str) else str(given)
-    own, leads = given.fresh(), policy.is_guided  # the caller's object stays unchanged
-    if given.learnt:
+    chosen = choose_campaign_criterion(settings.criterion)
+    name = settings.criterion if isinstance(settings.criterion, str) else str(chosen)
+    own, leads = chosen.fresh(), policy.is_guided  # the caller's object stays unchanged
+    if chosen.learnt:
         if train is not None:
-            raise UsageError(f"{given} is fitted already, train would change nothing: leave it out, or pass {given!r}")
+            raise UsageError(
+                f"{chosen} is fitted already, train would change nothing: leave it out, or pass {chosen!r}"
+            )
         return CampaignCriterion(own, name, leads, None, 0)
     data = seeds if train is None else _training_data(train, settings, seeds)
     with nullcontext() if train is None else _name_training_data():
         fit_to(own, target, data)
-    source = None if not given.learns else "the seeds" if train is None else "training data"
+    source = None if not chosen.learns else "the seeds" if train is None else "training data"
     return CampaignCriterion(own, name, leads, source, len(data))
 
 
 def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
-    """A criterion by name or as it is, if a campaign can use it."""
-    given = choose_criterion(criterion)
-    if not given.can_guide:
+    """The criterion with this name, or the given one, if a campaign can use it."""
+    chosen = choose_criterion(criterion)
+    if not chosen.can_guide:
         raise UsageError(
-            f"{given.name} cannot be used in a campaign, which shows it activations while it reads contributions: use "
-            "it in a loop of your own, or choose another criterion"
+            f"{chosen.name} cannot be used in a campaign: it reads contributions, and a campaign provides activations; "
+            "use it in a loop of your own, or choose another criterion"
         )
-    return given
+    return chosen
 
 
 def _training_data(train: Any, settings: Settings, seeds: Seeds) -> Seeds:
@@ -153,11 +155,11 @@ def _neuron_coverage(settings: Settings, policy: DeepXplore, target: AnyTarget, 
     _check_rivals(policy, target, seeds)
     criterion = NC(neurons=target.neurons)
     if settings.criterion is not None:
-        given = choose_campaign_criterion(settings.criterion)
-        if not isinstance(given, NC) or given.neurons != target.neurons or given.requested_layers is not None:
+        chosen = choose_campaign_criterion(settings.criterion)
+        if not isinstance(chosen, NC) or chosen.neurons != target.neurons or chosen.requested_layers is not None:
             raise UsageError(
-                f"policy 'deepxplore' requires nc over all layers and the target's neurons, got {given!r}: write "
+                f"policy 'deepxplore' requires nc over all layers and the target's neurons, got {chosen!r}: write "
                 f"nc(threshold=0.5, neurons={target.neurons})"
             )
-        criterion = given.fresh()
+        criterion = chosen.fresh()
     return CampaignCriterion(criterion, str(criterion), True, None, 0)

@@ -140,7 +140,7 @@ class State:
     criterion: Criterion | None
     novelty: Novelty
     open_neurons: Tensor
-    """Sampled neurons that have not converged; the ones that gradient ascent aims at."""
+    """Sampled neurons that have not converged: gradient ascent aims at them."""
     passes: int
     chunk: int
     clock: Clock

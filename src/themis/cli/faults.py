@@ -162,7 +162,7 @@ def _list(run: Reader, selection: Selection) -> None:
 
 
 def _leave_out_unused(run: Reader, rows: list[tuple[Any, ...]], names: Sequence[str]) -> list[str]:
-    """The columns that the task of the run uses; faults without a finite output do not tell."""
+    """The columns that the task of the run uses; faults without a finite output do not show which."""
     finite = [row for row in rows if row[run.columns.index("answer")] >= 0]
     known = {name: any(row[run.columns.index(name)] is not None for row in finite or rows) for name in names}
     return [name for name in names if known[name] or (name == "confidence" and not finite)]

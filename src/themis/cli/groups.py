@@ -58,7 +58,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if not arguments.locate and (unused := explicit_options & {*REPLAY_OPTIONS}):
         names = ", ".join(f"--{name}" for name in sorted(unused))
         raise UsageError(
-            f"{names} must be combined with --locate, grouping needs no model: add --locate, or leave it out"
+            f"{names} must be combined with --locate, because grouping needs no model: add --locate, or leave it out"
         )
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()

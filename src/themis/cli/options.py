@@ -224,7 +224,7 @@ def _load_yaml(path: str) -> dict[Any, Any]:
     try:
         content = parse_yaml(read_regular(path, MAX_CONFIG).decode("utf-8-sig"))
     except FileNotFoundError:
-        raise UsageError(f"the config file must exist, {path} does not: check the path") from None
+        raise UsageError(f"the config file must exist, but {path} does not: check the path") from None
     except OSError as error:
         raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -46,7 +46,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     training = parser.add_argument_group("how the model is trained")
     add_fields(training, Recipe)
-    text = "clean data to train on instead of the train part, as --data of themis run; such as the model's own"
+    text = (
+        "clean data to train on instead of the train part, as --data of themis run, such as the model's own training "
+        "data"
+    )
     add_option(training, "train", str | None, None, text)
     measuring = parser.add_argument_group("what is measured")
     add_fields(measuring, RetrainingPlan)

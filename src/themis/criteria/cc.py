@@ -148,7 +148,7 @@ class CC(Criterion):
         limit = (MAX_BYTES - held) // (8 * len(span) * (span.width + 1))
         if n_needed >= limit:
             raise UsageError(
-                f"cc takes at most {MAX_BYTES / 2**30:g} GiB for the tests that it keeps, these may need more: take "
+                f"cc takes at most {MAX_BYTES / 2**30:g} GiB for the tests that it keeps, but these may need more: use "
                 "neurons='channel', a larger threshold, or fewer layers with layers=[...]"
             )
         n_more = min(n_needed + n_needed // 2 + 1, limit) - kept.shape[1]

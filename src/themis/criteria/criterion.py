@@ -112,8 +112,8 @@ class Criterion(ABC):
                 layers = readings.layers().items()
                 name = next(name for name, values in layers if not bool(values.isfinite().all()))
                 raise DataError(
-                    f"{self.name}: training activations must be finite, layer {name!r} has a NaN or an infinity: leave "
-                    "out the layer or the inputs"
+                    f"{self.name}: training activations must be finite, but layer {name!r} has a NaN or an infinity: "
+                    "leave out the layer or the inputs"
                 )
             if len(readings):
                 self._learn(readings)
@@ -151,7 +151,7 @@ class Criterion(ABC):
         """The score of all tests so far; 0 before the first test."""
 
     def merge(self, other: Self) -> Self:
-        """A criterion that has seen the tests of both; both must have learnt the same."""
+        """A criterion that has seen the tests of both; both must have learned the same."""
         if not self.laws.mergeable:
             raise UsageError(f"{self.name} cannot be merged: its score depends on the order of the tests")
         self._check_same(other)
@@ -221,7 +221,9 @@ class Criterion(ABC):
         if batch.clean is not None:
             clean_layers = by_layer(batch.clean, "clean activations")
             if missing := [name for name in names if name not in clean_layers]:
-                raise DataError(f"clean activations must have the same layers, {missing[0]!r} is missing")
+                raise DataError(
+                    f"clean activations must have the same layers as the others, but {missing[0]!r} is missing"
+                )
             clean = _side_by_side(self._read_layers(clean_layers, names, axes))
         return Readings(_side_by_side(values), layout, clean, predicted, batch.labels)
 
@@ -236,8 +238,9 @@ class Criterion(ABC):
             name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), "order")
             names = "" if before.keys() == now.keys() else f" (layers {', '.join(now)}; before {', '.join(before)})"
             raise DataError(
-                f"{self.name}: every batch must have the same layers and neurons, {name!r} has {now.get(name, 'none')} "
-                f"and had {before.get(name, 'none')}{names}: take activations of one model and one size of inputs"
+                f"{self.name}: every batch must have the same layers and neurons, but {name!r} has "
+                f"{now.get(name, 'none')} "
+                f"and had {before.get(name, 'none')}{names}: use activations of one model and one size of inputs"
             )
         columns = (readings.clean, readings.predicted, readings.labels)
         for subject, column in zip(("clean activations", "predicted classes", "labels"), columns, strict=True):
@@ -268,7 +271,7 @@ class Criterion(ABC):
         return [self.read_layer(layers[name].detach(), axes.get(name)) for name in names]
 
     def _move_to(self, device: torch.device) -> None:
-        """Move what was learnt and the state to `device`."""
+        """Move what was learned and the state to `device`."""
         for tensors in (self.learnt, self.state):
             if tensors and next(iter(tensors.values())).device != device:
                 tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
@@ -301,7 +304,7 @@ class Criterion(ABC):
         )
         if not is_same or (self.layout and other.layout and self.layout != other.layout):
             raise UsageError(
-                "merge needs two criteria that have learnt the same: fit one and create the others with its fresh()"
+                "merge needs two criteria that have learned the same: fit one and create the others with its fresh()"
             )
 
 

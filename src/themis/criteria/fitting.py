@@ -83,7 +83,7 @@ def _forward_passes(
                 by_layer[OUTPUT] = outputs
             if missing := [name for name in by_name if name not in by_layer]:
                 raise ModelError(
-                    f"the model must compute each of its layers in every forward pass, {missing[0]!r} was left out: "
-                    "name layers that are always computed with layers=[...]"
+                    f"the model must compute each of its layers in every forward pass, but {missing[0]!r} was left "
+                    "out: name layers that are always computed with layers=[...]"
                 )
             yield layers, inputs, by_layer, outputs

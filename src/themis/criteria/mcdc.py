@@ -66,7 +66,7 @@ class MCDC(Covering):
         if n_pairs > limit or sum(pairs) > MAX_ITEMS:
             raise UsageError(
                 f"mcdc: {self.kind} can keep at most 2^{limit.bit_length() - 1} pairs of neurons, got {n_pairs:,}: "
-                "take neurons='channel' or fewer layers"
+                "use neurons='channel' or fewer layers"
             )
         return sum(pairs)
 

@@ -65,8 +65,8 @@ class NLC(Criterion):
         for span in layer_spans(readings.layout):
             if span.width > MAX_WIDTH:
                 raise UsageError(
-                    f"nlc keeps neurons x neurons covariances and takes layers of at most {MAX_WIDTH:,} neurons, "
-                    f"{span.names[0]!r} has {span.width:,}: take neurons='channel', or name narrower ones with "
+                    f"nlc keeps neurons x neurons covariances and takes layers of at most {MAX_WIDTH:,} neurons, but "
+                    f"{span.names[0]!r} has {span.width:,}: use neurons='channel', or name narrower ones with "
                     "layers=[...]"
                 )
             state[m2_key(span)] = mean.new_zeros(len(span), span.width, span.width)

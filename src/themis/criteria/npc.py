@@ -197,6 +197,6 @@ def contributions(
             torch.autograd.grad(winning.values.sum(), leaf)
         except RuntimeError as error:
             raise ModelError(
-                f"contributions need a model that can be differentiated, this one cannot: {error}"
+                f"contributions need a model that can be differentiated, but this one cannot: {error}"
             ) from error
     return Batch(by_layer, predicted=winning.indices, labels=labels)

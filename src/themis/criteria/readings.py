@@ -137,12 +137,12 @@ def by_layer(activations: Activations, subject: str = "activations") -> dict[str
         if not isinstance(tensor, Tensor) or tensor.ndim < 2:
             got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise UsageError(
-                f"{subject} must be tensors [inputs, neurons] or [inputs, channels, ...], {name!r} is {got}"
+                f"{subject} must be tensors [inputs, neurons] or [inputs, channels, ...], but {name!r} is {got}"
             )
         n = len(tensor) if n is None else n
         if len(tensor) != n:
             raise DataError(
-                f"{subject} must have one row per input in every layer, {name!r} has {len(tensor)}, not {n}"
+                f"{subject} must have one row per input in every layer, but {name!r} has {len(tensor)}, not {n}"
             )
     return layers
 

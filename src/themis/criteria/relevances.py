@@ -70,7 +70,7 @@ def relevance(
     """
     if not target.has_gradient:
         raise UsageError(
-            f"relevance needs gradients, a {type(target).__name__} has none: test the model as a Target, or pass "
+            f"relevance needs gradients, but a {type(target).__name__} has none: test the model as a Target, or pass "
             "the relevance of its neurons to IDC yourself"
         )
     if neurons not in ("channel", "element"):
@@ -98,7 +98,7 @@ def relevance(
             if method == "lrp":
                 if isinstance(error, MissingExtraError):
                     raise
-                raise UsageError(f"LRP must cover the model, {error}: pass method='gradient'") from error
+                raise UsageError(f"LRP must support the model, but {error}: pass method='gradient'") from error
             return run(_by_gradient(target, chosen), "gradient", str(error))
         if method == "lrp" or by_lrp.conservation_error < CONSERVED:
             return by_lrp
@@ -129,8 +129,8 @@ def _correct_inputs(
             scores = target.forward(batch)
         if scores.ndim != 2:
             raise UsageError(
-                f"relevance needs scores [inputs, classes], this model gives {list(scores.shape)}: pass output=... to "
-                "Target to pick them"
+                f"relevance needs scores [inputs, classes], but this model gives {list(scores.shape)}: pass output=... "
+                "to Target to pick them"
             )
         winners = scores.argmax(1)
         if labels is not None and scores.shape[1] > 1:
@@ -156,7 +156,9 @@ def _sum_batches(
         if not bool(relevance.isfinite().all()):
             if method == "lrp":
                 raise UncoveredError("its relevances are not finite")
-            raise ModelError(f"relevance must be finite, layer {layer.name!r} has a NaN or an infinity: choose another")
+            raise ModelError(
+                f"relevance must be finite, but layer {layer.name!r} has a NaN or an infinity: choose another"
+            )
         values = relevance.sum(0) if values is None else values + relevance.sum(0)
         errors.append((relevance.sum(1) - scores).abs() / scores.abs().clamp(min=torch.finfo(torch.float64).tiny))
         n_inputs += len(batch)
@@ -197,7 +199,7 @@ def _by_gradient(target: AnyTarget, layer: Layer) -> Attribute:
 
         def on_activation(name: str, activation: Tensor) -> None:
             if not activation.requires_grad:
-                raise UsageError(f"relevance needs a layer with a gradient, {name!r} has none: name another layer")
+                raise UsageError(f"relevance needs a layer with a gradient, but {name!r} has none: name another layer")
             # Immediately: a later in-place operation changes the tensor and its edge.
             traced.append((activation.detach().clone(), get_gradient_edge(activation)))
 

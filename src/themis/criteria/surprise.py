@@ -57,7 +57,7 @@ class Surprise(Covering):
     def surprise(self, activations: Activations | Batch | Readings, *, predicted: Tensor | None = None) -> Tensor:
         """The surprise of each input, float64 `[inputs]`; needs `fit` and changes nothing."""
         if not self.learnt:
-            raise UsageError(f"{self.name} must be fitted on training data before it is asked: call fit(batches)")
+            raise UsageError(f"{self.name} must be fitted on training data before it is queried: call fit(batches)")
         if not isinstance(activations, Batch | Readings):
             activations = Batch(activations, predicted=predicted)
         return self._surprises(self.accept(activations))
@@ -258,8 +258,8 @@ class DSA(Surprise):
     def _condense(self, traces: Traces) -> dict[str, Tensor]:
         if len(traces.classes) < 2:
             raise DataError(
-                f"dsa compares classes, all training inputs are predicted as class {int(traces.classes[0])}: fit on "
-                "inputs of at least two classes"
+                f"dsa compares classes, but all training inputs are predicted as class {int(traces.classes[0])}: fit "
+                "on inputs of at least two classes"
             )
         if self.max_traces is not None:
             parts = [evenly_spaced(part, self.max_traces) for part in torch.split(traces.values, traces.sizes)]
@@ -415,8 +415,8 @@ class Traces:
         neurons = is_varying.nonzero()[:, 0]
         if len(neurons) == 0:
             raise DataError(
-                f"{criterion} must have a neuron whose variance over training inputs is {min_variance:g} or more, the "
-                "layer has none: lower min_variance, name another layer or fit on more inputs"
+                f"{criterion} must have a neuron whose variance over training inputs is {min_variance:g} or more, but "
+                "the layer has none: lower min_variance, name another layer or fit on more inputs"
             )
         return neurons
 
@@ -433,8 +433,8 @@ class Traces:
         n_classes, d = columns.shape
         if n_classes * d * d > MAX_COVARIANCE_NUMBERS:
             raise UsageError(
-                f"{criterion} keeps one covariance per class and takes at most {MAX_COVARIANCE_NUMBERS:,} numbers, "
-                f"{n_classes} classes of {d} neurons need more: name a narrower layer, or take neurons='channel'"
+                f"{criterion} keeps one covariance per class and takes at most {MAX_COVARIANCE_NUMBERS:,} numbers, but "
+                f"{n_classes} classes of {d} neurons need more: name a narrower layer, or use neurons='channel'"
             )
         whiteners, mixed, pooled = [], [], None
         for at, deviations in enumerate(torch.split(self.deviations, self.sizes)):

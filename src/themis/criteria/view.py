@@ -88,7 +88,7 @@ class View:
         if self.max_bytes is not None and n_bytes > self.max_bytes:
             raise UsageError(
                 f"{self.criterion.name} compares tests with the clean readings of all seeds, which take "
-                f"{n_bytes / 2**30:.2g} GiB of the {self.max_bytes / 2**30:.2g} allowed: raise clean_memory_gib, take "
+                f"{n_bytes / 2**30:.2g} GiB of the {self.max_bytes / 2**30:.2g} allowed: raise clean_memory_gib, use "
                 "fewer seeds with max_seeds, or neurons=channel"
             )
 

@@ -73,7 +73,7 @@ def read_idx(path: Path) -> Numbers:
     with data_errors(path, what), open_plain_or_gz(path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_TYPES or not 1 <= head[3] <= 8:
-            raise DataError(f"{path} must be {what}, it begins with {head.hex() or 'nothing'}: check the path")
+            raise DataError(f"{path} must be {what}, but it begins with {head.hex() or 'nothing'}: check the path")
         dtype = np.dtype(IDX_TYPES[head[2]])
         shape = struct.unpack(f">{head[3]}I", read_exactly(file, 4 * head[3], path))
         n_bytes, offset = dtype.itemsize, 4 + 4 * head[3]
@@ -84,13 +84,15 @@ def read_idx(path: Path) -> Numbers:
             n_actual = path.stat().st_size - offset
             if n_actual != n_bytes:
                 raise DataError(
-                    f"{path} must hold {n_bytes:,} bytes for shape {list(shape)}, it has {n_actual:,}: download it "
+                    f"{path} must hold {n_bytes:,} bytes for shape {list(shape)}, but it has {n_actual:,}: download it "
                     "again"
                 )
             return np.memmap(path, dtype, "r", offset, shape) if n_bytes else np.zeros(shape, dtype)
         content = read_exactly(file, n_bytes, path)
         if file.read(1):
-            raise DataError(f"{path} must end after an array of shape {list(shape)}, it continues: download it again")
+            raise DataError(
+                f"{path} must end after an array of shape {list(shape)}, but it continues: download it again"
+            )
         return np.frombuffer(bytearray(content), dtype).reshape(shape)
 
 

@@ -37,8 +37,8 @@ def cifar_seeds(path: Path | None = None, *, split: str = "test", labels: str = 
         files = [file for file in candidates if file.is_file()]
         if not files:
             raise DataError(
-                f"{path} must hold CIFAR batches, none of {', '.join(file.name for file in candidates)} exists: check "
-                "the path, or ?split="
+                f"{path} must hold CIFAR batches, but none of {', '.join(file.name for file in candidates)} exists: "
+                "check the path, or ?split="
             )
     batches = [_binary(file, labels) if file.suffix == ".bin" else _pickled(file, labels) for file in files]
     numbers = [batch_labels for _, batch_labels in batches if batch_labels is not None]
@@ -66,12 +66,12 @@ def _binary(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
     n_labels = 2 if path.stem in ("train", "test") and n_bytes % (PIXELS + 2) == 0 else 1
     if n_bytes == 0 or n_bytes % (PIXELS + n_labels):
         raise DataError(
-            f"{path} must hold records of 3,073 or 3,074 bytes, it has {n_bytes:,} bytes: download it again"
+            f"{path} must hold records of 3,073 or 3,074 bytes, but it has {n_bytes:,} bytes: download it again"
         )
     records = np.fromfile(path, np.uint8).reshape(-1, PIXELS + n_labels)
     if labels == "coarse" and n_labels == 1:
         raise DataError(
-            f"{path} must be a batch of CIFAR-100 to have coarse labels, it is one of CIFAR-10: leave out ?labels="
+            f"{path} must be a batch of CIFAR-100 to have coarse labels, but it is one of CIFAR-10: leave out ?labels="
         )
     return records[:, n_labels:], records[:, 0 if labels == "coarse" else n_labels - 1]
 

@@ -149,7 +149,9 @@ def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
     arrays = read_npz(file, names)
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise DataError(f"{file} must hold the arrays {', '.join(names)}, {missing[0]!r} is missing: download it again")
+        raise DataError(
+            f"{file} must hold the arrays {', '.join(names)}, but {missing[0]!r} is missing: download it again"
+        )
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 

@@ -83,7 +83,7 @@ class Features:
         low, high = torch.where(is_number, low, low.ceil()), torch.where(is_number, high, high.floor())
         self._check_range(~(low.isfinite() & high.isfinite() & (low <= high)), low, high, "finite low <= high")
         is_binary = torch.tensor([kind == "binary" for kind in self.kind], dtype=torch.bool)
-        self._check_range(is_binary & ((low < 0) | (high > 1)), low, high, "a range within 0..1, it is binary")
+        self._check_range(is_binary & ((low < 0) | (high > 1)), low, high, "a range within 0..1")
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
@@ -112,7 +112,9 @@ class Features:
         is_whole = torch.ones(shape[1], dtype=torch.bool)
         for _, block in blocks(inputs):
             if not bool(block.isfinite().all()):
-                raise DataError("a table must hold finite numbers, it has a NaN or an infinity: fix or drop the row")
+                raise DataError(
+                    "a table must hold finite numbers, but it has a NaN or an infinity: fix or drop the row"
+                )
             low, high = torch.minimum(low, block.amin(0)), torch.maximum(high, block.amax(0))
             is_whole &= (block == block.round()).all(0)
         is_binary, is_fixed = is_whole & (low >= 0) & (high <= 1), low == high
@@ -217,7 +219,7 @@ class Features:
             if bool(is_bad.any()):
                 row, k = is_bad.nonzero()[0].tolist()
                 raise DataError(
-                    f"feature {self.names[k]!r} must be {self._rule(k)}, seed {int(seed_id[start + row])} has "
+                    f"feature {self.names[k]!r} must be {self._rule(k)}, but seed {int(seed_id[start + row])} has "
                     f"{float(raw[row, k]):g}: fix the row, or the description of the feature"
                 )
 
@@ -228,14 +230,15 @@ class Features:
         is_free = (limits.may_rise | limits.may_fall) & (limits.low < limits.high)
         if not bool(is_free.any()):
             raise DataError(
-                "a feature of the table must be free to change, none is: allow one to, for instance with change=any"
+                "a feature of the table must be free to change, but none is: allow one to, for instance with change=any"
             )
         slack = ROUNDING * max(1.0, *map(abs, bounds))
         is_outside = is_free & ((ends < bounds[0] - slack) | (ends > bounds[1] + slack)).any(0)
         if bool(is_outside.any()):
             k = int(is_outside.nonzero()[0])
             raise DataError(
-                f"feature {self.names[k]!r} must stay in the input's bounds ({bounds[0]:g}, {bounds[1]:g}), it ranges "
+                f"feature {self.names[k]!r} must stay in the input's bounds ({bounds[0]:g}, {bounds[1]:g}), but it "
+                "ranges "
                 f"from {float(ends[0, k]):g} to {float(ends[1, k]):g}: pass wider bounds, or give it a smaller range"
             )
 

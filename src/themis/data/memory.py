@@ -32,8 +32,8 @@ def check_disk(n_bytes: int, what: str) -> None:
 def _check(n_bytes: int, limit: int, what: str, limit_name: str) -> None:
     if n_bytes > limit:
         raise DataError(
-            f"{what} must fit in {limit_name}, {_size(limit)}, it declares {_size(n_bytes)}: check the file, or split "
-            "it"
+            f"{what} must fit in {limit_name}, {_size(limit)}, but it declares {_size(n_bytes)}: check the file, or "
+            "split it"
         )
 
 

@@ -40,14 +40,14 @@ def image_seeds(
     """
     folder = required_path(path, "images").absolute()
     if not os.path.isdir(folder):
-        raise DataError(f"the folder of pictures must exist, {folder} does not: check the path")
+        raise DataError(f"the folder of pictures must exist, but {folder} does not: check the path")
     with data_errors(folder, "a folder that can be listed"):
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         files_by_class = [_pictures_in(class_folder) for class_folder in classes]
         loose = _pictures_in(folder)
     if any(files_by_class) and loose:
         raise DataError(
-            f"{folder} must hold either class folders or pictures, it has both, such as {loose[0].name}: move the "
+            f"{folder} must hold either class folders or pictures, but it has both, such as {loose[0].name}: move the "
             "pictures away"
         )
     files = [file for class_files in files_by_class for file in class_files] or loose
@@ -68,7 +68,7 @@ def picture_seeds(
 ) -> Seeds:
     """Seeds from picture files; `what` names the collection in messages."""
     if not files:
-        raise DataError(f"{what} must hold pictures ({', '.join(SUFFIXES)}), it has none: check the path")
+        raise DataError(f"{what} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
     pixel_mode = _parse_mode(mode) or picture_mode(files[0])
     shape = crop_picture(decode(files[0], files[0], mode=pixel_mode, size=size), files[0], crop).shape
 
@@ -109,7 +109,7 @@ def crop_picture(pixels: Pixels, name: Path | str, crop: int | None) -> Pixels:
         return pixels
     height, width = pixels.shape[1:]
     if crop > min(height, width):
-        raise DataError(f"{name} must be at least crop={crop} wide and high, it is {width}x{height}: give ?size=")
+        raise DataError(f"{name} must be at least crop={crop} wide and high, but it is {width}x{height}: give ?size=")
     top, left = (height - crop) // 2, (width - crop) // 2
     return np.ascontiguousarray(pixels[:, top : top + crop, left : left + crop])
 
@@ -118,8 +118,8 @@ def same_shape(pixels: Pixels, name: Path | str, shape: tuple[int, ...]) -> Pixe
     """The pixels, if they have the shape of the first picture."""
     if pixels.shape != shape:
         raise DataError(
-            f"all inputs must have the same shape, {name} is {pixels.shape[2]}x{pixels.shape[1]}, the first "
-            f"{shape[2]}x{shape[1]}: scale them with ?size={min(shape[1:])}"
+            f"all inputs must have the same shape, but {name} is {pixels.shape[2]}x{pixels.shape[1]} and the first "
+            f"is {shape[2]}x{shape[1]}: scale them with ?size={min(shape[1:])}"
         )
     return pixels
 
@@ -142,18 +142,20 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
         try:
             image = Image.open(file, formats=FORMATS)
         except Image.DecompressionBombError as error:
-            raise _too_large(name, str(error)) from error
+            raise _too_large(name, "many more") from error
         with image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                raise _too_large(name, f"it is {width:,}x{height:,}")
+                raise _too_large(name, f"{width:,}x{height:,}")
             if image.mode.startswith(("I", "F")):
-                raise DataError(f"{name} must have 8 bits per channel, its mode is {image.mode}: save it with 8 bits")
+                raise DataError(
+                    f"{name} must have 8 bits per channel, but its mode is {image.mode}: save it with 8 bits"
+                )
             yield image
 
 
-def _too_large(name: Path | str, reason: str) -> DataError:
-    return DataError(f"{name} must have at most {MAX_PIXELS:,} pixels, {reason.rstrip('.')}: scale it down, or drop it")
+def _too_large(name: Path | str, size: str) -> DataError:
+    return DataError(f"{name} must have at most {MAX_PIXELS:,} pixels, got {size}: scale it down, or drop it")
 
 
 def _pictures_in(folder: Path) -> list[Path]:

@@ -111,13 +111,13 @@ class Rows:
             values = as_array(self._read(k))
             if tuple(values.shape) != self.shape[1:]:
                 raise DataError(
-                    f"all inputs must have the same shape, seed {k} has {list(values.shape)}, the first "
-                    f"{list(self.shape[1:])}: resize them in the data set"
+                    f"all inputs must have the same shape, but seed {k} has {list(values.shape)} and the first "
+                    f"has {list(self.shape[1:])}: resize them in the data set"
                 )
             with np.errstate(over="ignore"):
                 row = np.array(values, np.float32)  # a copy: a data set may reuse its memory
             if not np.isfinite(row).all():
-                raise DataError(f"inputs must be finite, seed {k} has a NaN or an infinity: fix or drop it")
+                raise DataError(f"inputs must be finite, but seed {k} has a NaN or an infinity: fix or drop it")
             self._cache.put(k, row)
         return row
 

@@ -220,8 +220,8 @@ def _check_repeats(items: _Items, indices: Iterable[int]) -> None:
         first, second = (np.array(as_array(items.read(k))) for _ in range(2))
         if first.shape != second.shape or not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise DataError(
-                f"the data must give the same input every time, item {k} differs between two reads: switch off random "
-                "augmentation, or collect the inputs into a tensor first"
+                f"the data must give the same input every time, but item {k} differs between two reads: switch off "
+                "random augmentation, or collect the inputs into a tensor first"
             )
 
 
@@ -270,7 +270,9 @@ class _Items:
             if k not in self._labels:
                 self.read(k)
                 if k not in self._labels:
-                    raise DataError(f"all seeds must have a label if one has, seed {k} has none: label it or drop it")
+                    raise DataError(
+                        f"all seeds must have a label if one has, but seed {k} has none: label it or drop it"
+                    )
         values = [self._labels[k] for k in index.tolist()]
         shapes = {np.shape(value) for value in values}
         if len(shapes) > 1:
@@ -284,7 +286,7 @@ class _Items:
             return self._dataset[k]
         except Exception as error:  # whatever the user's data set raises
             raise DataError(
-                f"the data set must give each of its {len(self._dataset)} items, item {k} raised "
+                f"the data set must give each of its {len(self._dataset)} items, but item {k} raised "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -328,5 +330,5 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
             )
     if isinstance(inputs, Tensor) and not bool(inputs.isfinite().all()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
-        raise DataError(f"inputs must be finite, seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
+        raise DataError(f"inputs must be finite, but seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
     return Seeds(inputs, labels, seed_id.long())

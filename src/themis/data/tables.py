@@ -62,7 +62,7 @@ class Columns:
     def __init__(self, names: Sequence[str], path: Path, label: str | None, drop: str) -> None:
         self.path, self.names = path, [name.strip() for name in names]
         if not any(self.names):
-            raise DataError(f"{path} must be a table with a line of column names, it is empty: check the file")
+            raise DataError(f"{path} must be a table with a line of column names, but it is empty: check the file")
         if all(map(_is_number, self.names)):
             raise DataError(f"{path} must begin with a line of column names, got the numbers {self.names[:3]}: add it")
         name, n = Counter(self.names).most_common(1)[0]
@@ -171,7 +171,7 @@ def _csv_blocks(lines: Any, columns: Columns) -> Iterator[tuple[Numbers, list[An
             labels.append(cells[label].strip())
             if not labels[-1]:
                 raise DataError(
-                    f"{columns.path}, line {lines.line_num}: a row must have a label, {columns.label!r} is empty: "
+                    f"{columns.path}, line {lines.line_num}: a row must have a label, but {columns.label!r} is empty: "
                     "fix or drop the row"
                 )
         if len(features) == size:
@@ -230,7 +230,7 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
         kind = fields.field(k).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             raise DataError(
-                f"{columns.path}: column {columns.names[k]!r} must be numbers, it is {kind}: leave it out with "
+                f"{columns.path}: column {columns.names[k]!r} must be numbers, but it is {kind}: leave it out with "
                 f"?drop={columns.names[k]}"
             )
     requested = [*names, *([columns.label] if columns.label is not None else [])]
@@ -240,7 +240,8 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
             if batch.column(name).null_count:
                 row = first + batch.column(name).is_null().to_pylist().index(True) + 1
                 raise DataError(
-                    f"{columns.path}, row {row}: column {name!r} must have a value, it is empty: fix or drop the row"
+                    f"{columns.path}, row {row}: column {name!r} must have a value, but it is empty: fix or drop the "
+                    "row"
                 )
         features = np.empty((batch.num_rows, len(names)), np.float32)
         for k, name in enumerate(names):
@@ -250,13 +251,14 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
         if len(bad):
             row, name = first + int(bad[0][0]) + 1, names[int(bad[0][1])]
             raise DataError(
-                f"{columns.path}, row {row}: column {name!r} must be a finite number, it is not: fix or drop the row"
+                f"{columns.path}, row {row}: column {name!r} must be a finite number, but it is not: fix or drop the "
+                "row"
             )
         labels = [] if columns.label is None else batch.column(columns.label).to_pylist()
         if labels and not isinstance(labels[0], str | int | float):
             raise DataError(
-                f"{columns.path}: labels must be numbers or names, {columns.label!r} holds {type(labels[0]).__name__}: "
-                "choose another column with ?label="
+                f"{columns.path}: labels must be numbers or names, but {columns.label!r} holds "
+                f"{type(labels[0]).__name__}: choose another column with ?label="
             )
         yield features, labels
         first += batch.num_rows

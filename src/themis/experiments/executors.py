@@ -157,7 +157,8 @@ class _Worker:
             return cell, message
         if isinstance(message, Failure):
             raise ModelError(
-                f"a worker process must be able to make the experiment again, {message.reason}: run with one worker to "
+                f"a worker process must be able to create the experiment again, but {message.reason}: run with one "
+                "worker to "
                 'see why; a script that starts workers must do so under if __name__ == "__main__"'
             )
         self.is_ready = True

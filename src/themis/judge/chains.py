@@ -1,4 +1,4 @@
-"""Shared by the judges that sample Markov chains: coordinates in which only the number of tests matters."""
+"""What the judges that sample Markov chains share: coordinates in which only the number of tests matters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHAINS = 4
 
 
 def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int], Posterior]) -> Posterior:
-    """The posterior by `sample(count, draws a chain)`, which sees `z = sqrt(n) (mu - mean) / s` of some neurons.
+    """The posterior by `sample(count, draws per chain)`, which samples `z = sqrt(n) (mu - mean) / s` of some neurons.
 
-    Left to the closed form: neurons with up to three tests (no sd) and neurons without spread (nothing to sample).
+    Neurons with up to three tests (no sd) and neurons without spread (nothing to sample) get the closed form.
     """
     if draws % CHAINS or draws < 4 * CHAINS:
         raise UsageError(
-            f"draws must be a multiple of {CHAINS} (the chains) and at least {4 * CHAINS}, got {draws}: take 4000"
+            f"draws must be a multiple of {CHAINS} (the chains) and at least {4 * CHAINS}, got {draws}: use 4000"
         )
     closed = exact(moments, draws=draws)
     n = moments.count.double().expand_as(moments.mean)
@@ -43,5 +43,5 @@ def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int]
 
 
 def join(parts: Sequence[Posterior]) -> Posterior:
-    """The posteriors of neurons in blocks as one."""
+    """Concatenate the posteriors of blocks of neurons."""
     return Posterior(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Posterior)))

@@ -17,10 +17,11 @@ from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
 UNSEEN_TESTS = 3000
-"""Tests before an all-zero sensitivity counts as zero (rule of three: then under 0.1% of tests move the neuron)."""
+"""Tests after which a sensitivity that was always zero counts as zero: by the rule of three, less than 0.1% of tests
+move the neuron."""
 
 MANY_TESTS = 1e15
-"""A forecast beyond this says no more than that the goal is out of reach."""
+"""A forecast beyond this only means that the goal is out of reach."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Rule:
 
     @property
     def limit(self) -> float:
-        """The tolerance at this number of draws: more draws must not buy coverage without a test."""
+        """The tolerance at this number of draws: more draws must not raise coverage without more tests."""
         return self.tolerance * math.sqrt(PAPER_DRAWS / self.draws)
 
     def mcse_bound(self, posterior: Posterior) -> Tensor:
@@ -73,7 +74,7 @@ class Coverage:
     n_unseen: int
     tests: int
     forecast: int | None
-    """Tests still needed to reach the goal, if the spreads stay as they are; None while nothing is known."""
+    """Tests still needed to reach the goal, if the spreads stay as they are; None while it is unknown."""
 
 
 def cover(
@@ -90,7 +91,7 @@ def cover(
 ) -> tuple[Coverage, Tensor | None]:
     """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending).
 
-    Without `names_neurons` the closed form counts the sample instead of sorting all neurons for it; then None.
+    Without `names_neurons`, the closed form counts the sample instead of sorting all neurons, and the second is None.
     """
     is_judged = ~is_dead
     n_tests, n_judged = int(moments.count), int(is_judged.sum())
@@ -127,9 +128,9 @@ def cover(
 def _count_sample(is_still: Tensor, converged: Tensor, n: int, k: int) -> float:
     """Coverage of the sampler's neurons among the `n` judged ones, without sorting.
 
-    By variance, those without any (`is_still`) come first, in order of their index: the unseen, and those that every
-    test moved by the same amount. Then come the converged. The sampler's neurons are at `ceil(j*n/k) - 1`, j = 1..k, so
-    those before `m` are `floor(m*k/n)`.
+    In order of variance, neurons without any (`is_still`) come first, by index: those that no test has moved, and those
+    that every test moved by the same amount. The converged ones follow. The sampler's neurons are at
+    `ceil(j*n/k) - 1`, j = 1..k, so those before `m` are `floor(m*k/n)`.
     """
     k = min(n, k)
     if not n:
@@ -145,7 +146,7 @@ def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
     """Tests after which each neuron converges, if its spread stays as it is: MCSE falls as 1/sqrt(n)."""
     one = torch.ones(1, dtype=torch.float64)
     unit = Posterior(one, one, one * rule.draws, one, one)
-    factor = float(rule.mcse_bound(unit))  # of the upper bound over the point value
+    factor = float(rule.mcse_bound(unit))  # the upper bound relative to the point value
     needed = moments.variance * (factor / rule.limit) ** 2 / rule.draws + 3
     return torch.where(moments.mean > 0, needed, UNSEEN_TESTS)
 
@@ -160,11 +161,11 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
 
 
 def _count(mask: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """How many are set, by layer."""
+    """The number of true values by layer."""
     last = torch.tensor([layer.stop - 1 for layer in layers], device=mask.device)
     return mask.cumsum(0)[last].diff(prepend=last.new_zeros(1))
 
 
 def _share(part: Tensor, whole: Tensor) -> list[float]:
-    """Shares; a layer without a judged neuron has nothing left to cover."""
+    """The shares by layer; a layer without a judged neuron is covered."""
     return torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0).tolist()

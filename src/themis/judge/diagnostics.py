@@ -15,13 +15,13 @@ from themis.judge.posterior import Posterior
 
 CHUNK_DRAWS = 2**18
 GPU_CHUNK_DRAWS = 2**23
-"""Draws worked on at a time: few enough to stay in the processor's cache, which halves the time; a GPU wants many."""
+"""Draws processed at a time: few enough to stay in the processor's cache, which halves the time; more on a GPU."""
 
 RESOLUTION = 1e-15
-"""Draws closer together than this are constant (ArviZ's value, absolute as there)."""
+"""Draws closer together than this count as constant (an absolute value, as in ArviZ)."""
 
 DOUBT = 1e-5
-"""Sums of autocorrelations nearer to zero than this have no certain sign in float32 (error about 3e-7)."""
+"""The sign of sums of autocorrelations nearer to zero than this is uncertain in float32 (error about 3e-7)."""
 
 
 def summarise(draws: Tensor) -> Posterior:
@@ -51,12 +51,12 @@ def mcse(draws: Tensor) -> Tensor:
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Rank-normalised split R-hat: the larger of that of the draws and that of their distance from the median."""
+    """Rank-normalised split R-hat: the larger of the values for the draws and for their distances from the median."""
     split = _split(_check(draws))
     n_neurons, n_chains, _ = split.shape
     if n_chains < 4:
         return torch.full((n_neurons,), torch.nan, dtype=torch.float64, device=draws.device)
-    flat = split.reshape(n_neurons, -1) + 0.0  # -0.0 becomes 0.0: they are equal, their bits are not
+    flat = split.reshape(n_neurons, -1) + 0.0  # turns -0.0 into 0.0, which is equal but has other bits
     n_all = flat.shape[1]
     scores = _normal_scores(n_all, flat)
 
@@ -73,13 +73,13 @@ def rhat(draws: Tensor) -> Tensor:
 
 
 def _to_unit(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws shifted by the first and divided by their range, and the range: float32 then serves any size and place."""
+    """Draws shifted by the first and divided by their range, and the range; float32 is then precise enough."""
     scale = draws.amax((1, 2)).double() - draws.amin((1, 2)).double()
     return (draws - draws[:, :1, :1]) / torch.where(scale > 0, scale, 1).to(draws)[:, None, None], scale
 
 
 def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
-    """ESS of draws, given them in unit range too."""
+    """ESS of draws, which are also passed scaled to unit range."""
     unit = _split(unit)
     n_chains, n_draws = unit.shape[1:]
     n_all = n_chains * n_draws
@@ -114,14 +114,14 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
 def _check(draws: Tensor) -> Tensor:
     if draws.ndim != 3 or draws.shape[2] < 4 or draws.dtype not in (torch.float32, torch.float64):
         raise UsageError(
-            "draws must be float32 or float64 [neurons, chains, draws] with 4 draws a chain or more, "
+            "draws must be float32 or float64 [neurons, chains, draws] with at least 4 draws per chain, "
             f"got {draws.dtype} {list(draws.shape)}: draw longer chains"
         )
     return draws
 
 
 def _split(draws: Tensor) -> Tensor:
-    """Both halves of each chain as chains, `[neurons, 2 chains, draws // 2]`; a middle draw is left out."""
+    """The halves of each chain as separate chains, `[neurons, 2 chains, draws // 2]`; a middle draw is left out."""
     half = draws.shape[2] // 2
     if draws.shape[2] % 2:
         draws = torch.cat((draws[..., :half], draws[..., -half:]), 2)
@@ -147,7 +147,7 @@ def _mean_autocovariance(centred: Tensor) -> Tensor:
 
 
 def _fast_length(at_least: int) -> int:
-    """The next length with no prime factor above 5, which an FFT is fast at."""
+    """The next length with no prime factor above 5, for which an FFT is fast."""
     length = at_least
     while True:
         rest = length
@@ -178,7 +178,7 @@ def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, 
     keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     keys.mul_(2**n_bits).add_(labels)
     if keys.device.type == "cpu":
-        # numpy's sort is vectorised, and its stable sort only merges what is in order already.
+        # NumPy's sort is vectorised, and its stable sort only merges runs that are already in order.
         keys.numpy().sort(axis=1, kind="stable" if is_folded else "quicksort")
     else:
         keys = keys.sort(1).values
@@ -188,12 +188,12 @@ def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, 
 
 
 def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
-    """Normal scores of the draws in their own order; ties share the score of their mean rank."""
+    """Normal scores of the draws, in the order of the draws; ties share the score of their mean rank."""
     n_neurons, n_all = label.shape
     scored = torch.empty_like(label, dtype=scores.dtype).scatter_(1, label, scores[::2].expand(n_neurons, -1))
     neuron, link = is_tied.nonzero(as_tuple=True)
     if len(link):
-        # Neighbouring links belong to one run of equal values: along a run, place minus number stays the same.
+        # Neighbouring links belong to one run of equal values: along a run, place minus number is constant.
         place = neuron * n_all + link
         number = torch.arange(len(place), device=place.device)
         _, length = torch.unique_consecutive(place - number, return_counts=True)
@@ -207,7 +207,7 @@ def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
 
 
 def _rhat(split: Tensor) -> Tensor:
-    """R-hat of chains `[neurons, chains, draws]` as they are."""
+    """R-hat of chains `[neurons, chains, draws]`, which are not split."""
     n_chains, n_draws = split.shape[1:]
     mean = split.mean(2, keepdim=True)
     within = (split - mean).square_().sum((1, 2)).double() / (n_chains * (n_draws - 1))

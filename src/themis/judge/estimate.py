@@ -1,4 +1,4 @@
-"""A figure with its interval."""
+"""A value with its interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95% interval: of a hundred campaigns, about 95 or more have one that holds the truth."""
+    """A value and its 95% interval: in at least about 95 of 100 campaigns, the interval contains the true value."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""The judge in closed form: the posterior of a normal mean is a Student t."""
+"""The exact judge, in closed form: the posterior of a normal mean is a Student t distribution."""
 
 from __future__ import annotations
 

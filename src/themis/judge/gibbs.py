@@ -1,4 +1,4 @@
-"""The judge by Gibbs sampling: real Markov chains for all neurons at once, from the moments alone.
+"""The Gibbs judge: real Markov chains for all neurons at once, from the moments alone.
 
 With `z = sqrt(n) (mu - mean) / s` and `w = sigma^2 / s^2` the chain is `z | w ~ Normal(0, w)`,
 `w | z ~ InverseGamma(n / 2, (n - 1 + z^2) / 2)`, the same at every scale, so that float32 is precise enough.
@@ -22,25 +22,25 @@ STARTS = (0.1, 0.5, 2.0, 10.0)
 """Where the chains start in `w`: wider apart than its posterior."""
 
 WARM_UP = 96
-"""Steps thrown away; a chain's memory of its start halves every step at 4 tests, and faster with more."""
+"""Steps that are discarded; the influence of the start halves with each step at 4 tests, and falls faster with more."""
 
 BLOCK = 512
 GPU_BLOCK = 8192
-"""Neurons sampled together, on the CPU by one thread; each block has a random stream of its own."""
+"""Neurons that are sampled together, by one thread on a CPU; each block has its own random stream."""
 
 BLOCK_DRAWS = 2**22
 GPU_BLOCK_DRAWS = 2**26
-"""Most draws of a block: longer chains make smaller blocks, so that memory stays about 60 MB a thread, 600 on a GPU."""
+"""Maximum draws per block: longer chains make smaller blocks, so memory stays at 60 MB per thread, 600 MB on a GPU."""
 
 MOST_THREADS = 4
-"""Blocks worked on at once; with more, threads wait for the interpreter longer than they compute."""
+"""Maximum number of blocks at a time; with more, threads wait for the interpreter longer than they compute."""
 
 STEPS = 32
 """Steps whose random numbers are drawn together: few enough to stay in the processor's cache."""
 
 
 def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
-    """Four chains a neuron, `draws` over all of them together; ESS, MCSE and R-hat as ArviZ defines them."""
+    """Sample four chains per neuron with `draws` draws in total; ESS, MCSE and R-hat as ArviZ defines them."""
 
     def sample(n: Tensor, n_draws: int) -> Posterior:
         def judge(block: int, n: Tensor) -> Posterior:
@@ -55,10 +55,10 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
 
 
 def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[Tensor]) -> list[Posterior]:
-    """`judge(number, block)` of each block, every thread alone with one.
+    """`judge(number, block)` for each block, one thread per block.
 
-    Twice as fast as sharing every operation among the threads, which also stalls on a busy machine. It makes the
-    results independent of the number of threads.
+    This is twice as fast as dividing every operation among the threads, which also stalls on a busy machine, and makes
+    the results independent of the number of threads.
     """
     n_threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(min(n_threads, MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,))
@@ -66,7 +66,7 @@ def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[T
         return list(pool.map(judge, range(len(blocks)), blocks))
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(n_threads)  # the workers' 1 would otherwise be what new threads start with
+        torch.set_num_threads(n_threads)  # otherwise new threads would start with the 1 of the workers
 
 
 def _stream(random_seed: int, block: int, device: torch.device) -> torch.Generator:
@@ -85,7 +85,7 @@ def _chains(n: Tensor, n_draws: int, rng: torch.Generator) -> Tensor:
     w_rows = w.unbind()
     e = torch.empty_like(w[1:])
     for start in range(-WARM_UP, n_draws, STEPS):
-        # w' = (n - 1 + z^2) / (2 gamma) with z^2 = w e^2 is linear in w: one operation a step.
+        # w' = (n - 1 + z^2) / (2 gamma) with z^2 = w e^2 is linear in w: one operation per step.
         inverse = _gamma_over_shape(shape, rng).reciprocal_().mul_(0.5 / shape)
         e.normal_(generator=rng)
         slopes = e.square().mul_(inverse).unbind()
@@ -102,7 +102,7 @@ def _chains(n: Tensor, n_draws: int, rng: torch.Generator) -> Tensor:
 def _gamma_over_shape(shape: Tensor, rng: torch.Generator) -> Tensor:
     """Variates of gamma(shape + 1/3) divided by `shape`, `[steps, lanes]`, by the method of Marsaglia and Tsang.
 
-    That is `(1 + x / sqrt(9 shape))**3` for a normal x, seldom rejected.
+    That is `(1 + x / sqrt(9 shape))**3` for a normal x, which is rarely rejected.
     """
     x = shape.new_empty(STEPS, len(shape)).normal_(generator=rng)
     u = torch.empty_like(x).uniform_(generator=rng)
@@ -116,7 +116,7 @@ def _gamma_over_shape(shape: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _redraw(x: Tensor, u: Tensor, shape: Tensor, rng: torch.Generator) -> Tensor:
-    """Normal x with those replaced that the exact test rejects, until it accepts them all."""
+    """The normal `x`, redrawn where the exact test rejects them, until it accepts all."""
     todo = torch.arange(len(x), device=x.device)
     while True:
         root = 1 + x[todo] * (9 * shape[todo]).rsqrt()

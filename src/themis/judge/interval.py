@@ -14,25 +14,25 @@ from themis.judge.exact import exact
 from themis.measure.moments import Moments
 
 LEAST_TESTS = 30
-"""With fewer tests the interval is 0 to 1: a jackknife would say nothing."""
+"""With fewer tests the interval is 0 to 1, because a jackknife would be meaningless."""
 
-# Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and seldom overstated. So the
-# upper limit, which is the one that fails, gets less of the 5%.
+# Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and rarely overstated. So the
+# upper limit, which fails more often, gets less of the 5%.
 _SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
 
 
 def coverage_interval(
     blocks: Moments, point: float, rule: Rule, is_judged: Tensor | None = None, n_neurons: int | None = None
 ) -> Estimate:
-    """The interval on the coverage `point` of all judged neurons, from the panel's moments by seed block.
+    """The interval of the coverage `point` of all judged neurons, from the panel's moments by seed block.
 
-    The truth it is about: the coverage at this number of tests if every neuron's spread over all seeds and thetas were
-    known. `is_judged` marks the panel's neurons that count, `n_neurons` says how many count in all (None: many more).
+    It estimates the coverage at this number of tests if every neuron's spread over all seeds and thetas were known.
+    `is_judged` marks the panel's neurons that count; `n_neurons` is how many count in total (None: many more).
 
     Every spread is moved together to its upper, then its lower limit, as if all errors had one cause; seeds that move
-    the whole network are such a cause. Where errors are each neuron's own, some are beyond their limit by chance: the
-    share found within is divided by the least share that should be. A neuron that no test moved may have a spread that
-    is small enough.
+    the whole network are such a cause. If errors are independent, some are beyond their limit by chance: the share
+    within the limits is divided by the smallest share that should be. A neuron that no test has moved may have a
+    spread that is small enough.
     """
     panel = Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu())
     panel = _pick(panel, is_judged)
@@ -54,9 +54,9 @@ def coverage_interval(
 
 
 def design_effect(blocks: Moments) -> float | None:
-    """How many times the variance of a mean sensitivity is what independent tests would give; the panel's median.
+    """The variance of a mean sensitivity, relative to that of independent tests; the median over the panel.
 
-    None where it cannot be known: no neuron moved, or too few seeds.
+    None if it is unknown: no neuron moved, or there are too few seeds.
     """
     panel = _pick(Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu()), None)
     if len(panel.count) < 3 or int(panel.count.sum()) < 4:
@@ -70,7 +70,7 @@ def design_effect(blocks: Moments) -> float | None:
 
 
 def _pick(blocks: Moments, is_judged: Tensor | None) -> Moments:
-    """Blocks with tests, neurons that are judged."""
+    """The blocks that have tests, and the neurons that are judged."""
     is_used = blocks.count[:, 0] > 0
     mean, m2 = blocks.mean[is_used], blocks.m2[is_used]
     if is_judged is not None:
@@ -90,7 +90,7 @@ def _leave_one_out(blocks: Moments) -> tuple[Moments, Moments]:
 
 
 def _jackknife_variance(replicates: Tensor) -> Tensor:
-    """Variance of a figure from its delete-one-block replicates `[blocks, ...]`."""
+    """Variance of a statistic from its delete-one-block replicates `[blocks, ...]`."""
     k = len(replicates)
     return (replicates - replicates.mean(0)).square().sum(0) * ((k - 1) / k)
 
@@ -106,7 +106,7 @@ def _tails(most: float) -> Tensor:
 
 
 def _within(tails: Tensor, n_panel: int) -> Tensor:
-    """The least share of neurons whose spread is within its limit, if errors are each neuron's own."""
+    """The least share of neurons whose spread is within its limit, if errors are independent."""
     return (1 - tails - 1.645 * (tails * (1 - tails) / n_panel).sqrt()).clamp(min=0.5)
 
 
@@ -135,7 +135,7 @@ def _upper(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
 
 def _lower(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
     """Lower limits of the spreads as multiples of them, `[tails, panel]`: jackknife of the logarithm."""
-    # A neuron moved by one block alone has no spread without it; a thousandth stands for none.
+    # A neuron that only one block moves has no spread without it; a thousandth replaces zero.
     relative = without.variance / total.variance.clamp(min=1e-300)
     error = _jackknife_variance(relative.clamp(min=1e-3).log()).sqrt()
     return (-quantiles * error).exp()
@@ -148,7 +148,7 @@ def _share(total: Moments, factors: Tensor, rule: Rule) -> Tensor:
 
 
 def _widen(moved: float, n_panel: int, n_neurons: int | None) -> float:
-    """The share of all neurons that moves, given the panel's: adds the error of having only a panel."""
+    """The share of all neurons that moves, given that of the panel: adds the sampling error of the panel."""
     from scipy.special import betaincinv
 
     unwatched = 1.0 if n_neurons is None else max(0.0, 1 - n_panel / max(n_neurons, 1))

@@ -1,4 +1,4 @@
-"""How normal the differences are: the judges' model, checked on the panel."""
+"""How normal the differences are: a check of the judges' model on the panel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from themis.measure.panel import Shape
 
 LEAST_TESTS = 20
 CLOSE_SKEWNESS, CLOSE_KURTOSIS = 0.5, 1.0
-"""Skewness and excess kurtosis up to which a bell curve is a fair picture; sampling error comes on top."""
+"""Skewness and excess kurtosis up to which the normal distribution fits well; sampling error is added."""
 
 
 @dataclass(frozen=True)
 class Normality:
-    """Medians over the panel's neurons, and the share of them whose figures a normal variable could have."""
+    """Medians over the panel's neurons, and the share of them that are compatible with a normal distribution."""
 
     skewness_signed: float
     kurtosis_signed: float
@@ -30,9 +30,9 @@ class Normality:
 
 
 def describe_normality(shape: Shape) -> Normality | None:
-    """How normal signed differences and sensitivities are; None with under 20 tests or if no neuron moved.
+    """How normal signed differences and sensitivities are; None with fewer than 20 tests or if no neuron moved.
 
-    Neurons without spread (never moved, or always by as much) are left out and counted as `n_unmoved`.
+    Neurons without spread (never moved, or always by the same amount) are left out and counted as `n_unmoved`.
     """
     signed_shape, absolute_shape = shape.signed(), shape.absolute()
     has_spread = ~(signed_shape[0].isnan() | absolute_shape[0].isnan())

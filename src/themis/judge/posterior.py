@@ -1,4 +1,4 @@
-"""What every judge returns, and the protocol of a judge."""
+"""The posterior that every judge returns, and the protocol of a judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from themis.measure.moments import Moments
 
 PAPER_DRAWS = 4000
-"""Draws over all chains at which the paper's `MCSE == 0.0` is defined."""
+"""The number of draws, over all chains, at which the paper's `MCSE == 0.0` is defined."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The judge by PyMC: NUTS from the moments, the reference the others are checked against. Needs the extra `bayes`."""
+"""The PyMC judge: NUTS on the moments, the reference for the other judges. It needs the extra `bayes`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 
 BLOCK = 256
-"""Neurons in one model: NUTS needs longer trajectories for more."""
+"""Neurons per model: NUTS needs longer trajectories for more."""
 
 THIN = 5
-"""Every how many steps a draw is kept. Neighbouring NUTS draws repel each other, which makes the ESS up to 2.5 times
-the number of draws and would lower the MCSE without a single test; at a distance of five they are as good as
-independent, like the draws of the other judges (measured: ESS 0.99 of the draws)."""
+"""One draw is kept in this many steps. Neighbouring NUTS draws are negatively correlated, which makes the ESS up to 2.5
+times the number of draws and would lower the MCSE without a single test; five steps apart, draws are practically
+independent, like those of the other judges (measured: the ESS is 0.99 of the draws)."""
 
 
 def pymc(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
-    """Four chains of `pm.sample`, `draws` over all of them together; ESS, MCSE and R-hat as ArviZ defines them."""
+    """Sample four chains with `pm.sample`, `draws` draws in total; ESS, MCSE and R-hat as ArviZ defines them."""
 
     def sample(n: Tensor, n_draws: int) -> Posterior:
         return join(
@@ -45,7 +45,7 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
     seed = np.random.SeedSequence((stream[0] % 2**64, stream[1])).generate_state(1)
     with pm.Model(), _quiet():
         z = pm.Flat("z", shape=len(n_tests))
-        # log(sigma / s) in units of its own posterior spread, so that NUTS meets one scale only.
+        # log(sigma / s) in units of its own posterior spread, so that NUTS sees only one scale.
         log_sigma = pm.Flat("log_sigma", shape=len(n_tests)) / np.sqrt(2 * n_tests)
         scatter = (n_tests - 1 + z**2) * pm.math.exp(-2 * log_sigma)
         pm.Potential("moments", -n_tests * log_sigma - scatter / 2)
@@ -63,7 +63,7 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
 
 
 def _import_pymc() -> Any:
-    """The package pymc, without what it and its libraries say about themselves on import."""
+    """Import pymc without the messages that it and its libraries print on import."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -79,7 +79,7 @@ def _import_pymc() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps PyMC's progress reports and its libraries' warnings from the user."""
+    """Hide the progress reports of PyMC and the warnings of its libraries."""
     logger = logging.getLogger("pymc")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -33,11 +33,14 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so what is known grows with
     the seeds, not with the tests. Each limit is Gaffke's for the mean of a variable in 0..1, here a seed's own fault
     rate: the quantile of a Bayesian bootstrap of the seeds that has one more seed, which always fails (for the upper
-    limit) or never does (for the lower). With one test a seed this is Clopper and Pearson's interval.
+    limit) or never does (for the lower). With one test per seed, this is Clopper and Pearson's interval.
     """
     tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
     if tests.shape != faults.shape or (faults > tests).any():
-        raise UsageError("faults_by_seed must be one count a seed, no larger than its tests_by_seed")
+        raise UsageError(
+            "faults_by_seed must have one count per seed, at most its tests_by_seed, got other counts: count both by "
+            "seed"
+        )
     is_tested = tests > 0
     if not is_tested.any():
         return None
@@ -92,7 +95,7 @@ def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
     for a fault expected `x` times, seen `c` times, `exp(a x [c = 0]) (1 - a**c)[c > 0]` has mean 1 for every `x` and
     `a < 1` (a Poisson count; the lower limit takes `-a`). So with chance `1 - tail` the sum of `x` over the unseen
     stays under `(log(1/tail) - sum log(1 - a**c)) / a`, whatever the faults' chances. Many singletons make that bound
-    of Chernoff's type too wide; `z**2 / 2` for the logarithm makes it Esty's normal interval, which then is right.
+    of Chernoff's type too wide; `z**2 / 2` for the logarithm makes it Esty's normal interval, which is then correct.
     """
     seen = _counts(times_seen)
     seen = seen[seen > 0]
@@ -105,7 +108,7 @@ def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
         return None
     often, frequency = np.unique(seen, return_counts=True)
     singletons = int((seen == 1).sum())
-    # No more can be missing than there is: tests are independent, given the seeds.
+    # The unseen faults cannot exceed all faults; given the seeds, tests are independent.
     high = min(_unseen_limit(often, frequency) / n_tests, _binomial_limit(n_faults, n_tests), 1.0)
     return Estimate(singletons / n_tests, _unseen_floor(often, frequency, singletons) / n_tests, high)
 
@@ -113,12 +116,12 @@ def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
 def _counts(values: Counts) -> Floats:
     array = torch.as_tensor(values).detach().cpu().numpy().astype(np.float64)
     if array.ndim != 1 or (array < 0).any():
-        raise UsageError(f"counts must be a row of numbers that are not negative, got shape {array.shape}")
+        raise UsageError(f"counts must be one-dimensional and not negative, got shape {array.shape}")
     return array
 
 
 def _mean_limit(values: Floats) -> float:
-    """Gaffke's upper limit for the mean of which `values` in 0..1 are a sample."""
+    """Gaffke's upper limit for the mean of a distribution on 0..1 that `values` are a sample of."""
     from scipy.optimize import brentq
 
     points, weights = np.unique(np.append(values, 1.0), return_counts=True)
@@ -160,18 +163,18 @@ def _binomial_limit(successes: float, trials: float) -> float:
 _UPWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.99, 90))[:, None]
 _DOWNWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.999, 90))[:, None]
 _PSEUDO_SINGLETONS = 0.65
-"""Added to the singletons: the upper limit without any is then Poisson's, 3.69 tests' worth."""
+"""Added to the singletons: if there are none, the upper limit is that of Poisson, 3.69 faults."""
 
 
 def _unseen_limit(often: Floats, frequency: NDArray[np.integer[Any]]) -> float:
-    """Upper limit for how many unseen faults `n` more tests would meet, `n` being the tests made."""
+    """Upper limit for the number of unseen faults that as many tests again would find."""
     cost = _HALF_Z2 - _PSEUDO_SINGLETONS * np.log1p(-_UPWARD[:, 0]) - np.log1p(-(_UPWARD**often)) @ frequency
     return float((cost / _UPWARD[:, 0]).min())
 
 
 def _unseen_floor(often: Floats, frequency: NDArray[np.integer[Any]], singletons: int) -> float:
     """Lower limit for the same."""
-    # All faults may be known although some were met once: with few singletons the full price of a bound is due.
+    # All faults may be known although some were seen only once: with few singletons, the full bound applies.
     price = _HALF_Z2 + (_LOG_TAIL - _HALF_Z2) / np.sqrt(1 + singletons)
     is_even = often % 2 == 0  # odd counts above one would only help; without them the limit stays under the estimate
     gain = singletons * np.log1p(_DOWNWARD[:, 0]) + np.log1p(-(_DOWNWARD ** often[is_even])) @ frequency[is_even]

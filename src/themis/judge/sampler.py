@@ -9,8 +9,8 @@ from torch import Tensor
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
     """Indices of k neurons: in ascending, stable order of variance those at `ceil(j*N/k) - 1`, j = 1..k.
 
-    All when N <= k. Convergence is monotone in variance at a given number of tests, so their coverage is within 1/k of
-    everyone's.
+    All neurons if N <= k. At a given number of tests, convergence is monotone in the variance, so the coverage of the
+    sample is within 1/k of that of all neurons.
     """
     n = len(variance)
     order = torch.argsort(variance, stable=True)

@@ -26,5 +26,5 @@ def relative_scale(clean: Moments, layers: Sequence[Layer]) -> Tensor:
 
 
 def rescale(moments: Moments, scale: Tensor | None) -> Moments:
-    """The moments of the sensitivities over `scale`."""
+    """The moments of the sensitivities divided by `scale`."""
     return moments if scale is None else Moments(moments.count, moments.mean / scale, moments.m2 / scale.square())

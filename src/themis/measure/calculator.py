@@ -203,7 +203,8 @@ class Calculator:
         is_finite = are_finite(clean_outputs)
         if not bool(is_finite.all()):
             raise ModelError(
-                f"the model must give finite outputs on clean inputs, {int((~is_finite).sum())} of {len(is_finite)} "
+                f"the model must give finite outputs on clean inputs, but {int((~is_finite).sum())} of "
+                f"{len(is_finite)} "
                 f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
                 "preprocessing"
             )
@@ -351,7 +352,7 @@ class Calculator:
         if difference > REPEAT_TOLERANCE:
             n_different = int(((first - second).flatten(1).abs().amax(1) > 0).sum())
             raise ModelError(
-                f"the model must give the same output for the same input, {n_different} of {len(inputs)} outputs "
+                f"the model must give the same output for the same input, but {n_different} of {len(inputs)} outputs "
                 f"differ between two runs, by up to {difference:.2g} of the largest output: switch off what is random, "
                 "such as functional dropout without training=self.training, noise layers or sampling"
             )

@@ -75,8 +75,8 @@ class Moments:
             at = int((~is_finite).nonzero()[0])
             name = next(layer.name for layer in layers if at < layer.stop)
             raise ModelError(
-                f"activations must be finite, layer {name!r} has a NaN or an infinity while the output has none: leave "
-                "the layer out with layers=[...], or run the model in float32"
+                f"activations must be finite, but layer {name!r} has a NaN or an infinity while the output has none: "
+                "leave the layer out with layers=[...], or run the model in float32"
             )
         return self
 
@@ -84,7 +84,7 @@ class Moments:
 class Accumulator:
     """Accumulates sensitivities for `Moments`: float64, in place, layer by layer as a forward pass computes them.
 
-    A chunk counts only once it is committed, so one that fails half-way leaves no trace. A shift, the first test seen,
+    A chunk counts only once it is committed, so one that fails halfway leaves no trace. A shift, the first test seen,
     is subtracted from all values, so that nothing is lost to cancellation.
     """
 

@@ -109,7 +109,7 @@ class Top(_Classifier):
         n_classes = clean_outputs.shape[1]
         if self.k >= n_classes:
             raise ModelError(
-                f"oracle {self.spec()!r} must leave a class out, the model has {n_classes} scores: use "
+                f"oracle {self.spec()!r} must leave a class out, but the model has {n_classes} scores: use "
                 f"oracle='top{n_classes - 1}' or fewer, or check that the output holds the scores"
             )
         if labels is None:

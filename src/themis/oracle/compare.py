@@ -46,8 +46,8 @@ class Compare(Oracle):
         usable = ~self.compare(clean_outputs, clean_outputs, labels).is_fault
         if not bool(usable.any()):
             raise UsageError(
-                f"oracle {self.spec()!r} must accept some clean outputs, it calls all {len(usable)} faults: an output "
-                "compared with itself should not be a fault"
+                f"oracle {self.spec()!r} must accept some clean outputs, but it calls all {len(usable)} faults: an "
+                "output compared with itself should not be a fault"
             )
         return usable
 

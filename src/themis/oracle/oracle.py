@@ -65,7 +65,7 @@ class Oracle(ABC):
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return how far outputs are from the reference answers, `[tests]`; attacks maximise it."""
         raise UsageError(
-            f"an attack needs a loss to maximise, oracle {self.spec()!r} has none: define one with "
+            f"an attack needs a loss to maximise, but oracle {self.spec()!r} has none: define one with "
             "Compare(function, loss_function=...), or choose a perturbation that needs no gradient"
         )
 

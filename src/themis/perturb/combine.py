@@ -92,7 +92,7 @@ def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturb
             theta.check(range_or_value)
             held[k] = float(range_or_value)
     if not free:
-        raise UsageError(f"{perturbation.name!r} must keep a theta to search, all are held fixed: give one a range")
+        raise UsageError(f"{perturbation.name!r} must keep a theta to search, but all are held fixed: give one a range")
     options = ", ".join(f"{name}={_format_range(value)}" for name, value in ranges.items())
     name = f"{perturbation.name}({options})" if ranges else perturbation.name
     is_magnitude = perturbation.theta_is_magnitude and not ranges

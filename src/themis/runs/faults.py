@@ -143,7 +143,9 @@ class Fault:
     def replay(self) -> Replay:
         """Run the test again."""
         if self._handle is None:
-            raise UsageError("a fault must belong to a run to be replayed, this one does not: take it from run.faults")
+            raise UsageError(
+                "a fault must belong to a run to be replayed, but this one does not: take it from run.faults"
+            )
         return self._handle.replay(self)
 
     def as_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def open_run(
         summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
         if not rounds:
             raise UsageError(
-                f"a run must have finished a round to be opened, {run.path} has none yet: wait for the first one"
+                f"a run must have finished a round to be opened, but {run.path} has none yet: wait for the first one"
             )
         state = run.state(summary)
         figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds)
@@ -92,7 +92,9 @@ def _theta(plain: dict[str, Any]) -> Theta:
     try:
         return Theta(**{**plain, "limits": _limits(*plain["limits"])})
     except UsageError as error:
-        raise StoreError(f"the theta of a run must be valid, {error}; restore the run folder from a copy") from error
+        raise StoreError(
+            f"the theta of a run must be valid, but {error}; restore the run folder from a copy"
+        ) from error
 
 
 def _limits(low: float | None, high: float | None) -> tuple[float, float]:

@@ -58,7 +58,7 @@ class SeedSplit:
         for name, n in split.counts().items():
             if not n:
                 raise DataError(
-                    f"every part must hold a seed, {name} got none of {len(seeds):,} seeds with a split of "
+                    f"every part must hold a seed, but {name} got none of {len(seeds):,} seeds with a split of "
                     f"{', '.join(f'{share:g}' for share in shares)}: give more seeds, or a larger share"
                 )
         return split
@@ -117,8 +117,8 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
     settings = vars(run.start.settings) if isinstance(run, Run) else run.record["settings"]
     if settings.get("split") is None:
         raise UsageError(
-            "the run's seeds must have been split before its campaign, all of them were searched and none is left for "
-            "judging: run it again with a split, such as --split 0.5,0.2,0.3"
+            "the run's seeds must have been split before its campaign, but all of them were searched and none is left "
+            "for judging: run it again with a split, such as --split 0.5,0.2,0.3"
         )
     seeds = read_seeds(seeds, settings["max_seeds"])
     if isinstance(run, Run):
@@ -129,8 +129,8 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
     _check_same(seeds, recorded)
     if not np.array_equal(choose_part(recorded.hashes, settings["split"], settings["split_seed"]), recorded.part):
         raise StoreError(
-            f"{run.path / FILE} must hold the split that follows from the run's settings, it holds a different one: "
-            "restore the folder from a copy"
+            f"{run.path / FILE} must hold the split that follows from the run's settings, but it holds a different "
+            "one: restore the folder from a copy"
         )
     return recorded.parts(seeds)
 
@@ -141,20 +141,20 @@ def read_split(run: Reader) -> SeedSplit:
 
     path, entry = run.path / FILE, run.record.get("parts")
     if entry is None:
-        raise UsageError(f"the run in {run.path} must have split its seeds, it did not: run it again with --split")
+        raise UsageError(f"the run in {run.path} must have split its seeds, but it did not: run it again with --split")
     try:
         content = read_tensor_file(path)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} must hold the run's split, it does not exist: restore it from a copy") from error
+        raise StoreError(f"{path} must hold the run's split, but it does not exist: restore it from a copy") from error
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise StoreError(f"{path} must be the file that the run wrote, it has been changed: restore it from a copy")
+        raise StoreError(f"{path} must be the file that the run wrote, but it has been changed: restore it from a copy")
     arrays = {name: tensor.numpy() for name, tensor in deserialize(content, path).items()}
     is_split = all(
         name in arrays and arrays[name].dtype == dtype and arrays[name].shape == arrays["seed_id"].shape
         for name, dtype in (("seed_id", np.int64), ("hash", np.int64), ("part", np.uint8))
     )
     if not is_split or arrays["part"].max(initial=0) >= len(PARTS):
-        raise StoreError(f"{path} must hold the part of each seed, it does not: restore it from a copy")
+        raise StoreError(f"{path} must hold the part of each seed, but it does not: restore it from a copy")
     return SeedSplit(arrays["seed_id"], arrays["hash"].view(np.uint64), arrays["part"])
 
 

@@ -204,7 +204,9 @@ class Replayer:
     def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
         record, seeds = self.run.record, self.seeds
         if "start" not in record:
-            raise UsageError(f"the run in {self.run.path} must have begun its tests, it has run none yet: wait for it")
+            raise UsageError(
+                f"the run in {self.run.path} must have begun its tests, but it has run none yet: wait for it"
+            )
         if seed_id is not None:
             is_requested = torch.isin(seeds.seed_id, torch.from_numpy(np.unique(seed_id)))
             if not bool(is_requested.any()):
@@ -220,11 +222,11 @@ class Replayer:
             min_ssim=record["settings"]["min_ssim"],
         )
 
-    def _known_origin(self, what: str) -> Origin:
+    def _known_origin(self, subject: str) -> Origin:
         if self.origin is None:
             raise UsageError(
-                f"the run in {self.run.path} does not record how to create its {what}, it was started from Python: "
-                "pass target and data, or name them with --model and --data"
+                f"the run in {self.run.path} does not record how to create its {subject}, because it was started from "
+                "Python: pass target and data, or name them with --model and --data"
             )
         return self.origin
 
@@ -291,13 +293,15 @@ def open_handle(source: RunSource) -> Iterator[RunHandle]:
 def live_handle(run: Run) -> LiveRun:
     """The handle of a run of this process; a run that was opened from a folder is refused."""
     if not isinstance(run.faults.handle, LiveRun):
-        raise UsageError("the run must have been made by this process, it was not: pass the folder it was written to")
+        raise UsageError(
+            "the run must have been made by this process, but it was not: pass the folder it was written to"
+        )
     return run.faults.handle
 
 
 def missing_seed(seed_id: int, n_seeds: int) -> str:
     """The message for data that does not have the seed of a fault."""
-    return f"the data must hold the fault's seed {seed_id}, it has {n_seeds} other seeds: pass the run's data"
+    return f"the data must hold the fault's seed {seed_id}, but it has {n_seeds} other seeds: pass the run's data"
 
 
 def _clean_outputs(calculator: Calculator) -> Tensor:

@@ -50,7 +50,7 @@ class Start:
     tests_before: int = 0
     """Tests that had been run when the campaign was resumed."""
     criterion: dict[str, Any] | None = None
-    """The campaign's criterion: its name, whether it guides the search, what it learnt from."""
+    """The campaign's criterion: its name, whether it guides the search, what it learned from."""
     classes: tuple[str, ...] | None = None
     """The names of the classes by number, if the data has them."""
 
@@ -130,7 +130,9 @@ class Run:
     def handle(self) -> RunHandle:
         """Gives access to the model and the seeds, so that tests can be run again."""
         if self.faults.handle is None:
-            raise UsageError("the run must know its model and data, it knows neither: pass the folder it is stored in")
+            raise UsageError(
+                "the run must know its model and data, but it knows neither: pass the folder it is stored in"
+            )
         return self.faults.handle
 
     @property

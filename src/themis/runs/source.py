@@ -95,7 +95,7 @@ class Origin:
                 target = self._wrap(model, version)
             if self.weights is not None:
                 if not isinstance(target, Target):
-                    raise UsageError(f"--weights must be left out, {self.model} has its own")
+                    raise UsageError(f"--weights must be left out, because {self.model} has its own")
                 load_weights(target.module, Path(self.weights), trust)
         if self.device is not None:
             _move(target, self.device)
@@ -191,7 +191,8 @@ class Origin:
         for option_name in ("model", "bounds", "mean", "std"):
             if getattr(self, option_name) != getattr(default, option_name):
                 raise UsageError(
-                    f"--{option_name} must be left out, {name} of the zoo has its own: leave out --zoo to set it"
+                    f"--{option_name} must be left out, because {name} of the zoo has its own: leave out --zoo to set "
+                    "it"
                 )
         layers = "auto" if self.layers is None else tuple(self.layers)
         with self.in_folder():
@@ -215,7 +216,8 @@ class Origin:
         for name in ("bounds", "mean", "std", "layers", "neurons", "oracle"):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name} must be left out, {self.model} returns a Target, which has its own: set {name} there"
+                    f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "
+                    "there"
                 )
 
     @contextmanager
@@ -239,9 +241,9 @@ def _move(target: AnyTarget, name: str) -> None:
 
     if not isinstance(target, Target):
         if name != "cpu":
-            raise UsageError(f"--device must be left out, the model chooses its own device, got {name!r}")
+            raise UsageError(f"--device must be left out, because the model chooses its own device, got {name!r}")
         return
     try:
         target.module.to(torch.device(name))
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device must be usable here, {name!r} is not: {first_line(error)}") from error
+        raise UsageError(f"--device must be usable here, but {name!r} is not: {first_line(error)}") from error

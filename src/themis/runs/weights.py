@@ -27,7 +27,7 @@ def write_weights(path: Path, module: nn.Module, ledger: Ledger, about: dict[str
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise ModelError(f"weights must be tensors, {name} is a {type(value).__name__}: make it a tensor")
+            raise ModelError(f"weights must be tensors, but {name} is a {type(value).__name__}: make it a tensor")
     if reserved := {HASHES_KEY, COUNT_KEY} & about.keys():
         raise UsageError(f"about must not use the names of the ledger, got {min(reserved)!r}: rename it")
     metadata = {"format": "pt", **about, **ledger_metadata(ledger.merge(ledger_of(module)))}

@@ -26,7 +26,7 @@ def choose_policy(policy: str | Policy) -> Policy:
         missing = [name for name in members if not hasattr(policy, name)]
         if missing:
             raise UsageError(
-                f"policy must follow the protocol themis.search.Policy, {type(policy).__name__} has no "
+                f"policy must follow the protocol themis.search.Policy, but {type(policy).__name__} has no "
                 f"{', '.join(missing)}: subclass Policy, which has defaults"
             )
         return policy

@@ -28,8 +28,7 @@ novelty), so that nothing is ruled out for good."""
 WORTH = 5
 """Weight, in tests, of the chance estimated from margins; with more tests, its own count of faults outweighs it."""
 KIN = 5
-"""Pseudo-faults that went as expected, counted beside those of seeds with the same clean answer, before it is believed
-that such seeds break more or less often than their margins suggest."""
+"""Weight, in faults, of the prior that seeds with the same clean answer break as often as their margins suggest."""
 CLEAN_WORTH = 0.25
 """Weight of a clean margin, in tests: seeds differ about twice as much as the tests of one seed do."""
 SPENT = 0.3

@@ -11,7 +11,7 @@ from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Po
 FIRST, LEAST, HORIZON = 0.8, 0.3, 5
 """DeepHunter's power schedule: the weight of a parent starts at 0.8 and falls by 1/5 per mutation, down to 0.3."""
 KEPT = 0.5
-"""Probability that a child keeps a dimension of its parent's theta; otherwise it is drawn anew."""
+"""Probability that a child keeps a dimension of its parent's theta; otherwise a new value is drawn."""
 
 
 class Fuzz(Policy):
@@ -47,8 +47,8 @@ class Fuzz(Policy):
         n_dimensions = len(space.low)
         is_kept = np.stack([space.uniform(FOR_KIND, k, number) < KEPT for k in range(n_dimensions)], -1)
         if not space.is_random:  # without noise, the same theta would be the same test
-            anew = (space.uniform(FOR_PICK, number) * n_dimensions).astype(np.int64)
-            is_kept[np.arange(len(number)), anew] = False
+            redrawn = (space.uniform(FOR_PICK, number) * n_dimensions).astype(np.int64)
+            is_kept[np.arange(len(number)), redrawn] = False
         is_clean = state["is_clean"][parent]
         is_kept[is_clean] = False
         theta = np.where(is_kept, state["theta"][parent], space.uniform_theta(SEARCH_STREAM, number))

@@ -92,7 +92,7 @@ class Space:
         return self.tests(number, position, self.uniform_theta(stream, counter), "uniform")
 
     def order(self, epoch: int) -> Ints:
-        """All positions, shuffled anew for each epoch."""
+        """All positions, in a new random order for each epoch."""
         return np.argsort(self.uniform(FOR_ORDER, epoch, np.arange(len(self.seeds))), kind="stable")
 
     def cycle(self, start: int, n: int) -> Ints:

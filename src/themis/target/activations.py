@@ -262,7 +262,7 @@ def _match(
         matches = [name for name in names if fnmatchcase(name, pattern)]
         if not matches:
             raise UsageError(
-                f"layers: each pattern must match a layer, {pattern!r} matches none: {nearest(pattern, names)}"
+                f"layers: each pattern must match a layer, but {pattern!r} matches none: {nearest(pattern, names)}"
             )
         for name in matches:
             if not has_batch[name]:

@@ -95,7 +95,7 @@ class BlackBox:
         outputs, activations = self._call(inputs.contiguous(), needs_activations=True)
         shapes = {name: tuple(np.shape(activation)) for name, activation in activations.items()}
         if OUTPUT in shapes:
-            raise UsageError(f"a layer must not be named {OUTPUT!r}, the name of the output itself: rename it")
+            raise UsageError(f"a layer must not be named {OUTPUT!r}, which is the name of the output: rename it")
         shapes[OUTPUT] = tuple(outputs.shape)
         return [
             TracedActivation(name, shape, (k, 0, 0), is_activation=True)

@@ -213,8 +213,8 @@ def _refuse_training_mode(operators: Iterator[tuple[str, Any, list[Any]]]) -> No
         position = MODE_ARGUMENT.get(name)
         if position is not None and len(arguments) > position and value(arguments[position]) is True:
             raise ModelError(
-                f"the program must be deterministic, its {name} is in training mode: call model.eval() before tracing "
-                "or exporting it"
+                f"the program must be deterministic, but its {name} is in training mode: call model.eval() before "
+                "tracing or exporting it"
             )
 
 
@@ -223,7 +223,8 @@ def _refuse_fixed_batch_size(graph: fx.Graph) -> None:
         shape = getattr(node.meta.get("val"), "shape", None) if node.op == "placeholder" else None
         if shape and isinstance(shape[0], int):
             raise ModelError(
-                f"the program must accept any number of inputs, it was exported for {shape[0]} at a time: export it "
+                f"the program must accept any number of inputs, but it was exported for {shape[0]} at a time: export "
+                "it "
                 'with dynamic_shapes=({0: torch.export.Dim("batch")},)'
             )
 

@@ -60,8 +60,8 @@ class Ledger:
         is_known = self.knows(seeds)
         if is_known.any():
             raise DataError(
-                f"{what} must be seeds that the weights were not trained on, {int(is_known.sum()):,} of {len(seeds):,} "
-                f"were ({list_seeds(seeds, is_known)}): take the judge part of the split, or other data"
+                f"{what} must be seeds that the weights were not trained on, but {int(is_known.sum()):,} of "
+                f"{len(seeds):,} were ({list_seeds(seeds, is_known)}): take the judge part of the split, or other data"
             )
 
     def warn(self, seeds: Seeds) -> None:
@@ -119,7 +119,7 @@ def read_ledger(weights: Path) -> Ledger:
         is_intact = False
     if not is_intact:
         raise DataError(
-            f"{weights} must list the seeds that it was trained on, its ledger is damaged: restore it from a copy"
+            f"{weights} must list the seeds that it was trained on, but its ledger is damaged: restore it from a copy"
         )
     return Ledger(hashes)
 
@@ -128,7 +128,7 @@ def read_metadata(weights: Path) -> dict[str, str]:
     """The metadata of a weights file; empty if it is not a safetensors file."""
     path = Path(weights)
     if not path.is_file():
-        raise DataError(f"the weights file must exist, {path} does not: check the path")
+        raise DataError(f"the weights file must exist, but {path} does not: check the path")
     if path.suffix != ".safetensors":
         return {}
     try:
@@ -138,6 +138,6 @@ def read_metadata(weights: Path) -> dict[str, str]:
                 raise ValueError("the header is too long")
             header = check_form(parse_json(file.read(size)), record({}, {"__metadata__": values_of(text(MAX_HEADER))}))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} must be a safetensors file, its header cannot be read: restore it") from error
+        raise DataError(f"{path} must be a safetensors file, but its header cannot be read: restore it") from error
     metadata: dict[str, str] = header.get("__metadata__", {})
     return metadata

@@ -311,7 +311,7 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
 
 def _refuse_meta_weights(module: nn.Module) -> None:
     if any(tensor.is_meta for tensor in _tensors(module)):
-        raise ModelError("the model must have its weights, some are on device 'meta' and have no values: load them")
+        raise ModelError("the model must have its weights, but some are on device 'meta' and have no values: load them")
 
 
 def _put_back(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any]) -> None:

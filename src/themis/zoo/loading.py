@@ -78,8 +78,8 @@ def load(
     module = build(entry)
     if file is None:
         warnings.warn(
-            f"{name} has random weights, there is no file of trained ones ({entry.source}): results say nothing about "
-            "a trained model",
+            f"{name} has random weights, because there is no file of trained weights ({entry.source}): results say "
+            "nothing about a trained model",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -104,7 +104,7 @@ def move(module: nn.Module, device: str | None) -> None:
         module.to(device)
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"--device must be available, {device!r} is not: {reason}") from error
+        raise UsageError(f"--device must be available, but {device!r} is not: {reason}") from error
 
 
 def data(name: str, split: SplitName = "test") -> Seeds:
@@ -113,7 +113,7 @@ def data(name: str, split: SplitName = "test") -> Seeds:
     seeds = entry.read(folder_of(entry), split)
     if not seeds.has_labels:
         raise DataError(
-            f"the data of {name} must have labels, there are none in {folder_of(entry)}: add the file of labels"
+            f"the data of {name} must have labels, but there are none in {folder_of(entry)}: add the file of labels"
         )
     return seeds
 

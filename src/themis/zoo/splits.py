@@ -72,7 +72,9 @@ def read_udacity(folder: Path, split: SplitName) -> Seeds:
 def read_imagenet(folder: Path, split: SplitName) -> Seeds:
     """One test picture per class; there is no training split."""
     if split == "train":
-        raise DataError(f"{folder} must hold a training split, it has only one test picture per class: train elsewhere")
+        raise DataError(
+            f"{folder} must hold a training split, but it has only one test picture per class: train elsewhere"
+        )
     return datasets.read_imagenet(folder)
 
 

@@ -46,7 +46,7 @@ def test_a_parts_file_that_was_edited_is_refused(case, tmp_path):
     copied = shutil.copytree(out, tmp_path / "run")
     changed(copied)
     with pytest.raises(
-        StoreError, match=r"parts\.safetensors must be the file that the run wrote, it has been changed"
+        StoreError, match=r"parts\.safetensors must be the file that the run wrote, but it has been changed"
     ):
         read_parts(copied, data)
     with pytest.raises(StoreError, match="it has been changed"):
@@ -65,7 +65,7 @@ def test_nor_does_it_help_to_edit_the_hash_in_the_record(case, tmp_path):
         database.execute("UPDATE run SET value = ? WHERE name = 'parts'", (text,))
         database.commit()
     with pytest.raises(
-        StoreError, match="must hold the split that follows from the run's settings, it holds a different one"
+        StoreError, match="must hold the split that follows from the run's settings, but it holds a different one"
     ):
         read_parts(copied, data)
 
@@ -135,7 +135,7 @@ def test_a_run_that_was_not_split_has_no_judges(case, tmp_path):
     _, _, data, _, target = case
     result = themis.run(target, data, NOISE, out=tmp_path / "run", max_tests=640)
     for run in (result, tmp_path / "run", str(tmp_path / "run")):
-        with pytest.raises(UsageError, match="must have been split before its campaign, all of them were searched"):
+        with pytest.raises(UsageError, match="must have been split before its campaign, but all of them were searched"):
             read_parts(run, data)
 
 
@@ -147,9 +147,9 @@ def test_a_folder_is_not_retrained_with_other_pictures_under_its_seed_ids(case, 
     themis.run(target, data, "gaussian", magnitude=0.3, out=tmp_path / "run", max_tests=640)
     how = {"random_seeds": 1, "epochs": 1, "batches": 2, "draws": 1, "passes": 600}
     for given in (fakes, Seeds(data.inputs, (data.labels + 1) % 10, data.seed_id), data[:390]):
-        with pytest.raises(DataError, match="the data must be that of the run"):
+        with pytest.raises(DataError, match="the data must be the same as in the run"):
             themis.retrain(tmp_path / "run", target=target, data=given, judge=data, **how)
-    with pytest.raises(DataError, match="not trained on, 400 of 400 were"):
+    with pytest.raises(DataError, match="not trained on, but 400 of 400 were"):
         themis.retrain(tmp_path / "run", target=target, data=data, judge=data, **how)
     result = themis.retrain(tmp_path / "run", target=target, data=data, judge=others, **how)  # no leak
     assert result.seeds["judge"] == 400

@@ -100,7 +100,7 @@ def test_the_counts_of_a_campaign_agree_with_its_columns(reading):
 
 def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_that_of_the_module(case):
     target, judge = case
-    with pytest.raises(DataError, match="judge seeds must be seeds that the weights were not trained on, 3 of"):
+    with pytest.raises(DataError, match="judge seeds must be seeds that the weights were not trained on, but 3 of"):
         examine(target, judge, NOISE, ledger=Ledger.of(judge[torch.arange(3)]), draws=1, passes=0)
     module = copy.deepcopy(target.module)
     remember(module, Ledger.of(judge[torch.arange(2)]))

@@ -179,7 +179,7 @@ def test_other_data_may_judge_a_run_that_was_not_split(small):
     run = searched(net, data, split=None)
     with pytest.raises(UsageError, match="--split"):
         retrain(run, **QUICK)
-    with pytest.raises(DataError, match="not trained on, 300 of 300 were"):
+    with pytest.raises(DataError, match="not trained on, but 300 of 300 were"):
         retrain(run, judge=(data[0].flip(0), data[1].flip(0)), **QUICK)
     with pytest.raises(DataError, match=r"inputs like the run's, \[1, 6, 6\], got \[1, 5, 5\]"):
         retrain(run, judge=(data[0][:, :, :5, :5], data[1]), **QUICK)
@@ -191,7 +191,7 @@ def test_other_data_may_judge_a_run_that_was_not_split(small):
 
 def test_data_and_models_that_cannot_be_trained_on_are_refused(small):
     net, data, run = small
-    with pytest.raises(UsageError, match="data must be given, all of it"):
+    with pytest.raises(UsageError, match="data must be passed, because a run in memory"):
         retrain(run, **QUICK)
     with pytest.raises(UsageError, match="judge must be left out"):
         retrain(run, data=data, judge=data, **QUICK)

@@ -175,7 +175,7 @@ def test_runs_that_cannot_be_checked_are_refused_with_a_reason(copy, tmp_path):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
         check_gates(tmp_path / "nowhere", Gates.of())
-    messages = {"[]": "the summary must be an object with names and values", "{": "must be JSON, it is damaged"}
+    messages = {"[]": "the summary must be an object with names and values", "{": "must be JSON, but it is damaged"}
     for damage, says in messages.items():
         (copy / "summary.json").write_text(damage)
         with pytest.raises(StoreError, match=says):

@@ -96,7 +96,7 @@ def test_faults_that_cannot_be_located_are_refused(tmp_path):
     missing = next(fault for fault in run.faults if fault.seed_id >= 100)
     with pytest.raises(themis.DataError, match=f"the data must hold the fault's seed {missing.seed_id}"):
         locate(missing, other)
-    with pytest.raises(themis.DataError, match="ordinary tests, it passed 0 of 10"):
+    with pytest.raises(themis.DataError, match="ordinary tests, but it passed 0 of 10"):
         learn_baseline(themis.run(planted("mlp", (Cause(2, 0.001, 1, 3, 3),)), seeds[:10], MARKED, max_tests=50), n=10)
 
 

@@ -154,7 +154,7 @@ def test_folders_of_models_in_memory_take_a_replayer(base, tmp_path):
     found = diff(base, Replayer(reader, themis.Target(Mean(0.42)), seeds()), tests=300)
     assert found.verdict == "worse"
     assert found.after["run"] == str(tmp_path / "later")
-    with pytest.raises(ModelError, match=r"must be what was tested.*the run's was"):
+    with pytest.raises(ModelError, match=r"must be the same as in the run.*and was"):
         diff(base, Replayer(reader, themis.Target(Mean(0.43)), seeds()))
     with pytest.raises(UsageError, match="does not record how to create its target"):
         diff(base, tmp_path / "later")

@@ -53,7 +53,7 @@ def refused(folder, capsys, *words):
 SCHEMAS = {
     "endless record": (
         f"DROP VIEW distinct_faults; ALTER TABLE run RENAME TO o; CREATE VIEW run AS {ENDLESS} SELECT o.* FROM o, n",
-        "must have a table run, it has none",
+        "must have a table run, but it has none",
     ),
     "endless faults": (
         f"DROP VIEW distinct_faults; DROP TABLE faults; CREATE VIEW faults AS {ENDLESS} SELECT * FROM n",
@@ -116,7 +116,7 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(folder, capsys):
 
 def test_deep_json_is_refused(folder, capsys):
     (folder / "summary.json").write_text("[" * 100_000)
-    assert "summary.json must be JSON, it is damaged: it has more than 40 levels" in refused(folder, capsys)
+    assert "summary.json must be JSON, but it is damaged: it has more than 40 levels" in refused(folder, capsys)
 
 
 VALUES = {

@@ -138,7 +138,7 @@ def test_another_schema_is_refused_and_left_unchanged(stored, tmp_path, version,
     before = (tmp_path / "run/run.sqlite").read_bytes()
     for attempt in (Reader, themis.resume):
         with pytest.raises(
-            StoreError, match=f"must have schema {SCHEMA}, it has {version}: {whose} version of Themis wrote it"
+            StoreError, match=f"must have schema {SCHEMA}, but it has {version}: {whose} version of Themis wrote it"
         ):
             attempt(tmp_path / "run")
     assert (tmp_path / "run/run.sqlite").read_bytes() == before
@@ -151,7 +151,7 @@ def test_damaged_files_are_reported(stored, trained, tmp_path):
     model, digits = trained
     for name, file, message in (
         ("database", "run.sqlite", "run.sqlite cannot be read"),
-        ("state", "state/*.safetensors", "must be a safetensors file, it is damaged"),
+        ("state", "state/*.safetensors", "must be a safetensors file, but it is damaged"),
     ):
         shutil.copytree(stored[0], tmp_path / name)
         (damaged,) = (tmp_path / name).glob(file)
@@ -169,7 +169,7 @@ def test_damaged_files_are_reported(stored, trained, tmp_path):
 def test_another_database_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
         database.execute("CREATE TABLE songs (name)")
-    with pytest.raises(StoreError, match="must be a run of Themis, it is a different database"):
+    with pytest.raises(StoreError, match="must be a run of Themis, but it is a different database"):
         Reader(tmp_path)
     with pytest.raises(UsageError, match=r"contains other files \(run.sqlite\)"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
@@ -252,7 +252,7 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"out must be a folder, .*file is a file"):
+    with pytest.raises(UsageError, match=r"out must be a folder, but .*file is a file"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file")
     with pytest.raises(StoreError, match="cannot be written: Not a directory"):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path / "file/run")

@@ -92,9 +92,9 @@ def harmful_in_a_folder():
 PICKLED, SCRIPT, EXPORT = "whole.pt must be a model that can be read without running code", "net.pt", "net.pt2 must be "
 HOSTILE = {
     # setup, options, message
-    "no file": (list, "--model net.onnx", "the model file must exist, net.onnx does not"),
-    "no Keras file": (list, "--model keras:net.keras", "the model file must exist, net.keras does not"),
-    "a folder": (lambda: Path("net.pt").mkdir(), "--model net.pt", "the model file must exist, net.pt does not"),
+    "no file": (list, "--model net.onnx", "the model file must exist, but net.onnx does not"),
+    "no Keras file": (list, "--model keras:net.keras", "the model file must exist, but net.keras does not"),
+    "a folder": (lambda: Path("net.pt").mkdir(), "--model net.pt", "the model file must exist, but net.pt does not"),
     "text for a program": (text("whole.pt"), "--model whole.pt", PICKLED),
     "an empty program": (empty("whole.pt"), "--model whole.pt", PICKLED),
     "half a TorchScript program": (halved(files.script, "whole.pt"), "--model whole.pt", PICKLED),
@@ -107,8 +107,16 @@ HOSTILE = {
     ),
     "a pickle that runs code": (files.harmful, "--model whole.pt", PICKLED),
     "a bare pickle that runs code": (bare_pickle("whole.pt"), "--model whole.pt", PICKLED),
-    "weights for a model": (files.state, "--model weights.pt", "weights.pt must be a model, it holds weights: pass"),
-    "a tensor for a model": (saved("x.pt", torch.zeros(3)), "--model x.pt", "x.pt must be a model, it holds Tensor"),
+    "weights for a model": (
+        files.state,
+        "--model weights.pt",
+        "weights.pt must be a model, but it holds weights: pass",
+    ),
+    "a tensor for a model": (
+        saved("x.pt", torch.zeros(3)),
+        "--model x.pt",
+        "x.pt must be a model, but it holds Tensor",
+    ),
     "a number, trusted": (
         saved("x.pt", {"a": 1}),
         "--model x.pt --trust x.pt",
@@ -118,13 +126,14 @@ HOSTILE = {
     "TorchScript that maps a file": (
         partial(files.script, net=Writes()),
         "--model net.pt",
-        "net.pt must be trusted, it is TorchScript that may read and write files: it uses aten::from_file: pass",
+        "net.pt must be trusted, but it is TorchScript that may read and write files: it uses aten::from_file: pass",
     ),
     "TorchScript that saves a file": (partial(files.script, net=Saves()), "--model net.pt", "net.pt must be trusted"),
     "torch.export without trust": (
         files.export,
         "--model net.pt2",
-        "net.pt2 must be trusted, it is a torch.export program, and reading it runs code in it: pass --trust net.pt2",
+        "net.pt2 must be trusted, but it is a torch.export program, and reading it runs code in it: pass --trust "
+        "net.pt2",
     ),
     "torch.export that runs code": (harmful_export, "--model net.pt2", "net.pt2 must be trusted"),
     "torch.export by another ending": (partial(files.export, "x.pt"), "--model x.pt", "x.pt must be trusted"),
@@ -144,8 +153,8 @@ HOSTILE = {
         "--model net.pt2 --trust net.pt2",
         "its dropout is in training mode: call model.eval() before",
     ),
-    "text for ONNX": (text("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, it cannot be read"),
-    "empty ONNX": (empty("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, it has no graph"),
+    "text for ONNX": (text("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, but it cannot be read"),
+    "empty ONNX": (empty("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, but it has no graph"),
     "half an ONNX file": (halved(files.onnx, "net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model"),
     "a pickle for ONNX": (bare_pickle("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model"),
     "an ONNX operator of its own": (
@@ -161,7 +170,7 @@ HOSTILE = {
     "weights beside ONNX": (
         lambda: (files.onnx(), files.state()),
         "--model net.onnx --weights weights.pt",
-        "--weights must be left out, net.onnx has its own",
+        "--weights must be left out, because net.onnx has its own",
     ),
     "ONNX on a GPU": (files.onnx, "--model net.onnx --device cuda", "--device must be left out"),
     "text for safetensors": (
@@ -183,7 +192,7 @@ HOSTILE = {
     "weights that are TorchScript": (
         files.script,
         "--model mine:blank --weights net.pt",
-        "net.pt must be a state dict, it is a TorchScript program",
+        "net.pt must be a state dict, but it is a TorchScript program",
     ),
     "a checkpoint of another net": (
         saved("w.pt", {"state_dict": {"module.conv9": torch.zeros(1)}}),

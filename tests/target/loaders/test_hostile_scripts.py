@@ -165,7 +165,9 @@ def load(*trusted):
 @pytest.mark.parametrize("place", MODELS)
 def test_a_program_that_may_do_more_than_compute_is_refused_before_it_runs(place):
     save(MODELS[place])
-    with pytest.raises(DataError, match=r"net\.pt must be trusted, it is TorchScript that .*: pass --trust net\.pt"):
+    with pytest.raises(
+        DataError, match=r"net\.pt must be trusted, but it is TorchScript that .*: pass --trust net\.pt"
+    ):
         load()
     assert not Path("harm").exists()
 

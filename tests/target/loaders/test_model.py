@@ -116,7 +116,7 @@ def test_a_replaced_file_is_no_longer_trusted(capsys):
     assert main([*RUN.split(), "300", "--model", "whole.pt", "--trust", "whole.pt"]) == 0
     files.harmful()
     assert main(["resume", "first", "--max-tests", "600", "--quiet"]) == 3
-    assert "whole.pt must be the file that was trusted, it has changed since" in capsys.readouterr().err
+    assert "whole.pt must be the file that was trusted, but it has changed since" in capsys.readouterr().err
     assert not Path("harm").exists()
 
 
@@ -125,7 +125,7 @@ def test_a_run_is_not_resumed_with_another_onnx_file(capsys):
     assert main([*RUN.split(), "300", "--model", "net.onnx"]) == 0
     files.onnx("other.onnx", last="Neg")
     assert main(["resume", "first", "--max-tests", "600", "--quiet", "--model", "other.onnx"]) == 3
-    assert "the model must be what was tested" in capsys.readouterr().err
+    assert "the model must be the same as in the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["black box", "ONNX"])

@@ -67,9 +67,9 @@ def test_floating_point_types_are_cast(kind, tmp_path):
 WRONG = {
     "whole numbers": (
         {"kind": TensorProto.INT64},
-        "must accept one input of floating-point numbers, it accepts x tensor",
+        "must accept one input of floating-point numbers, but it accepts x tensor",
     ),
-    "two inputs": ({"inputs": ("x", "z")}, "must accept one input of floating-point numbers, it accepts x .*, z "),
+    "two inputs": ({"inputs": ("x", "z")}, "must accept one input of floating-point numbers, but it accepts x .*, z "),
 }
 
 

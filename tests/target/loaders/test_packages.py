@@ -67,7 +67,7 @@ def test_keras_loads_safely_unless_the_file_is_trusted(calls, tmp_path, monkeypa
     load_model("net.keras", Trust(("net.keras",)))
     load_model("keras:net.h5", Trust(("net.h5",)))
     assert [each[-1] for each in calls] == [{"safe_mode": True}, {"safe_mode": False}, {"safe_mode": False}]
-    with pytest.raises(DataError, match=r"net.h5 must be trusted, it is an older Keras file"):
+    with pytest.raises(DataError, match=r"net.h5 must be trusted, but it is an older Keras file"):
         load_model("keras:net.h5", Trust())
     monkeypatch.setattr(sys.modules["keras"].backend, "backend", lambda: "jax")
     with pytest.raises(UsageError, match="its backend is jax: set KERAS_BACKEND=torch"):

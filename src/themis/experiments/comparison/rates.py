@@ -46,7 +46,7 @@ def split_seeds(seeds: Seeds, n_search: int, n_judge: int, n_grid: int) -> SeedP
         rows = np.flatnonzero((low <= draw) & (draw < low + share))
         low += share
         if not len(rows):
-            raise DataError(f"the data must have seeds for the {name}, {len(seeds)} are too few: provide more data")
+            raise DataError(f"the data must have seeds for the {name}, but {len(seeds)} are too few: provide more data")
         kept = np.sort(rows[np.argsort(rank[rows], kind="stable")[:n]])
         parts[name] = seeds[torch.from_numpy(kept)].in_memory()
     return SeedParts(**parts)

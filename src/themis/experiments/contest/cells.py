@@ -47,7 +47,7 @@ COLUMNS = ("clean", "disturbed", "clean_error", "disturbed_error")
 
 @dataclass(frozen=True)
 class Case:
-    """What a contest is held on. The oracle of the target is settled, so that all models have one tolerance."""
+    """The model and the data of a contest. The target's oracle is settled, so that all models have one tolerance."""
 
     target: Target
     parts: Parts
@@ -99,7 +99,9 @@ class Contest:
             return self.plan.inputs
         found = self.executed(ContestCell(Technique(THEMIS), self.plan.random_seed)).distinct_faults
         if not found:
-            raise UsageError("a contest needs faults to choose from, themis found none: raise the magnitude or passes")
+            raise UsageError(
+                "a contest needs faults to choose from, but themis found none: raise the magnitude or passes"
+            )
         return min(found, self.plan.most_inputs)
 
     def executed(self, cell: ContestCell) -> ExecutedTests:

@@ -58,24 +58,24 @@ def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.ui
     in_pool, in_clean = np.isin(pool_hashes, held), np.isin(clean_hashes, held)
     if not in_pool.any() and not in_clean.any():
         raise DataError(
-            f"some seeds must be held out to choose the best epoch, there are only {len(seen)}: give more seeds"
+            f"some seeds must be held out to choose the best epoch, but there are only {len(seen)}: give more seeds"
         )
     is_trained = ~in_pool[material.seed.numpy()]
     masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
     split = BatchSplit(*(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
     if recipe.mix > 0 and not len(split.disturbed):
         raise DataError(
-            "retraining needs disturbed inputs to learn from, there are none: run a campaign that finds faults"
+            "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"
         )
     if recipe.mix < 1 and not len(split.clean) + len(split.pool):
         raise DataError(
-            f"a mix of {recipe.mix:g} needs clean inputs, all are held out: give more seeds, or set mix to 1"
+            f"a mix of {recipe.mix:g} needs clean inputs, but all are held out: give more seeds, or set mix to 1"
         )
     return split
 
 
 def walk(n: int, start: int, count: int, random_seed: int, purpose: int) -> Ints:
-    """Steps `start` to `start + count` of an endless walk over `n` rows, which are shuffled anew for each lap."""
+    """Steps `start` to `start + count` of an endless walk over `n` rows, which are shuffled again for each lap."""
     steps = np.arange(start, start + count)
     lap, within = np.divmod(steps, n)
     orders = [
@@ -97,7 +97,7 @@ def uniform_tests(
 
 
 class Disturber:
-    """Disturbs seeds. An attack is made on the current weights of the model and aims away from the labels."""
+    """Disturbs seeds. An attack uses the current weights of the model and aims away from the labels."""
 
     def __init__(self, target: Target, seeds: Seeds, perturbation: Perturbation, oracle: Oracle) -> None:
         assert seeds.labels is not None  # material always has labels

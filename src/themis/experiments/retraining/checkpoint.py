@@ -83,12 +83,12 @@ def load(folder: Path, key: str) -> State | None:
         return None
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise StoreError(
-            f"{path} must be the checkpoint of a training, it is damaged: remove it to start again"
+            f"{path} must be the checkpoint of a training, but it is damaged: remove it to start again"
         ) from error
     if state.get("key") != key:
         raise UsageError(
-            f"{path} must belong to this training, it is from one with another model, material or recipe: give another "
-            "folder, or remove the file to start again"
+            f"{path} must belong to this training, but it is from one with another model, material or recipe: give "
+            "another folder, or remove the file to start again"
         )
     return state
 

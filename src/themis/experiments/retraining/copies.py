@@ -42,7 +42,7 @@ def check_layers(module: nn.Module, globs: list[str] | None) -> None:
     for glob in globs or ():
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError(
-                f"layers must match the names of parameters, {glob!r} matches none: {nearest(glob, names)}"
+                f"layers must match the names of parameters, but {glob!r} matches none: {nearest(glob, names)}"
             )
 
 
@@ -64,7 +64,7 @@ def trainable_copy(target: Target) -> Iterator[Target]:
         module = copy.deepcopy(target.module)
     except Exception as error:  # whatever a user's module raises
         raise ModelError(
-            f"the model must support copying to be trained, it raised {type(error).__name__}: {error}; "
+            f"the model must support copying to be trained, but it raised {type(error).__name__}: {error}; "
             "remove hooks and handles from it, or give a plain nn.Module"
         ) from error
     tensors = [*module.parameters(), *module.buffers()]

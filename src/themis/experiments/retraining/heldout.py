@@ -22,7 +22,7 @@ MAX_TESTS = 2_000
 MAX_TESTS_PER_SEED = 20
 """Uniform tests per held-out seed, at most."""
 N_ATTACKS = 256
-"""Number of tests if each costs passes of its own: an attack is made anew on the model of each epoch."""
+"""Number of tests if each costs passes of its own: an attack is computed again for the model of each epoch."""
 MAX_CLEAN = 10_000
 """Held-out seeds on which the clean score is measured, at most."""
 

@@ -60,7 +60,7 @@ def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
         return custom
     if isinstance(oracle, Compare):
         raise UsageError(
-            f"retraining needs a loss, oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
+            f"retraining needs a loss, but oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
             "labels), or name the task with oracle=..."
         )
     return lambda outputs, labels: losses(oracle, outputs, labels)

@@ -65,7 +65,9 @@ def of_faults(
     campaign's folder, whose stored inputs are used if an attack created them.
     """
     if not len(run_faults):
-        raise DataError("retraining needs faults to learn from, the run has none: raise its magnitude or its budget")
+        raise DataError(
+            "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
+        )
     columns = run_faults.columns
     chosen = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
     columns = {name: column[chosen] for name, column in columns.items()}
@@ -142,7 +144,7 @@ def rows_of(seed_id: Ints, pool: Seeds) -> Ints:
     missing = known[rows] != seed_id
     if missing.any():
         raise DataError(
-            f"the pool must hold the seed of every fault, {len(np.unique(seed_id[missing]))} are not among its "
+            f"the pool must hold the seed of every fault, but {len(np.unique(seed_id[missing]))} are not among its "
             f"{len(known)}, first seed {int(seed_id[missing][0])}: give the seeds that the campaign searched"
         )
     return rows
@@ -163,8 +165,8 @@ def _label_with_answers(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seed
     """Seeds with the model's clean answers as labels, if the oracle compares answers with those."""
     if not isinstance(oracle, Changed):
         raise DataError(
-            f"retraining needs labels, some seeds have none and oracle {oracle.spec()!r} does not define the correct "
-            "answer: "
+            f"retraining needs labels, but some seeds have none and oracle {oracle.spec()!r} does not define the "
+            "correct answer: "
             "give (inputs, labels), or use oracle='changed', whose label is the clean answer"
         )
     if not len(seeds):

@@ -53,7 +53,7 @@ def read(folder: ExperimentFolder, name: str) -> Reading | None:
         _check(reading)
     except (TypeError, ValueError, AttributeError) as error:
         raise StoreError(
-            f"{path} must hold a reading, it is damaged ({first_line(error)}): remove it to repeat the examination"
+            f"{path} must hold a reading, but it is damaged ({first_line(error)}): remove it to repeat the examination"
         ) from error
     return reading
 

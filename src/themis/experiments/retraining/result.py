@@ -70,11 +70,11 @@ class RetrainingOutcome:
 
 @dataclass(frozen=True)
 class Stage:
-    """One round: how much was learnt from, the trained models, and their results on the judge seeds."""
+    """One round: the number of faults learned from, the trained models, and their results on the judge seeds."""
 
     number: int
     n_faults: int
-    """The number of faults that the models learnt from."""
+    """The number of faults that the models learned from."""
     models: tuple[TrainedModel, ...]
     outcomes: tuple[RetrainingOutcome, ...]
     """The first is for the run's own perturbation."""

@@ -103,7 +103,9 @@ def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | 
     if settings.split is None:
         seeds = calculator.seeds
     elif data is None:
-        raise UsageError("data must be given, all of it: a run in memory keeps only the seeds that it searched")
+        raise UsageError(
+            "data must be passed, because a run in memory keeps only the seeds that it searched: pass the complete data"
+        )
     else:
         seeds = read_seeds(data, settings.max_seeds)
     tested = {"model_sha256": trainable.fingerprint(), "faults": len(run.faults), "tests": last.tests}
@@ -135,8 +137,8 @@ def _from_folder(
     then, now = run.record["environment"]["model_sha256"], replayer.target.fingerprint()
     if then != now:
         raise ModelError(
-            f"the model must be the one that the run tested, but its hash is {now[:12]}... and the run has "
-            f"{then[:12]}...: load the same weights"
+            f"the model must be the same as in the run, but its hash is {now[:12]}... and was {then[:12]}...: load the "
+            "same weights"
         )
     settings = Settings(**run.record["settings"])
     _check_searched(run, replayer.seeds)
@@ -161,7 +163,7 @@ def _check_searched(run: Reader, seeds: Seeds) -> None:
     then, now = run.record["environment"]["data_sha256"], hash_seeds(seeds)
     if then != now:
         raise DataError(
-            f"the data must be that of the run, but its hash is {now[:12]}... and the run has {then[:12]}...: pass the "
+            f"the data must be the same as in the run, but its hash is {now[:12]}... and was {then[:12]}...: pass the "
             "same data"
         )
 

@@ -125,7 +125,7 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
 def round_table(result: Retrained) -> Table:
     """How the fault rate fell from round to round."""
     original = result.stages[0].outcomes[0].before
-    columns = ("round", "faults learnt from", "fault rate", "clean score", "distinct faults", "next campaign")
+    columns = ("round", "faults learned from", "fault rate", "clean score", "distinct faults", "next campaign")
     distinct = NONE if original.found is None else format_count(original.found.distinct_faults)
     rate, clean = percent(1 - original.disturbed_score, 2), percent(original.clean_score)
     rows: list[tuple[str, ...]] = [("original", NONE, rate, clean, distinct, NONE)]

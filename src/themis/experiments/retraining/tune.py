@@ -117,8 +117,8 @@ def tune(
                 training.restore(state)
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
                 raise StoreError(
-                    f"{folder} must hold the checkpoint of a training, it is damaged ({first_line(error)}): remove it "
-                    "to start again"
+                    f"{folder} must hold the checkpoint of a training, but it is damaged ({first_line(error)}): remove "
+                    "it to start again"
                 ) from error
         else:
             training.measure_original()
@@ -222,7 +222,7 @@ class _Training:
         if not math.isfinite(mean):
             starts_low = self.recipe.schedule == "one-cycle"
             raise ModelError(
-                f"the loss must be finite, it was not in epoch {number}: lower learning_rate, now "
+                f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
                 f"{self.recipe.learning_rate:g}{'' if starts_low else ', or use schedule one-cycle, which starts low'}"
             )
         return mean, [total / n for total in sums]

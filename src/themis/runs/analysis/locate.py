@@ -1,7 +1,7 @@
 """Locating faults: the layers and neurons that change unusually in a fault, compared with a baseline.
 
 A change that enters in one layer moves all later layers too. So each layer's sensitivity is compared with what the
-input and the layers before it predict; this relation is learnt from ordinary tests, drawn uniformly, that the model
+input and the layers before it predict; this relation is learned from ordinary tests, drawn uniformly, that the model
 passed. The earliest layer with a large unexpected increase comes first.
 """
 
@@ -29,7 +29,7 @@ from themis.target.activations import OUTPUT, Layer, flatten
 
 Floats = NDArray[np.float64]
 ORDINARY = 384
-"""Tests that the baseline is learnt from: about a hundred for each of the few parameters of a layer's fit."""
+"""Tests that the baseline is learned from: about a hundred for each of the few parameters of a layer's fit."""
 BEFORE = 2
 """Preceding layers that predict a layer's sensitivity, besides the input: a block and what bypasses it."""
 LEAST = 0.1
@@ -73,7 +73,7 @@ class Localization:
     layers: tuple[LayerExcess, ...]
     n_faults: int
     n_ordinary: int
-    """Ordinary tests that the baseline was learnt from."""
+    """Ordinary tests that the baseline was learned from."""
 
     @property
     def first(self) -> str:
@@ -242,8 +242,8 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int) -> Tests:
     least = 4 * (BEFORE + 2)
     if len(ordinary) < least:
         raise DataError(
-            f"the model must pass at least {least} ordinary tests, it passed {len(ordinary)} of {n}: the perturbation "
-            "breaks nearly every input, lower the magnitude"
+            f"the model must pass at least {least} ordinary tests, but it passed {len(ordinary)} of {n}: the "
+            "perturbation breaks nearly every input, lower the magnitude"
         )
     return ordinary
 

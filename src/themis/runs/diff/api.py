@@ -51,7 +51,8 @@ def diff(
         is_same = is_same_model(first, second)
         if kind == "techniques" and first.model != second.model:
             raise UsageError(
-                "two techniques must have tested the same model, the models' hashes differ: compare them as versions"
+                "two techniques must have tested the same model, but the models' hashes differ: compare them as "
+                "versions"
             )
         if kind == "techniques" or (kind == "auto" and is_same):
             result = compare_techniques(first, second)

@@ -38,7 +38,7 @@ class Side:
         else:
             rounds, policy = self.source.run.rounds(), self.source.run.record["settings"]["policy"]
         if not rounds:
-            raise UsageError(f"{self.name} must have finished a round, it has none: wait for it, or resume it")
+            raise UsageError(f"{self.name} must have finished a round, but it has none: wait for it, or resume it")
         last = rounds[-1]
         return {
             "run": self.name,
@@ -102,7 +102,7 @@ class Side:
         return self.source.faults.distinct() if isinstance(self.source, Run) else list(read_faults(self.source))
 
     def check_model(self) -> None:
-        """Create target, data and perturbation of a stored run; refuse a model that is not the one tested."""
+        """Create target, data and perturbation of a stored run; refuse a model that is not the one that was tested."""
         source = self.source
         if isinstance(source, Run):
             return
@@ -111,8 +111,8 @@ class Side:
             _ = source.seeds, source.perturbation
         if fingerprint != self.model:
             raise ModelError(
-                f"the model of {self.name} must be the one that was tested, its hash is {fingerprint[:12]}..., the "
-                f"run's was {self.model[:12]}...: {self.remedy}"
+                f"the model of {self.name} must be the same as in the run, but its hash is {fingerprint[:12]}... and "
+                f"was {self.model[:12]}...: {self.remedy}"
             )
 
 
@@ -140,15 +140,15 @@ def check_perturbations(first: Side, second: Side) -> None:
     names = [[name for name, _, _ in side.theta] for side in (first, second)]
     if names[0] != names[1] or first.perturbation_code != second.perturbation_code:
         raise UsageError(
-            f"both runs must have the same perturbation, {first.name} has {first.perturbation!r}, {second.name} "
-            f"{second.perturbation!r}: run one of them again with the other's perturbation"
+            f"both runs must have the same perturbation, but {first.name} has {first.perturbation!r} and {second.name} "
+            f"has {second.perturbation!r}: run one of them again with the other's perturbation"
         )
     low, high = common_box(first, second)
     disjoint = [name for name, a, b in zip(names[0], low, high, strict=True) if a > b]
     if disjoint:
         raise UsageError(
-            f"both runs must have theta in common, their ranges of {disjoint[0]} do not overlap: run one of them again "
-            "with the other's magnitude"
+            f"both runs must have theta in common, but their ranges of {disjoint[0]} do not overlap: run one of them "
+            "again with the other's magnitude"
         )
 
 

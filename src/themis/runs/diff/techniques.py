@@ -20,7 +20,7 @@ def compare_techniques(first: Side, second: Side) -> Diff:
     """Compare the distinct faults and the failing seeds of two runs."""
     if first.data != second.data:
         raise DataError(
-            f"two techniques must have had the same data, {first.name} and {second.name} did not: run one of them "
+            f"two techniques must have had the same data, but {first.name} and {second.name} did not: run one of them "
             "again on the other's data"
         )
     faults_first, faults_second = (

@@ -114,8 +114,8 @@ def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
     specs = [bench.calculator.oracle.spec() for bench in benches]
     if specs[0].partition(":")[0] != specs[1].partition(":")[0]:
         raise UsageError(
-            f"both runs must have the same kind of fault, {first.name} has oracle {specs[0]!r}, {second.name} "
-            f"{specs[1]!r}: run one of them again with the other's oracle"
+            f"both runs must have the same kind of fault, but {first.name} has oracle {specs[0]!r} and {second.name} "
+            f"has {specs[1]!r}: run one of them again with the other's oracle"
         )
 
 
@@ -161,7 +161,7 @@ def _shared_seeds(first: Side, second: Side, benches: Benches) -> SharedSeeds:
         shared = shared[_are_equal(*seeds, a, b)]
     if not len(shared.seed_id):
         raise DataError(
-            f"both runs must have tested some of the same inputs, {first.name} and {second.name} share none of "
+            f"both runs must have tested some of the same inputs, but {first.name} and {second.name} share none of "
             f"{len(seeds[0]):,} and {len(seeds[1]):,}: run one of them again on the other's data"
         )
     return shared
@@ -189,7 +189,8 @@ def _usable_by_both(shared: SharedSeeds, benches: Benches) -> tuple[SharedSeeds,
     )
     if not (first & second).any():
         raise DataError(
-            "both models must answer some seed correctly, there is none that both do: check preprocessing and labels"
+            "both models must answer at least one seed correctly, but they have none in common: check the "
+            "preprocessing and the labels"
         )
     return shared[first & second], int((first & ~second).sum()), int((second & ~first).sum())
 
@@ -208,7 +209,9 @@ def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_
     ]
     was_run = ~(_is_dropped(outcomes[0], benches[0]) | _is_dropped(outcomes[1], benches[1]))
     if not was_run.any():
-        raise DataError("some test must be similar to its seed, none is: lower min_ssim or the magnitude")
+        raise DataError(
+            "at least one test must be similar enough to its seed, but none is: lower min_ssim or the magnitude"
+        )
     before, after = (model.is_fault & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0

@@ -27,7 +27,7 @@ def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: st
 def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
     """Draw both curves as steps with their bands, below the verdict."""
     if diff.curves is None:
-        raise UsageError("a difference must have robustness curves to be drawn, it has none: pass curves=True")
+        raise UsageError("a difference must have robustness curves to be drawn, but it has none: pass curves=True")
     figure = blank_figure(7.2, 4.8)
     figure.suptitle(fill(diff.sentence, 92), x=0.02, y=0.985, ha="left", va="top", fontsize=9.5, color=INK)
     axes = figure.add_axes((0.1, 0.16, 0.87, 0.64))

@@ -59,15 +59,17 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
 
 def opening(start: Start) -> str:
     """What the campaign is about to test, in three lines."""
-    few = len(start.theta) <= 2  # units of many dimensions would hide the rest
-    theta = ", ".join(f"{t.name} {t.low:g} to {t.high:g}{' ' + t.unit if t.unit and few else ''}" for t in start.theta)
+    shows_units = len(start.theta) <= 2  # more units would hide the rest
+    theta = ", ".join(
+        f"{t.name} {t.low:g} to {t.high:g}{f' ({t.unit})' if t.unit and shows_units else ''}" for t in start.theta
+    )
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     return (
         f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')}, "
         f"{start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
-        f"{start.perturbation} ({theta}), policy {policy_name(start.settings.policy)}, on {start.device}, "
-        f"clean activations kept for {kept} seeds"
+        f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}; "
+        f"clean activations of {kept} seeds are kept"
         + _guide(start)
         + (f"\nresumed after {counted(start.tests_before, 'test')}" if start.tests_before else "")
     )

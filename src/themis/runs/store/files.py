@@ -111,9 +111,9 @@ def refuse_special(path: Path) -> None:
     if stat.S_ISLNK(mode):
         raise UsageError(f"{path} must not be a symbolic link: remove it, or name the file it points to")
     if stat.S_ISDIR(mode):
-        raise UsageError(f"{path} must be a file, it is a folder: name a file in it")
+        raise UsageError(f"{path} must be a file, but it is a folder: name a file in it")
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} must be a regular file, it is a device or a pipe: choose another path")
+        raise UsageError(f"{path} must be a regular file, but it is a device or a pipe: choose another path")
 
 
 def refuse_links(root: Path, *names: str) -> None:
@@ -124,8 +124,8 @@ def refuse_links(root: Path, *names: str) -> None:
             path = path / part
             if path.is_symlink():
                 raise UsageError(
-                    f"{path} must not be a symbolic link, Themis writes to {root} and never through a link: replace "
-                    "the link by a copy of what it points to"
+                    f"{path} must not be a symbolic link, because Themis writes to {root} and never through a link: "
+                    "replace the link by a copy of what it points to"
                 )
 
 
@@ -203,15 +203,17 @@ class Lock:
                 owner = re.sub(rb"\D", b"", _read(self._file)).decode() or "unknown"
                 os.close(self._file)
                 raise StoreError(
-                    f"{path.parent} must have one writer, process {owner} is running a campaign in it: wait for it, or "
-                    "stop it"
+                    f"{path.parent} must have one writer, but process {owner} is running a campaign in it: wait for "
+                    "it, or stop it"
                 ) from error
             if self.is_held():
                 break
             os.close(self._file)  # its last owner has removed it
         if not re.fullmatch(rb"(" + SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
             os.close(self._file)
-            raise UsageError(f"{path} must be a lock of Themis, it contains something else: move it to another place")
+            raise UsageError(
+                f"{path} must be a lock of Themis, but it contains something else: move it to another place"
+            )
         self._before, self._stat = _read(self._file), os.fstat(self._file)
         try:
             self._write(SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length

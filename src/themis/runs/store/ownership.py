@@ -70,13 +70,13 @@ def check_free(path: Path, *, replaces: bool = False, remedy: str = REMEDY) -> N
     try:
         refuse_special(path)
         if not replaces and path.exists() and not has_mark(path):
-            raise UsageError(f"the file must be new, {path} exists: {remedy}")
+            raise UsageError(f"the file must be new, but {path} exists: {remedy}")
     except ThemisError:
         raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}; choose another file") from error
     if not path.parent.is_dir():
-        raise UsageError(f"the file must be in an existing folder, {path.parent} does not exist: create it first")
+        raise UsageError(f"the file must be in an existing folder, but {path.parent} does not exist: create it first")
 
 
 @contextmanager
@@ -101,11 +101,11 @@ def list_folder(path: Path) -> list[str] | None:
         return sorted(name for name in os.listdir(path) if not LEFTOVER.fullmatch(name))
     except FileNotFoundError:
         if path.is_symlink():
-            raise UsageError(f"out must be a folder, {path} is a link to nothing: remove it") from None
+            raise UsageError(f"out must be a folder, but {path} is a link to nothing: remove it") from None
         return None
     except NotADirectoryError:
         if path.exists():
-            raise UsageError(f"out must be a folder, {path} is a file: choose another path") from None
+            raise UsageError(f"out must be a folder, but {path} is a file: choose another path") from None
         return None
 
 
@@ -113,7 +113,7 @@ def refuse_folder(path: Path, names: Sequence[str], kind: str) -> UsageError:
     """The error for a folder that Themis has not begun."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return UsageError(
-        f"out must be a new or empty folder{kind}, {path} contains other files ({shown}): choose another folder"
+        f"out must be a new or empty folder{kind}, but {path} contains other files ({shown}): choose another folder"
     )
 
 
@@ -150,7 +150,7 @@ def check_run_folder(path: Path) -> None:
     if has_database := is_database(path / DATABASE):
         if _has_started(path / DATABASE):
             raise UsageError(
-                f"out must be a new folder, {path} already holds a run: choose another, or resume it with "
+                f"out must be a new folder, but {path} already holds a run: choose another, or resume it with "
                 f"`themis resume {quote(str(path))}`"
             )
     elif set(names) <= {NOTE}:

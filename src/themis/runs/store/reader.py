@@ -60,7 +60,7 @@ class Reader:
         """`is_brief`: for a short look that leaves not even a log behind if no campaign is writing."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
-            raise UsageError(f"a run must be a folder with {DATABASE}, {self.path} is not one: check the path")
+            raise UsageError(f"a run must be a folder with {DATABASE}, but {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
         try:
@@ -102,7 +102,7 @@ class Reader:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
         except ValueError as error:
-            raise StoreError(f"{path} must be JSON, it is damaged: {error}; {REMEDY}") from error
+            raise StoreError(f"{path} must be JSON, but it is damaged: {error}; {REMEDY}") from error
         with damage_explained(path):
             check_form(summary, SUMMARY, "the summary")
         return summary
@@ -257,7 +257,7 @@ class Reader:
         try:
             content = read_tensor_file(path)
         except FileNotFoundError as error:
-            raise StoreError(f"{path} must hold the run's state, it does not exist: {REMEDY}") from error
+            raise StoreError(f"{path} must hold the run's state, but it does not exist: {REMEDY}") from error
         arrays = deserialize(content, path)
         recorded = file.removesuffix(".safetensors").split("-")[2:]  # earlier versions recorded no hash
         if recorded and recorded != [digest(content)]:
@@ -301,7 +301,7 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
         database.close()
         if log.exists() and log.stat().st_size:
             raise StoreError(
-                f"{path.parent} must be writable once, its log has rows that are not in {path.name} yet: copy the "
+                f"{path.parent} must be writable once, but its log has rows that are not in {path.name} yet: copy the "
                 "folder to a place where you may write, and read the copy"
             ) from error
         database = _connect(f"{uri}?mode=ro&immutable=1")
@@ -325,7 +325,7 @@ def _refuse_other_than_file(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_file:
-        raise StoreError(f"{path} must be a regular file, it is not: remove it, or {REMEDY}")
+        raise StoreError(f"{path} must be a regular file, but it is not: remove it, or {REMEDY}")
 
 
 def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:

@@ -107,11 +107,11 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise StoreError(f"{path} must be a run of Themis, it is a different database: check the path")
+        raise StoreError(f"{path} must be a run of Themis, but it is a different database: check the path")
     if not OLDEST <= version <= SCHEMA:
         age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
         raise StoreError(
-            f"{path} must have schema {SCHEMA}, it has {version}: {age} version of Themis wrote it; {remedy}"
+            f"{path} must have schema {SCHEMA}, but it has {version}: {age} version of Themis wrote it; {remedy}"
         )
 
 
@@ -119,7 +119,9 @@ def check_is_table(database: sqlite3.Connection, name: str, path: Path) -> None:
     """Refuse a view in place of a table, before anything is read from it."""
     query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE %'"
     if database.execute(query, (name,)).fetchone() is None:
-        raise StoreError(f"{path / DATABASE} must have a table {name}, it has none: restore the run folder from a copy")
+        raise StoreError(
+            f"{path / DATABASE} must have a table {name}, but it has none: restore the run folder from a copy"
+        )
 
 
 def check_tables(database: sqlite3.Connection, theta: Iterable[str], path: Path) -> None:

@@ -118,7 +118,7 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
         arrays: dict[str, Tensor] = _safetensors().load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
         raise StoreError(
-            f"{path} must be a safetensors file, it is damaged: {first_line(error)}; restore it from a copy"
+            f"{path} must be a safetensors file, but it is damaged: {first_line(error)}; restore it from a copy"
         ) from error
     return arrays
 
@@ -272,7 +272,7 @@ def read_ids(path: Path) -> Ints:
             raise ValueError("its array 'id' has the wrong type or shape")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{path} must hold the tensors of faults, it is damaged: {first_line(error)}; restore the run folder "
+            f"{path} must hold the tensors of faults, but it is damaged: {first_line(error)}; restore the run folder "
             "from a copy"
         ) from error
     return ids

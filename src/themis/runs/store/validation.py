@@ -110,7 +110,7 @@ def _theta(value: Any, place: str) -> None:
     if not value["name"].isidentifier():
         raise ValueError(f"{place}.name must be letters, digits and _, got {value['name'][:60]!r}")
     if not value["low"] <= value["identity"] <= value["high"] or value["low"] == value["high"]:
-        raise ValueError(f"{place} must have low <= identity <= high and low < high, it does not")
+        raise ValueError(f"{place} must have low <= identity <= high and low < high")
 
 
 def _thetas(value: Any, place: str) -> None:

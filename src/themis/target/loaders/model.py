@@ -37,7 +37,7 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
         return LoadedModel(call_factory(spec, "model"))
     path = Path(spec)
     if not path.is_file():
-        raise DataError(f"the model file must exist, {path} does not: check the path")
+        raise DataError(f"the model file must exist, but {path} does not: check the path")
     model = FILES[path.suffix.lower()](path, trust)
     return LoadedModel(model, getattr(model, "version", None) or hash_file(path))
 
@@ -67,7 +67,9 @@ def load_keras(path: Path, trust: Trust) -> nn.Module:
     os.environ.setdefault("KERAS_BACKEND", "torch")
     keras = _import("keras", "keras")
     if keras.backend.backend() != "torch":
-        raise UsageError(f"Keras must run on torch, its backend is {keras.backend.backend()}: set KERAS_BACKEND=torch")
+        raise UsageError(
+            f"Keras must run on torch, but its backend is {keras.backend.backend()}: set KERAS_BACKEND=torch"
+        )
     is_safe = not trust.covers(path)
     if is_safe and path.suffix.lower() != ".keras":
         trust.require(path, "an older Keras file, and reading it may run code in it", "save it as .keras")
@@ -95,11 +97,12 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except LOAD_ERRORS as error:
             raise DataError(
-                f"{path} must be a model that can be read without running code, it is pickled, damaged, or something "
-                f"else: save it as TorchScript or ONNX, or pass --trust {path} if you know it"
+                f"{path} must be a model that can be read without running code, but it is pickled, damaged, or "
+                f"something else: save it as TorchScript or ONNX, or pass --trust {path} if you know it"
             ) from error
         raise DataError(
-            f"{path} must be a model, it holds {'weights' if isinstance(content, dict) else type(content).__name__}: "
+            f"{path} must be a model, but it holds "
+            f"{'weights' if isinstance(content, dict) else type(content).__name__}: "
             f"pass --model module:factory and --weights {path}"
         )
     try:
@@ -129,7 +132,7 @@ def _hugging_face(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
 def _keras(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
     path = Path(name)
     if not path.is_file():
-        raise DataError(f"the model file must exist, {path} does not: check the path")
+        raise DataError(f"the model file must exist, but {path} does not: check the path")
     return LoadedModel(load_keras(path, trust), hash_file(path))
 
 

@@ -43,9 +43,9 @@ class OnnxModel:
             model = onnx.load(self.path)
             self.version = _version(self.path, onnx)
         except Exception as error:  # protobuf, external files and onnx raise different errors
-            raise DataError(f"{path} must be an ONNX model, it cannot be read: {first_line(error)}") from error
+            raise DataError(f"{path} must be an ONNX model, but it cannot be read: {first_line(error)}") from error
         if not model.graph.node or not model.graph.output:
-            raise DataError(f"{path} must be an ONNX model, it has no graph: check the file")
+            raise DataError(f"{path} must be an ONNX model, but it has no graph: check the file")
         _refuse_training_mode(onnx, model.graph)
         outputs = {output.name for output in model.graph.output}
         self.layers = {name: tensor for name, tensor in _find_layers(model.graph) if tensor not in outputs}
@@ -85,7 +85,7 @@ class OnnxModel:
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in FLOATS:
             got = ", ".join(f"{argument.name} {argument.type}" for argument in inputs) or "none"
-            raise ModelError(f"{self.path} must accept one input of floating-point numbers, it accepts {got}")
+            raise ModelError(f"{self.path} must accept one input of floating-point numbers, but it accepts {got}")
         self.input, self.dtype, self.shape = inputs[0].name, FLOATS[inputs[0].type], inputs[0].shape
         self.batch = self.shape[0] if self.shape and isinstance(self.shape[0], int) else None
 
@@ -146,8 +146,8 @@ def _refuse_training_mode(onnx: Any, graph: Any) -> None:
             is_training |= bool(onnx.numpy_helper.to_array(constants[node.input[2]]).any())
         if is_training:
             raise ModelError(
-                f"the program must be deterministic, its {node.op_type} is in training mode: call model.eval() before "
-                "exporting it"
+                f"the program must be deterministic, but its {node.op_type} is in training mode: call model.eval() "
+                "before exporting it"
             )
 
 

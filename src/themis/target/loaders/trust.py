@@ -35,8 +35,8 @@ class Trust:
             if os.path.realpath(name) == os.path.realpath(path):
                 if expected and path.is_file() and hash_file(path) != expected:
                     raise ModelError(
-                        f"{path} must be the file that was trusted, it has changed since: inspect it, and pass --trust "
-                        f"{name} again"
+                        f"{path} must be the file that was trusted, but it has changed since: inspect it, and pass "
+                        f"--trust {name} again"
                     )
                 return True
         return False
@@ -44,7 +44,9 @@ class Trust:
     def require(self, path: Path, kind: str, remedy: str) -> None:
         """Refuse a file that is not trusted; `kind` says what it is and why that matters."""
         if not self.covers(path):
-            raise DataError(f"{path} must be trusted, it is {kind}: pass --trust {path} if you know it, or {remedy}")
+            raise DataError(
+                f"{path} must be trusted, but it is {kind}: pass --trust {path} if you know it, or {remedy}"
+            )
 
     def as_list(self, folder: Path) -> list[str]:
         """Return each file with its hash, for a run to record."""

@@ -53,16 +53,16 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
 
 def _read(path: Path, trust: Trust) -> Any:
     if path.exists() and not path.is_file():
-        raise DataError(f"the weights must be a file, {path} is something else: check the path")
+        raise DataError(f"the weights must be a file, but {path} is something else: check the path")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if is_script(path):
-        raise DataError(f"{path} must be a state dict, it is a TorchScript program: pass --model {path} alone")
+        raise DataError(f"{path} must be a state dict, but it is a TorchScript program: pass --model {path} alone")
     is_trusted = trust.covers(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except FileNotFoundError:
-        raise DataError(f"the weights file must exist, {path} does not: check the path") from None
+        raise DataError(f"the weights file must exist, but {path} does not: check the path") from None
     except LOAD_ERRORS as error:
         is_pickle = isinstance(error, pickle.UnpicklingError)  # torch's own message advises loading it unsafely
         reason = "it is damaged, or holds more than tensors" if is_pickle else first_line(error)
@@ -98,7 +98,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise DataError(f"the weights file must exist, {path} does not: check the path") from None
+        raise DataError(f"the weights file must exist, but {path} does not: check the path") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} must be a safetensors file of tensors: {first_line(error)}") from error
 
