@@ -99,7 +99,7 @@ def test_a_file_of_somebody_else_is_replaced_only_on_request(here, capsys, name)
     words = {**COMMANDS, **DATA}[name]()
     Path(name).write_text("mine")
     assert main([*words, name]) == 2
-    assert f"the file must be new, {name} exists: choose another, or re" in capsys.readouterr().err
+    assert f"the file must be new, but {name} exists: choose another, or re" in capsys.readouterr().err
     assert Path(name).read_text() == "mine"
     if name == "gates.xml":
         Path(name).unlink()

@@ -38,7 +38,7 @@ HOSTILE = {
     ),
     "picture of a hundred megapixels": (
         "images:p",
-        "it is 10,000x10,000",
+        "pixels, got 10,000x10,000",
         write("p/1.png", png_header(10_000, 10_000)),
     ),
     "later picture of ten gigapixels": (
