@@ -26,7 +26,7 @@ def existing_file(path: Path) -> Path:
     if not os.path.isfile(path):  # unlike Path.is_file, raises no error for invalid names
         kind = "is a folder" if os.path.isdir(path) else "is not a regular file"
         problem = kind if os.path.exists(path) else "does not"
-        raise DataError(f"the data file must exist, {str(path)[:200]} {problem}: check the path")
+        raise DataError(f"the data file must exist, but {str(path)[:200]} {problem}: check the path")
     return path.absolute()
 
 
@@ -46,7 +46,7 @@ def data_errors(path: Path | str, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # on damaged files decoders raise anything, even SyntaxError
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise DataError(f"{path} must be {what}, it cannot be read: {reason[:200]}; replace the file") from error
+        raise DataError(f"{path} must be {what}, but it cannot be read: {reason[:200]}; replace the file") from error
 
 
 def read_exactly(file: IO[bytes], n_bytes: int, path: Path) -> bytes:
@@ -56,7 +56,9 @@ def read_exactly(file: IO[bytes], n_bytes: int, path: Path) -> bytes:
     while left:
         part = file.read(min(left, STEP_BYTES))
         if not part:
-            raise DataError(f"{path} must hold {n_bytes:,} bytes of numbers, {left:,} are missing: download it again")
+            raise DataError(
+                f"{path} must hold {n_bytes:,} bytes of numbers, but {left:,} are missing: download it again"
+            )
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
@@ -139,15 +141,15 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
 
 def _check_dtype(dtype: np.dtype[np.generic], what: Path | str, kind: str) -> None:
     if dtype.hasobject or dtype.names:
-        raise DataError(f"{what} must be a NumPy {kind} of numbers, it holds {dtype}: save plain numbers")
+        raise DataError(f"{what} must be a NumPy {kind} of numbers, but it holds {dtype}: save plain numbers")
 
 
 def _check_declared(n_actual: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], what: Path | str) -> None:
     declared = _n_bytes(shape, dtype)
     if declared > n_actual or any(side < 0 for side in shape):
         raise DataError(
-            f"{what} must be a NumPy array of {list(shape)} {dtype}, {declared:,} bytes, it has {n_actual:,}: download "
-            "it again"
+            f"{what} must be a NumPy array of {list(shape)} {dtype}, {declared:,} bytes, but it has {n_actual:,}: "
+            "download it again"
         )
 
 
