@@ -5,7 +5,9 @@ Tests run in parallel with `--dist loadgroup`. A module whose tests share an exp
 """
 
 import os
+import shutil
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -13,10 +15,17 @@ import torch
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # also in processes that tests start: the threads of two workers would compete
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not the developer's own; workers share it
+    os.environ["THEMIS_STATE"] = tempfile.mkdtemp(prefix="themis-state-")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may be slow
 hypothesis.settings.load_profile("themis")
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["THEMIS_STATE"], ignore_errors=True)
 
 
 @pytest.fixture

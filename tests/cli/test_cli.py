@@ -123,7 +123,7 @@ def test_an_interrupted_run_is_kept_and_can_be_resumed(here, capsys):
     printed = capsys.readouterr()
     assert "the user stopped it" in printed.out
     assert printed.out.endswith("Resume: themis resume 'runs/a b'\n")
-    assert printed.err == ""
+    assert printed.err == f"themis run: imported mine from {here / 'mine.py'}\n"
     before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
     assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
@@ -240,7 +240,7 @@ def test_a_broken_pipe_is_not_an_error(here):
     os.close(pipe)
     done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], stdout=end, stderr=subprocess.PIPE)
     os.close(end)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr.decode()) == (0, f"themis run: imported mine from {here / 'mine.py'}\n")
     assert json.loads((here / "a/summary.json").read_text())["tests"] == 300
 
 
@@ -275,7 +275,7 @@ from themis.cli import main
 sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"themis run: imported mine from {here / 'mine.py'}\n")
     assert "\nStopped because" in done.stdout
     assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0
 

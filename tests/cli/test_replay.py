@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from signing import change_record, read_record
 
 import themis
 from themis.cli import main
@@ -66,16 +67,11 @@ def home(tmp_path_factory):
 @pytest.fixture
 def moved(home, tmp_path, monkeypatch):
     """A copy of that folder, whose runs record the copy; tests may change it."""
-    import sqlite3
-
     place = tmp_path / "home"
     shutil.copytree(home, place)
     for run in ("noise", "attack"):
-        with sqlite3.connect(place / run / "run.sqlite") as database:
-            [(origin,)] = database.execute("SELECT value FROM run WHERE name = 'origin'")
-            there = json.dumps({**json.loads(origin), "folder": str(place)})
-            database.execute("UPDATE run SET value = ? WHERE name = 'origin'", (there,))
-        database.close()
+        origin = read_record(place / run)["origin"]
+        change_record(place / run, signed=True, origin={**origin, "folder": str(place)})
     monkeypatch.chdir(tmp_path)
     return place
 
@@ -174,7 +170,8 @@ def test_another_process_with_more_threads_and_another_folder_replays_while_the_
         target, origin.read(), "gaussian", out=tmp_path / "run", origin=origin, callbacks=[Look()], **options
     )
     assert len(run.rounds) == 2
-    assert (answers[0].returncode, answers[0].stderr) == (0, "")
+    imported = f"themis replay: imported wobbling from {home / 'wobbling.py'}\n"
+    assert (answers[0].returncode, answers[0].stderr) == (0, imported)
     assert answers[0].stdout.count("input   identical, bit for bit\n  output  identical, bit for bit\n") == 4
     assert "environment are the same as at the start of the run" in answers[0].stdout, "it uses the recorded threads"
 

@@ -39,6 +39,7 @@ from themis.runs.replay import LiveRun, Replayer
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store import Reader, Writer
+from themis.runs.trust import Trusted
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
@@ -125,13 +126,15 @@ def resume(
     train: Any = None,
     rivals: Iterable[AnyTarget | nn.Module] = (),
     callbacks: Iterable[Callback] = (),
+    trust: Trusted = False,
     **options: Any,
 ) -> Run:
     """Resume the run in the folder `out`; it ends as if it had never been stopped.
 
     `target`, `data`, `features`, `perturbation`, `policy`, `criterion`, `train` and `rivals` are needed only if the run
     cannot build them again, such as a model that lives in memory or objects of your own. Options are the limits that
-    should differ from the first time.
+    should differ from the first time. `trust=True` allows code that the folder names to run although the folder was not
+    made on this machine by this user.
     """
     if features is not None and data is None:
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
@@ -141,7 +144,7 @@ def resume(
         if features is not None:
             data = _described(read_seeds(data, settings.max_seeds), features)
         chosen = policy or _recorded_policy(settings)
-        rebuilt = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
+        rebuilt = Replayer(run, None if target is None else as_target(target), data, perturbation, origin, trust=trust)
         if rebuilt.origin is not None and not rivals:
             rivals = rebuilt.origin.read_rivals()
         chosen = _with_rivals(chosen, rivals)
@@ -170,7 +173,8 @@ def resume(
                 before = replace(setup, settings=Settings(**run.record["settings"]))
                 setup = before if has_finished(before, state) else setup
                 return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), None))
-            store.reopen(record, settings.max_stored)  # from here on the folder changes
+            # From here on the folder changes.
+            store.reopen(record, settings.max_stored, signs=rebuilt.permission.is_granted)
             return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), store))
 
 

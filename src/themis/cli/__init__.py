@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,9 @@ def _execute(name: str, words: list[str]) -> int:
     except SystemExit:  # --help was printed
         return DONE
     arguments.words = ["themis", name, *words]
-    return int(module.execute(arguments, explicit_options))
+    is_silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False)
+    with nullcontext() if is_silent else _printed_log(f"themis {name}"):
+        return int(module.execute(arguments, explicit_options))
 
 
 def _overview() -> str:
@@ -199,6 +201,26 @@ def _one_line_warnings(name: str) -> Iterator[None]:
         warnings.filterwarnings("default", module=r"themis\b")
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def _printed_log(name: str) -> Iterator[None]:
+    """Print what Themis logs, such as where a module of the user was imported from, as one line each."""
+    import logging
+
+    class Printed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"{name}: {record.getMessage()}", file=sys.stderr)
+
+    log, handler = logging.getLogger("themis"), Printed()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _silence_stdout() -> None:

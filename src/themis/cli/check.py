@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from themis.cli import DONE, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, explicit_fields, format_value
-from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
+from themis.cli.source import PERTURB_HELP, check_names, named_origin, require
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text
@@ -50,7 +50,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     require(arguments, "model", "data")
     from themis.campaign.preflight import check
 
-    origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
+    origin = named_origin(arguments)
     with origin.in_folder():
         perturbation = check_names(arguments.perturb, settings)
     result = check(origin.target(), origin.read(), perturbation, **options)

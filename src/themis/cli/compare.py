@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from themis.cli import DONE, INTERRUPTED, RUN_FAILED
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml
 from themis.cli.output import AUTO, add_verbosity, new_folder
-from themis.cli.source import PERTURB_HELP, origin_folder, require
+from themis.cli.source import PERTURB_HELP, named_origin, require
 from themis.runs.source import Origin
 from themis.text import print_text
 
@@ -62,7 +62,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print_text(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data", "perturb")
-    origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
+    origin = named_origin(arguments)
     out = new_folder("compare-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.comparison.api import compare
     from themis.experiments.progress import ShowCells

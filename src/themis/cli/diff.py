@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, Group, Parser, add_option
-from themis.cli.source import override_origin
+from themis.cli.options import FORCE_HELP, Group, Parser, add_fields, add_option
+from themis.cli.source import rebuild
 from themis.errors import UsageError
+from themis.runs.source import Origin
 from themis.text import print_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     for side, word in SIDES.items():
         _add_model(source, side, word)
     source.add_argument("--data", metavar="DATA", help="data of both runs, as in --data of themis run")
+    add_fields(source, Origin, only=("trust",), shows_default=False)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
     text = "also write the result as .md, .json or .png (the curves); can be repeated"
@@ -101,11 +103,9 @@ def _check_files(files: list[Path], *, has_curve: bool, is_forced: bool) -> None
 
 
 def _replayer(run: Any, side: str, arguments: Namespace) -> Any:
-    from themis.runs.replay import Replayer
-
     values = {name: getattr(arguments, f"{name}_{side}") for name in ("model", "weights")} | {"data": arguments.data}
     overrides = {name: value for name, value in values.items() if value is not None}
-    return Replayer(run, origin=override_origin(run, overrides))
+    return rebuild(run, overrides | {"trust": arguments.trust})
 
 
 def _print(result: Diff, files: list[Path]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED
-from themis.cli.options import Group, Option, Parser, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, override_origin
+from themis.cli.options import Group, Option, Parser, Repeated, add_fields, add_option, explicit_values
+from themis.cli.source import REPLAY_OPTIONS, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -38,14 +38,6 @@ themis gate runs/new --max-fault-rate 0.05 --junit gates.xml --markdown "$GITHUB
 """
 KNOWN_METRICS = "coverage, coverage_all, coverage_low, coverage_uniform, clean_accuracy, clean_iou, criterion"
 BASELINE_REMEDY = "name the model of the baseline with --baseline-weights FILE or --baseline-model MODEL"
-
-
-class Repeated(Option):
-    """An option that can be repeated; all its values count."""
-
-    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -90,12 +82,11 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         raise UsageError(
             "a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help"
         )
-    from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
-        origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
-        results = check(Replayer(run, origin=origin), gates, arguments, folder=None)
+        replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
+        results = check(replayer, gates, arguments, folder=None)
     if arguments.json:
         print(json.dumps({"run": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
     return print_results(results, arguments)
@@ -128,14 +119,17 @@ def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -
     """Check a run against the gates and write the requested files."""
     from themis.report.gates.gates import check_gates, write_junit, write_markdown
     from themis.report.gates.limits import open_baseline
-    from themis.runs.replay import Replayer
 
-    values = {"model": arguments.baseline_model, "weights": arguments.baseline_weights}
+    values = {
+        "model": arguments.baseline_model,
+        "weights": arguments.baseline_weights,
+        "trust": arguments.trust,
+    }
     overrides = {name: value for name, value in values.items() if value is not None}
     with ExitStack() as stack:
-        if overrides:
+        if overrides and arguments.baseline is not None:
             reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
-            gates = replace(gates, baseline=Replayer(reader, origin=override_origin(reader, overrides)))
+            gates = replace(gates, baseline=rebuild(reader, overrides))
         results = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
     page = None if results.folder is None else results.folder / "report.html"
     report = page if page is not None and page.is_file() else None

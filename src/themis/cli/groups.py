@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, override_origin
+from themis.cli.source import REPLAY_OPTIONS, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -76,9 +76,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 def _locate(run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any]) -> list[Localization | None]:
     from themis.runs.analysis.locate import learn_baseline, locate
-    from themis.runs.replay import Replayer
 
-    baseline = learn_baseline(Replayer(run, origin=override_origin(run, overrides)))
+    baseline = learn_baseline(rebuild(run, overrides))
     return [locate(group, baseline, faults) for group in groups]
 
 

@@ -25,8 +25,11 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
-NOT_IN_A_FILE = ("config", "print_config", "words")
-"""Names in a namespace that are not options of a file; `words` is the command line itself."""
+NOT_IN_A_FILE = ("config", "print_config", "words", "from_config")
+"""Names in a namespace that are not options of a file.
+
+`words` is the command line itself, `from_config` the names of the options that the file sets and no flag overrides.
+"""
 
 MAX_CONFIG = 1 << 20
 """Bytes of a configuration file."""
@@ -34,12 +37,15 @@ MAX_CONFIG = 1 << 20
 METAVARS = {
     "model": "MODEL",
     "weights": "FILE",
-    "trust": "FILE,...",
+    "trust": "PATH,...",
     "data": "DATA",
     "features": "FILE",
     "folder": "FOLDER",
     "out": "FOLDER",
 }
+
+REPEATED = ("trust",)
+"""Options whose flag can be repeated."""
 
 
 class Option(argparse.Action):
@@ -51,6 +57,14 @@ class Option(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, values)
+
+
+class Repeated(Option):
+    """A list that can also be given by repeating the flag; all its values count."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,7 +109,7 @@ def add_fields(
     """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`."""
     hints = get_type_hints(kind)
     for field in fields(kind):
-        if only is None or field.name in only:
+        if "help" in field.metadata and (only is None or field.name in only):
             add_option(
                 group,
                 field.name,
@@ -122,7 +136,7 @@ def add_option(
         text = f"{text} (default: {format_value(default)})"
     group.add_argument(
         f"--{name.replace('_', '-')}",
-        action=Option,
+        action=Repeated if name in REPEATED else Option,
         kind=kind,
         is_required=is_required,
         default=default,
@@ -158,6 +172,8 @@ def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set
     for name, action in actions.items():
         if getattr(action, "is_required", False) and not values[name] and not values.get("print_config"):
             raise UsageError(f"{action.option_strings[0]} must be given: {str(action.help).replace('%%', '%')}")
+    if "config" in actions:
+        values["from_config"] = {*from_file} - {*from_flags}
     return argparse.Namespace(**values), {*from_flags, *from_file}
 
 
@@ -177,7 +193,7 @@ def explicit_fields(
 
 def read_config(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any]:
     """Read the options in a YAML file, by name."""
-    content = _load_yaml(path)
+    content = read_yaml(path)
     known = [name for name in actions if name not in NOT_IN_A_FILE]
     values = {}
     for key, value in content.items():
@@ -219,7 +235,8 @@ def _closest(name: str, known: Collection[str], otherwise: str) -> str:
     return f"did you mean {close[0]}?" if close else otherwise
 
 
-def _load_yaml(path: str) -> dict[Any, Any]:
+def read_yaml(path: str) -> dict[Any, Any]:
+    """The content of a YAML file: names and values."""
     yaml = _yaml()
     try:
         content = parse_yaml(read_regular(path, MAX_CONFIG).decode("utf-8-sig"))

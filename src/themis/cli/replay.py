@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.faults import read_ids
 from themis.cli.options import FORCE_HELP, Parser, add_fields, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, override_origin
+from themis.cli.source import REPLAY_OPTIONS, rebuild
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -50,7 +50,6 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and out.suffix.lower() not in EXTENSIONS:
         raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
-    from themis.runs.replay import Replayer
     from themis.runs.store.ownership import check_free
     from themis.runs.store.reader import Reader
 
@@ -59,8 +58,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
     with closing(Reader(arguments.run)) as run:
         ids = read_ids(run, arguments.ids)
-        origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
-        replayer = Replayer(run, origin=origin)
+        replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         selected = run.faults("id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))
         faults = {fault.id: fault for fault in selected}
         replays = []

@@ -55,7 +55,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     callbacks = [*progress_callbacks(arguments), *trackers]
     summary = Path(arguments.run) / "summary.json"
     before_resume = summary.stat() if summary.exists() else None
-    result = resume(arguments.run, origin=origin, callbacks=callbacks, **limits)
+    result = resume(arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, **limits)
     is_unchanged = before_resume is not None and _is_same(before_resume, summary.stat())
     if is_unchanged and not (arguments.quiet or arguments.json):
         print_text(

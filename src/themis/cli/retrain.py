@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Any
@@ -116,15 +117,16 @@ def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
 
 def _places(arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
     """Where the model and the data come from, if not as recorded in the run."""
-    from themis.runs.replay import recorded_origin
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
         origin = override_origin(run, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
-        home = origin or recorded_origin(run) or Origin()
+    home = origin or Origin()
+    if home.permission is not None:
+        home = replace(home, permission=home.permission.with_own(("data",)))
     names = {name: getattr(arguments, name) for name in ("train", "judge")}
-    data = {name: text and Origin(data=text, folder=home.folder).read() for name, text in names.items()}
-    return {"origin": origin, **data}
+    data = {name: text and replace(home, data=text, features=None).read() for name, text in names.items()}
+    return {"origin": origin, "trust": arguments.trust or False, **data}
 
 
 def _contest(

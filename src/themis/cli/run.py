@@ -19,7 +19,7 @@ from themis.cli.output import (
     progress_callbacks,
     read_trackers,
 )
-from themis.cli.source import PERTURB_HELP, check_names, origin_folder, require
+from themis.cli.source import PERTURB_HELP, check_names, named_origin, require
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text
@@ -64,7 +64,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         return DONE
     require(arguments, "model", "data", "perturb")
     gates = read_gates(arguments)
-    origin = Origin.of({**vars(arguments), "folder": origin_folder(arguments.folder)})
+    origin = named_origin(arguments)
     with origin.in_folder():
         perturbation = check_names(arguments.perturb, settings)
     gates.check_ahead(settings.uniform_share, perturbation.code)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, override_origin
+from themis.cli.source import REPLAY_OPTIONS, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -63,7 +63,6 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         raise UsageError("--most and fault numbers cannot be combined: leave one of them out")
     from themis.runs.analysis.robustness import robustness
     from themis.runs.analysis.shrink import shrink
-    from themis.runs.replay import Replayer
     from themis.runs.store.ownership import check_free, made_by
     from themis.runs.store.reader import Reader
 
@@ -71,8 +70,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         for name in [FILE, PICTURE] if arguments.curve else [FILE]:
             check_free(run.path / name, remedy="remove it, or move it elsewhere")
         ids = read_ids(run, arguments.ids)
-        origin = override_origin(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
-        replayer = Replayer(run, origin=origin)
+        replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         faults = _choose(run, ids, arguments.most)
         shrunk = shrink(replayer, faults, is_simplest=arguments.simplest)
         still_faults = {fault.id for fault in shrunk}

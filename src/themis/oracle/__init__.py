@@ -1,6 +1,6 @@
 """What a fault is: the oracle of a task compares a test's output with that of its seed, or with the label."""
 
-from themis.oracle.choose import ORACLES, choose_oracle
+from themis.oracle.choose import ORACLES, choose_oracle, is_own_oracle
 from themis.oracle.classes import Changed, Top, Wrong, are_probabilities, confidence
 from themis.oracle.compare import Compare
 from themis.oracle.oracle import KEPT, NOT_FINITE, Oracle, Verdict
@@ -25,4 +25,5 @@ __all__ = [
     "are_probabilities",
     "choose_oracle",
     "confidence",
+    "is_own_oracle",
 ]

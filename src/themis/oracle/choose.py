@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from themis.oracle.oracle import Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
 from themis.oracle.thresholds import Multilabel, Threshold, are_bits
+from themis.user_code import StandardLibraryError, describe_location, import_named
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,9 @@ ORACLES: dict[str, Callable[[str], Oracle]] = {
 """Oracles by name; each is made from the text after the colon, which is empty or a number."""
 
 
+TOP = re.compile(r"top([1-9]\d*)")
+
+
 def choose_oracle(oracle: str | Oracle) -> Oracle:
     """Return the oracle with a name: `NAME`, `NAME:NUMBER`, `topK`, `auto`, or `module:function` for the user's own."""
     if isinstance(oracle, Oracle):
@@ -94,32 +97,39 @@ def choose_oracle(oracle: str | Oracle) -> Oracle:
         raise UsageError(
             f"oracle must be a name or an Oracle, got {type(oracle).__name__}: wrap a function as Compare(function)"
         )
-    name, colon, text = oracle.partition(":")
+    if is_own_oracle(oracle):
+        return _import_oracle(oracle)
+    name, _, text = oracle.partition(":")
     if name == "auto":
         return _without_argument("auto", Auto, text)
-    if top := re.fullmatch(r"top([1-9]\d*)", name):
+    if top := TOP.fullmatch(name):
         return _without_argument(name, partial(Top, int(top[1])), text)
     if name in ORACLES:
         return ORACLES[name](text)
-    if colon and all(part.isidentifier() for part in (*name.split("."), *text.split("."))):
-        return _import_oracle(name, text)
     known = nearest(name, ["auto", *ORACLES])
     raise UsageError(f"oracle must be a known name or module:function, got {oracle!r}: {known}")
 
 
-def _import_oracle(name: str, text: str) -> Oracle:
+def is_own_oracle(spec: str) -> bool:
+    """Whether the name of an oracle is that of a function of the user's own, which has to be imported."""
+    name, colon, text = spec.partition(":")
+    is_known = name == "auto" or name in ORACLES or TOP.fullmatch(name)
+    return bool(colon) and not is_known and all(map(str.isidentifier, (*name.split("."), *text.split("."))))
+
+
+def _import_oracle(spec: str) -> Oracle:
     """Return the user's own function or oracle."""
-    spec = f"{name}:{text}"
+    name, _, text = spec.partition(":")
     try:
-        imported: Any = importlib.import_module(name)
-        for attribute in text.split("."):
-            imported = getattr(imported, attribute)
+        imported: Any = import_named(name, text.split("."), f"oracle {spec!r}")
+    except StandardLibraryError:
+        raise
     except ModuleNotFoundError as error:
         raise UsageError(f"oracle {spec!r}: {error}; {nearest(name, ['auto', *ORACLES])}") from error
     except AttributeError as error:
         module = sys.modules.get(name)
         known = [key for key in vars(module) if not key.startswith("_")] if module else []
-        raise UsageError(f"oracle {spec!r}: {error}: {nearest(text, known)}") from error
+        raise UsageError(f"oracle {spec!r}: {error}: {nearest(text, known)}{describe_location(name)}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         raise UsageError(f"oracle {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
     if isinstance(imported, Compare):

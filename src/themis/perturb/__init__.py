@@ -4,5 +4,16 @@ from themis.perturb.context import Context
 from themis.perturb.disturb import disturb
 from themis.perturb.names import PERTURBATIONS, choose_perturbation
 from themis.perturb.perturbation import Perturbation, Theta, columns, perturb
+from themis.perturb.spec import own_perturbations
 
-__all__ = ["PERTURBATIONS", "Context", "Perturbation", "Theta", "choose_perturbation", "columns", "disturb", "perturb"]
+__all__ = [
+    "PERTURBATIONS",
+    "Context",
+    "Perturbation",
+    "Theta",
+    "choose_perturbation",
+    "columns",
+    "disturb",
+    "own_perturbations",
+    "perturb",
+]

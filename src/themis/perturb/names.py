@@ -36,9 +36,14 @@ ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_
 """Further names by which some perturbations are known."""
 
 
-def choose_perturbation(perturbation: str | Perturbation, magnitude: float | None = None) -> Perturbation:
-    """The perturbation of a specification (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`), at a magnitude."""
+def choose_perturbation(
+    perturbation: str | Perturbation, magnitude: float | None = None, *, imports: bool = True
+) -> Perturbation:
+    """The perturbation of a specification (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`), at a magnitude.
+
+    `imports`: whether modules of the user's own may be imported.
+    """
     if isinstance(perturbation, str):
         known = PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
-        perturbation = read_perturbation(perturbation, known)
+        perturbation = read_perturbation(perturbation, known, imports=imports)
     return perturbation.at(magnitude)

@@ -14,23 +14,40 @@ from themis.perturb.perturbation import Perturbation
 PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 
 
-def read_perturbation(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
+def read_perturbation(text: str, known: Mapping[str, Perturbation], *, imports: bool = True) -> Perturbation:
     """Read names joined by `+`, each optionally with ranges (`LOW:HIGH`) or fixed values of its theta in brackets.
 
-    A name with a colon, `module:perturbation`, is one of the user's own.
+    A name with a colon, `module:perturbation`, is one of the user's own; it is refused if nothing may be imported.
     """
-    parts = [_read_part(part.strip(), known) for part in _split(text, "+")]
+    parts = [_read_part(name, ranges, known, imports=imports) for name, ranges in _read_names(text)]
     return parts[0] if len(parts) == 1 else combine(*parts)
 
 
-def _read_part(text: str, known: Mapping[str, Perturbation]) -> Perturbation:
-    match = PART.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f"perturbation must be names joined by +, each optionally with theta in brackets, got {text!r}: write "
-            "for instance rain(angle=-10:10) + fog"
-        )
-    name, ranges = match[1].strip(), match[2]
+def own_perturbations(text: str) -> list[str]:
+    """The names in a specification that are of the user's own, for which modules have to be imported."""
+    try:
+        return [name for name, _ in _read_names(text) if ":" in name]
+    except UsageError:  # it cannot be read, so nothing would be imported
+        return []
+
+
+def _read_names(text: str) -> list[tuple[str, str | None]]:
+    """Each name with the text in brackets after it."""
+    names = []
+    for part in map(str.strip, _split(text, "+")):
+        match = PART.fullmatch(part)
+        if match is None:
+            raise UsageError(
+                f"perturbation must be names joined by +, each optionally with theta in brackets, got {part!r}: write "
+                "for instance rain(angle=-10:10) + fog"
+            )
+        names.append((match[1].strip(), match[2]))
+    return names
+
+
+def _read_part(name: str, ranges: str | None, known: Mapping[str, Perturbation], *, imports: bool) -> Perturbation:
+    if ":" in name and not imports:
+        raise UsageError(f"perturbation must be a known name, got {name!r}: nothing is imported here")
     chosen = _load_own(name) if ":" in name else known.get(name)
     if chosen is None:
         hint = nearest(name, known).partition("known:")[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.reading import read_regular
+from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
@@ -54,12 +55,12 @@ def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
 
 
 def feature_names(run: Reader) -> list[str] | None:
-    """The names of a table's columns, as recorded by the run or as listed in its features file."""
+    """The names of a table's columns, as recorded by the run or, if the run was made here, as in its features file."""
     recorded = run.record.get("feature_names")
     if recorded:  # unnamed columns are recorded by their number
         return [f"feature {name}" if str(name) == str(k) else str(name) for k, name in enumerate(recorded)]
     origin = run.record.get("origin") or {}
-    if not origin.get("features"):
+    if not origin.get("features") or why_not_ours(run.record):
         return None
     try:
         content = read_regular(Path(origin.get("folder") or "", origin["features"]), MAX_FEATURES).decode()
@@ -76,12 +77,10 @@ def part_names(run: Reader) -> tuple[list[str], list[int]]:
     if len(parts) == 1:
         return undivided
     from themis.errors import ThemisError
-    from themis.perturb import PERTURBATIONS, choose_perturbation
+    from themis.perturb import choose_perturbation
 
-    if any(part.partition("(")[0].strip() not in PERTURBATIONS for part in parts):
-        return undivided  # a custom perturbation: a report does not run user code
-    try:
-        owners = [k for k, part in enumerate(parts) for _ in choose_perturbation(part).theta]
+    try:  # a report imports nothing, so a perturbation of the user's own is not divided
+        owners = [k for k, part in enumerate(parts) for _ in choose_perturbation(part, imports=False).theta]
     except ThemisError:
         return undivided
     return (parts, owners) if len(owners) == n else undivided

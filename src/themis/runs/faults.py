@@ -67,6 +67,15 @@ class Replay:
     """The smallest and the largest value that an input may have."""
 
 
+@dataclass(frozen=True)
+class FaultInputs:
+    """The clean and the disturbed input of a fault, to be shown, and the bounds of an input if they are known."""
+
+    clean_inputs: Tensor
+    inputs: Tensor
+    bounds: tuple[float, float] | None = None
+
+
 class RunHandle(Protocol):
     """Gives access to the model and the seeds of a run, so that its tests can be run again.
 
@@ -98,6 +107,9 @@ class RunHandle(Protocol):
 
     def replay(self, fault: Fault, /) -> Replay:
         """Run a fault again."""
+
+    def show(self, fault: Fault, /) -> FaultInputs | None:
+        """The inputs of a fault without running anything that a run folder names; None if they were not stored."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,10 @@ class Fault:
                 "a fault must belong to a run to be replayed, but this one does not: take it from run.faults"
             )
         return self._handle.replay(self)
+
+    def shown(self) -> FaultInputs | None:
+        """The inputs of the test; those of a run folder only if they were stored, because showing runs nothing."""
+        return None if self._handle is None else self._handle.show(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""

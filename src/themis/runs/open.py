@@ -17,6 +17,7 @@ from themis.runs.estimates import phase_seconds, uniform_estimates
 from themis.runs.replay import StoredRun
 from themis.runs.run import Run, Seconds, Start
 from themis.runs.store.reader import Reader
+from themis.runs.trust import Trusted
 from themis.settings import Settings
 from themis.target.activations import Layer
 from themis.target.target import as_target
@@ -36,13 +37,16 @@ def open_run(
     data: Any = None,
     *,
     perturbation: Perturbation | None = None,
+    trust: Trusted = False,
 ) -> Run:
     """The run in a folder, as `themis.run` returned it; if it is still running or was killed, as far as it got.
 
     target, data, perturbation: needed to replay faults if the run does not record how to create them, for example
     because the model lives in memory. Figures that are computed at the end of a campaign are None before it ends.
+    trust: opening and showing a run never runs code that its folder names. Replaying faults does, and only if the
+    folder was made on this machine by this user, or with True. Files to unpickle can be listed too.
     """
-    handle = StoredRun(Path(path), None if target is None else as_target(target), data, perturbation)
+    handle = StoredRun(Path(path), None if target is None else as_target(target), data, perturbation, trust)
     with closing(Reader(path)) as run:
         summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
         if not rounds:

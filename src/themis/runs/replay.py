@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,12 +24,14 @@ from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
-from themis.runs.faults import Fault, Replay, RunHandle
+from themis.runs.faults import Fault, FaultInputs, Replay, RunHandle
+from themis.runs.named_code import names_code, perturbation_code
 from themis.runs.parts import read_split
 from themis.runs.run import Run
-from themis.runs.source import Origin
+from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
+from themis.runs.trust import Permission, Trusted, permit
 from themis.target.target import AnyTarget
 
 CLOSE = 1e-5
@@ -106,12 +109,18 @@ class LiveRun:
     def replay(self, fault: Fault, /) -> Replay:
         return replay_fault(fault, calculator=self.calculator, seeds=self.seeds)
 
+    def show(self, fault: Fault, /) -> FaultInputs | None:
+        """The inputs of a fault, made again by the model in memory."""
+        replay = self.replay(fault)
+        return FaultInputs(replay.clean_inputs, replay.inputs, replay.bounds)
+
 
 class Replayer:
     """The handle of an open run folder. The target and the data are created again from the run's record.
 
     target, data, perturbation: required if the run does not record how to create them, such as a model in memory.
-    origin: another way to create target and data than the recorded one.
+    origin: another way to create target and data than the recorded one. trust: whether code that the run folder names
+    may run although the folder was not made here by this user; see `themis.runs.trust`.
     """
 
     passes = 0
@@ -123,12 +132,18 @@ class Replayer:
         data: Any = None,
         perturbation: Perturbation | None = None,
         origin: Origin | None = None,
+        *,
+        trust: Trusted = False,
     ) -> None:
         self.run, self._target, self._data, self._perturbation = run, target, data, perturbation
-        self.origin = origin or recorded_origin(run)
+        own = None if origin is None else origin.permission
+        is_of_this_run = own is not None and os.path.realpath(own.folder) == os.path.realpath(run.path)
+        self.permission = own if own is not None and is_of_this_run else permit(run.path, run.record, trust)
+        self.origin = origin or recorded_origin(run.record, self.permission)
 
     @cached_property
     def target(self) -> AnyTarget:
+        self._check_permission()
         return self._target or self._known_origin("target").target()
 
     @cached_property
@@ -140,13 +155,28 @@ class Replayer:
     @cached_property
     def all_seeds(self) -> Seeds:
         """The seeds of all parts."""
+        self._check_permission()
         data = self._known_origin("data").read() if self._data is None else self._data
         return read_seeds(data, self.run.record["settings"]["max_seeds"])
 
     @cached_property
     def perturbation(self) -> Perturbation:
         with nullcontext() if self.origin is None else self.origin.in_folder():
-            return recorded_perturbation(self.run, self._perturbation)
+            return recorded_perturbation(self.run, self._perturbation, self.permission)
+
+    @property
+    def oracle(self) -> Oracle:
+        """The run's oracle, or another one if the target has another."""
+        with nullcontext() if self.origin is None else self.origin.in_folder():
+            return recorded_oracle(self.run, self.target.oracle, self.permission)
+
+    def _check_permission(self) -> None:
+        """Refuse all code at once that the folder names and that is not replaced, before the first of it runs."""
+        code = [] if self._perturbation is not None else perturbation_code(self.run.record["perturbation"])
+        if self.origin is not None and self.origin.permission is not None:
+            code += [] if self._target is not None else self.origin.code("model", "oracle")
+            code += [] if self._data is not None else self.origin.code("data")
+        self.permission.require(code)
 
     @property
     def random_seed(self) -> int:
@@ -189,7 +219,7 @@ class Replayer:
             raise DataError(missing_seed(fault.seed_id, len(self.seeds)))
         seed = self.seeds[row[0]].in_memory()
         stored = self.run.tensors([fault.id]).get(fault.id)
-        oracle = recorded_oracle(self.run, self.target.oracle)
+        oracle = self.oracle
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator.trace(
                 self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0
@@ -200,6 +230,14 @@ class Replayer:
             calculator.take_clean(clean[:1])
             replayed = replay_fault(fault, calculator=calculator, seeds=seed, stored=stored)
         return replace(replayed, changes=self.changes)
+
+    def show(self, fault: Fault, /) -> FaultInputs | None:
+        """The stored inputs of a fault, if they were stored; nothing is run to show a run folder."""
+        stored = self.run.tensors([fault.id]).get(fault.id)
+        if stored is None:
+            return None
+        low, high = self.run.record["start"]["bounds"]
+        return FaultInputs(stored.clean_inputs[0], stored.inputs[0], (low, high))
 
     def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
         record, seeds = self.run.record, self.seeds
@@ -216,7 +254,7 @@ class Replayer:
             self.target,
             seeds,
             self.perturbation,
-            recorded_oracle(self.run, self.target.oracle),
+            self.oracle,
             chunk=chunk or record["start"]["chunk"],
             clean_bytes=0,
             min_ssim=record["settings"]["min_ssim"],
@@ -236,15 +274,22 @@ class StoredRun:
 
     passes = 0
 
-    def __init__(self, path: Path, target: AnyTarget | None, data: Any, perturbation: Perturbation | None) -> None:
-        self._path, self._parts = path, (target, data, perturbation)
+    def __init__(
+        self,
+        path: Path,
+        target: AnyTarget | None,
+        data: Any,
+        perturbation: Perturbation | None,
+        trust: Trusted = False,
+    ) -> None:
+        self._path, self._parts, self._trust = path, (target, data, perturbation), trust
         self._replayer: Replayer | None = None
 
     @contextmanager
     def reading(self) -> Iterator[Replayer]:
         """The replayer of the folder, which is open in this block."""
         with closing(Reader(self._path)) as run:
-            self._replayer = self._replayer or Replayer(run, *self._parts)
+            self._replayer = self._replayer or Replayer(run, *self._parts, trust=self._trust)
             self._replayer.run = run
             yield self._replayer
 
@@ -270,6 +315,10 @@ class StoredRun:
     def replay(self, fault: Fault, /) -> Replay:
         with self.reading() as replayer:
             return replayer.replay(fault)
+
+    def show(self, fault: Fault, /) -> FaultInputs | None:
+        with self.reading() as replayer:
+            return replayer.show(fault)
 
 
 RunSource = Run | Replayer | Reader | str | Path
@@ -317,18 +366,13 @@ def _clean_outputs(calculator: Calculator) -> Tensor:
     return torch.cat(parts)
 
 
-def recorded_origin(run: Reader) -> Origin | None:
-    """How a run's target and data were created, if it is recorded."""
-    origin = run.record["origin"]
-    return None if origin is None else Origin.of({**origin, "bounds": tuple(origin["bounds"])})
-
-
-def recorded_oracle(run: Reader, requested: str | Oracle) -> Oracle:
+def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission) -> Oracle:
     """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
     start, oracle = run.record["start"], choose_oracle(requested)
     if oracle.spec() not in ("auto", start["oracle_asked"]):
         return oracle
     if oracle.spec() != start["oracle"]:
+        permission.require(names_code("oracle", start["oracle"]))
         oracle = _settled_oracle(start["oracle"])
     is_probability = start["gives_probabilities"]
     return oracle if oracle.is_probability == is_probability else replace(oracle, is_probability=is_probability)
@@ -344,13 +388,16 @@ def _settled_oracle(spec: str) -> Oracle:
         ) from error
 
 
-def recorded_perturbation(run: Reader, requested: str | Perturbation | None) -> Perturbation:
+def recorded_perturbation(run: Reader, requested: str | Perturbation | None, permission: Permission) -> Perturbation:
     """The run's perturbation by its name, or the requested one if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
     recorded = [(theta["name"], theta["low"], theta["high"]) for theta in run.record["theta"]]
     reason = "the name now belongs to another perturbation"
+    if requested is None:
+        permission.require(perturbation_code(name))
     try:
-        chosen = choose_perturbation(requested or name, magnitude)
+        imports = requested is not None or permission.is_granted
+        chosen = choose_perturbation(requested or name, magnitude, imports=imports)
         ranges = [(theta.name, theta.low, theta.high) for theta in chosen.theta]
         is_same = requested is not None or chosen.code == run.record["perturbation_code"]
         if is_same and (chosen.name, ranges) == (name, recorded):

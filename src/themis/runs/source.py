@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, first_line, nearest
 from themis.options import option
+from themis.runs.named_code import CODE_OPTIONS, names_code, pickled_files
+from themis.runs.trust import Permission
+from themis.user_code import imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:
+    from themis.target.loaders.trust import Trust
     from themis.target.target import AnyTarget
 
 
@@ -62,30 +65,68 @@ class Origin:
     folder: str | None = option(
         None, "folder in which modules and relative paths are looked up (default: the current folder)"
     )
-    trust: list[str] | None = option(None, "files that may run code when they are loaded: pickled models, .pt2")
+    trust: list[str] | None = option(
+        None,
+        "files and run folders whose code may run: a pickled model, a checkpoint or a .pt2 contains code, and a run "
+        "folder from elsewhere names it; can be repeated",
+    )
     zoo: str | None = option(None, "model of the zoo with its weights and data, such as lenet5-mnist; see themis zoo")
+    permission: Permission | None = field(default=None, repr=False, compare=False)
+    """Whether the code that it names may run, if it was recorded in a run folder; None for names of the user's own."""
 
     @staticmethod
     def of(values: dict[str, Any]) -> Origin:
         """Return an origin from a dict that may hold other names too."""
-        names = {field.name for field in fields(Origin)}
-        return Origin(**{name: value for name, value in values.items() if name in names})
+        return Origin(**{name: value for name, value in values.items() if name in OPTIONS})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the hash of each trusted file so that no other can take its place."""
-        from themis.target.loaders.trust import Trust
+        """Return plain data, with the hash of each trusted file so that no other can take its place.
 
-        trust = None if self.trust is None else Trust.of(self.trust).as_list(Path(self.folder or ""))
-        return {**asdict(self), "bounds": list(self.bounds), "trust": trust}
+        Code that may not run is left out, so that another run cannot vouch for it.
+        """
+        values = {name: getattr(self, name) for name in OPTIONS}
+        if self.permission is not None and not self.permission.is_granted:
+            default = Origin()
+            values |= {name: getattr(default, name) for name in CODE_OPTIONS if self.code(name)}
+        folder = Path(self.folder or "")
+        files = [file for file in self._trust().as_list(folder) if not (folder / file).is_dir()]
+        return {**values, "bounds": list(self.bounds), "trust": files or None}
+
+    def code(self, *options: str) -> list[str]:
+        """Return the code that these options name, in words, unless the user named them."""
+        own = frozenset() if self.permission is None else self.permission.own
+        code = []
+        for name in options:
+            if name not in own:
+                code += names_code(name, getattr(self, name))
+        if "model" in options and self.permission is not None and "model" not in own:
+            code += pickled_files(file for file in self.trust or () if file not in self.permission.own_trust)
+        return code
+
+    def _require(self, *options: str) -> None:
+        """Refuse to run code that these options name if a run folder that may not run code recorded them."""
+        if self.permission is not None:
+            self.permission.require(self.code(*options))
+
+    def _trust(self) -> Trust:
+        """Return the files that may run code: those the user trusts, and those the run trusted if that is permitted."""
+        from themis.target.loaders.trust import MARK, Trust
+
+        if self.permission is None:
+            return Trust.of(self.trust)
+        own = self.permission.own_trust
+        recorded = self.trust if self.permission.is_granted else None
+        return Trust.of([*own, *(file for file in recorded or () if file.partition(MARK)[0] not in own)])
 
     def target(self) -> AnyTarget:
         """Load the target and its weights."""
+        self._require("model", "oracle")
         if self.zoo is not None:
             return self._zoo_target(self.zoo)
-        from themis.target.loaders import Trust, load_model, load_weights
+        from themis.target.loaders import load_model, load_weights
         from themis.target.target import AnyTarget, Target
 
-        trust = Trust.of(self.trust)
+        trust = self._trust()
         with self.in_folder():
             model, version = load_model(self.model, trust, has_weights=self.weights is not None)
             if isinstance(model, AnyTarget):
@@ -122,6 +163,7 @@ class Origin:
 
     def read(self) -> Any:
         """Read the data, with the features of a table if they are described."""
+        self._require("data")
         data = self._read()
         if self.features is None:
             return data
@@ -134,6 +176,7 @@ class Origin:
         """Load the rivals: those of the zoo with their weights, others with the options of the target."""
         from themis.zoo import ZOO
 
+        self._require("rivals", "oracle")
         options, rivals = replace(self, rivals=None, weights=None), []
         for name in self.rivals or ():
             if name not in ZOO and ":" not in name and not os.path.exists(name):
@@ -147,6 +190,7 @@ class Origin:
     def read_train(self) -> Any:
         """Read the training data, given by name or by the zoo's model; None if there is none."""
         if self.train is not None:
+            self._require("train")
             return self._read_named(self.train, "train")
         if self.zoo is None:
             return None
@@ -184,7 +228,6 @@ class Origin:
 
     def _zoo_target(self, name: str) -> AnyTarget:
         """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
-        from themis.target.loaders import Trust
         from themis.zoo import load
 
         default = Origin()
@@ -197,7 +240,7 @@ class Origin:
         layers = "auto" if self.layers is None else tuple(self.layers)
         with self.in_folder():
             options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
-            target = load(name, self.weights, trust=Trust.of(self.trust), **options)
+            target = load(name, self.weights, trust=self._trust(), **options)
         if self.device is not None:
             _move(target, self.device)
         return target
@@ -222,16 +265,58 @@ class Origin:
 
     @contextmanager
     def in_folder(self) -> Iterator[None]:
-        """Work in the folder that the names refer to, if it still exists, and look up modules there."""
-        before = os.getcwd()
-        folder = self.folder if self.folder is not None and os.path.isdir(self.folder) else before
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        os.chdir(folder)
-        try:
+        """Work in the folder that the names refer to, if it still exists, and look up modules there too.
+
+        A folder that a run recorded is used only if its code may run: what the user named is looked up where they are.
+        """
+        permission, here = self.permission, os.getcwd()
+        folder = self.folder if self.folder is not None and os.path.isdir(self.folder) else here
+        if permission is None:
+            places = [folder]
+        elif permission.is_granted:
+            places = [permission.home, folder] if permission.own else [folder]
+        else:
+            places, folder = [permission.home], here
+        with looked_up_in(*map(os.path.abspath, places)), working_in(folder):
             yield
-        finally:
-            os.chdir(before)
+
+    @contextmanager
+    def imported_anew(self) -> Iterator[None]:
+        """Import modules from its folder, even if others of the same name have been imported from elsewhere."""
+        is_permitted = self.permission is None or self.permission.is_granted
+        if self.folder is None or not os.path.isdir(self.folder) or not is_permitted:
+            yield
+            return
+        with imported_anew(self.folder):
+            yield
+
+
+OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "permission")
+
+
+def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | None:
+    """Return how a run's target and data were made, if it is recorded, together with whether its code may run."""
+    if record["origin"] is None:
+        return None
+    origin = Origin.of({**record["origin"], "bounds": tuple(record["origin"]["bounds"])})
+    return replace(origin if permission.is_granted else _anchored(origin), permission=permission)
+
+
+def _anchored(origin: Origin) -> Origin:
+    """Return the origin with absolute paths of plain files, so that nobody has to work in its folder."""
+    from themis.data.readers import READERS
+    from themis.target.loaders import is_file
+
+    folder = origin.folder or ""
+    paths: dict[str, Any] = {name: getattr(origin, name) for name in ("weights", "features")}
+    changes: dict[str, Any] = {name: os.path.join(folder, path) for name, path in paths.items() if path}
+    if is_file(origin.model):
+        changes["model"] = os.path.join(folder, origin.model)
+    for name in ("data", "train"):
+        reader, colon, path = (getattr(origin, name) or "").partition(":")
+        if reader in READERS and path and reader != "hf":
+            changes[name] = f"{reader}{colon}{os.path.join(folder, path)}"
+    return replace(origin, **changes)
 
 
 def _move(target: AnyTarget, name: str) -> None:

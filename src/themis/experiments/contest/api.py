@@ -30,6 +30,7 @@ from themis.reading import whole
 from themis.runs.environment import describe_environment, threads
 from themis.runs.run import Run
 from themis.runs.source import Origin
+from themis.runs.trust import Trusted
 
 CELLS, INPUTS, RESULT, FIGURE = "cells", "inputs.json", "contest.json", "contest.png"
 FRESH = 0.0
@@ -48,6 +49,7 @@ def contest_run(
     out: str | Path | None = None,
     workers: int = 1,
     listener: Listener | None = None,
+    trust: Trusted = False,
     **options: Any,
 ) -> Contested:
     """Let techniques choose inputs from the search seeds of a run, train on each choice, and judge them alike.
@@ -62,8 +64,8 @@ def contest_run(
     ContestPlan.of(**of_plan, techniques=techniques)  # raises for invalid options before a model is loaded
     if workers > 1 and (isinstance(run, Run) or target is not None or data is not None):
         raise UsageError(f"workers must be 1 for a model or data in memory, got {workers}: pass a run folder")
-    make = None if workers == 1 or isinstance(run, Run) else partial(_make_case, run, judge, origin, train)
-    with open_source(run, target, data, judge, None, origin, train) as source:
+    make = None if workers == 1 or isinstance(run, Run) else partial(_make_case, run, judge, origin, train, trust)
+    with open_source(run, target, data, judge, None, origin, train, trust) as source:
         plan = ContestPlan.of(**{"passes": source.passes, **of_plan}, techniques=techniques)
         return run_contest(_case(source), plan, recipe, make=make, out=out, workers=workers, listener=listener)
 
@@ -72,8 +74,8 @@ def _case(source: Source) -> Case:
     return Case(source.target, source.parts, source.perturbation, source.ledger)
 
 
-def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any) -> Case:
-    with open_source(run, None, None, judge, None, origin, train) as source:
+def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any, trust: Trusted) -> Case:
+    with open_source(run, None, None, judge, None, origin, train, trust) as source:
         return _case(source)
 
 

@@ -22,6 +22,7 @@ from themis.perturb import Perturbation
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run
 from themis.runs.source import Origin
+from themis.runs.trust import Trusted
 from themis.target.fingerprint import hash_seeds
 
 RESULT, TABLE, FIGURE = "retrain.json", "table.md", "figure.png"
@@ -40,6 +41,7 @@ def retrain(
     loss: Loss | None = None,
     listener: Listener | None = None,
     command: str | None = None,
+    trust: Trusted = False,
     **options: Any,
 ) -> Retrained:
     """Retrain the model of a run on its faults; options are the fields of `Recipe` and `RetrainingPlan`.
@@ -48,12 +50,13 @@ def retrain(
     cannot make them again; data is the complete data, as before the split. train: clean data to train on instead of the
     train part, such as the model's own training data. judge: data to judge by, for a run that was not split. out:
     folder for the results; the same call resumes an interrupted retraining. loss: a function of outputs and labels, if
-    the task has no default. command: the command line, for the record.
+    the task has no default. command: the command line, for the record. trust: True if code that the folder names may
+    run although the folder was not made on this machine by this user.
     """
     recipe, plan, own = read_options(options)
     with (
         closing(ExperimentFolder(out, "retraining")) as folder,
-        open_source(run, target, data, judge, perturbation, origin, train) as source,
+        open_source(run, target, data, judge, perturbation, origin, train, trust) as source,
     ):
         with nullcontext() if source.origin is None else source.origin.in_folder():
             cases = {source.name: source.perturbation, **plan.examined(), **own}

@@ -134,8 +134,10 @@ def _perturbation_name(source: Source) -> str | None:
     """The name from which another process can make the run's perturbation; None if there is none."""
     own = source.perturbation
     try:
+        permission = None if source.origin is None else source.origin.permission
+        imports = permission is None or permission.is_granted
         with nullcontext() if source.origin is None else source.origin.in_folder():
-            named = choose_perturbation(own.name, source.settings.magnitude)
+            named = choose_perturbation(own.name, source.settings.magnitude, imports=imports)
     except UsageError:
         return None
     return own.name if (named.theta, named.code) == (own.theta, own.code) else None

@@ -15,10 +15,11 @@ from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.faults import Faults
 from themis.runs.parts import Parts, read_parts
-from themis.runs.replay import Replayer, live_handle, recorded_oracle
+from themis.runs.replay import Replayer, live_handle
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
+from themis.runs.trust import Trusted
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
 from themis.target.ledger import Ledger, ledger_of
@@ -67,10 +68,12 @@ def open_source(
     perturbation: Perturbation | None = None,
     origin: Origin | None = None,
     train: Any = None,
+    trust: Trusted = False,
 ) -> Iterator[Source]:
     """The model, faults and parts of a run; a run folder knows how to make the target and the data again.
 
-    train: clean data to train on instead of the train part.
+    train: clean data to train on instead of the train part. trust: whether code that the folder names may run although
+    it was not made on this machine by this user.
     """
     if isinstance(run, Run):
         yield _with_train(_from_memory(run, target, data, judge, origin), train)
@@ -78,7 +81,7 @@ def open_source(
     if not isinstance(run, str | Path):
         raise UsageError(f"run must be a finished Run or the folder of one, got {type(run).__name__}")
     with closing(Reader(run)) as reader:
-        yield _with_train(_from_folder(reader, target, data, judge, perturbation, origin), train)
+        yield _with_train(_from_folder(reader, target, data, judge, perturbation, origin, trust), train)
 
 
 def _with_train(source: Source, train: Any) -> Source:
@@ -124,7 +127,13 @@ def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | 
 
 
 def _from_folder(
-    run: Reader, target: Any, data: Any, judge: Any, perturbation: Perturbation | None, origin: Origin | None
+    run: Reader,
+    target: Any,
+    data: Any,
+    judge: Any,
+    perturbation: Perturbation | None,
+    origin: Origin | None,
+    trust: Trusted,
 ) -> Source:
     summary = run.summary()
     if summary is None or run.is_running():
@@ -132,8 +141,8 @@ def _from_folder(
             f"the run in {run.path} must have ended, but it has not: wait for it, or finish it with themis resume "
             f"{run.path}"
         )
-    replayer = Replayer(run, None if target is None else as_target(target), data, perturbation, origin)
-    trainable = _trainable(replayer.target, recorded_oracle(run, replayer.target.oracle))
+    replayer = Replayer(run, None if target is None else as_target(target), data, perturbation, origin, trust=trust)
+    trainable = _trainable(replayer.target, replayer.oracle)
     then, now = run.record["environment"]["model_sha256"], replayer.target.fingerprint()
     if then != now:
         raise ModelError(

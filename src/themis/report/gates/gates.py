@@ -126,7 +126,7 @@ def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = Non
             if isinstance(base, str | Path):
                 base = stack.enter_context(closing(open_baseline(base)))
             names = ("" if not isinstance(base, Run) else "the baseline", name)
-            difference = diff(base, run, kind="versions", names=names, remedies=(remedy, ""))
+            difference = diff(base, run, kind="versions", names=names, remedies=(remedy, ""), trust=gates.trust)
             results.append(_check_new_faults(gates.max_new_faults, difference))
         faults = run.faults if isinstance(run, Run) else _folder_faults(run)
         telling = (*(difference.new_faults if difference else ()), *faults.most_telling(N_TELLING))

@@ -14,6 +14,7 @@ from themis.errors import UsageError, nearest
 if TYPE_CHECKING:
     from themis.runs.replay import RunSource
     from themis.runs.store.reader import Reader
+    from themis.runs.trust import Trusted
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Gates:
     max_new_faults: int | None = None
     """The largest allowed number of new faults: those that do not break the model of the baseline."""
     baseline: RunSource | None = None
+    trust: Trusted = False
+    """Run folders whose code may run although they were not made on this machine by this user."""
 
     @staticmethod
     def of(
@@ -94,6 +97,7 @@ class Gates:
         max_fault_rate: float | None = None,
         max_new_faults: int | None = None,
         baseline: RunSource | None = None,
+        trust: Trusted = False,
     ) -> Gates:
         """Parse gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
         if isinstance(fail_under, str):
@@ -107,7 +111,7 @@ class Gates:
         if (max_new_faults is None) != (baseline is None):
             present, missing = ("max_new_faults", "baseline")[:: 1 if baseline is None else -1]
             raise UsageError(f"{present} and {missing} must be given together, but {missing} is missing: add it")
-        return Gates(limits, max_fault_rate, max_new_faults, baseline)
+        return Gates(limits, max_fault_rate, max_new_faults, baseline, trust)
 
     def __bool__(self) -> bool:
         """Whether any limit is set."""

@@ -13,6 +13,7 @@ from themis.runs.diff.techniques import compare_techniques
 from themis.runs.diff.versions import compare_versions
 from themis.runs.replay import RunSource
 from themis.runs.run import Run
+from themis.runs.trust import Trusted
 
 TESTS = 2000
 """New tests that are drawn and run on both models."""
@@ -31,12 +32,14 @@ def diff(
     random_seed: int = 0,
     names: tuple[str, str] = NAMES,
     remedies: tuple[str, str] = ("", ""),
+    trust: Trusted = False,
 ) -> Diff:
     """Compare two runs, each as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data.
 
     kind: "versions" replays the faults of both runs, and `tests` new tests, on both models; "techniques" compares what
     two runs found on one model; "auto" is "techniques" if both tested the same model. curves: add robustness curves.
     names, remedies: how messages name the runs, and what they recommend if a model is not the one that was tested.
+    trust: run folders whose code may run although they were not made on this machine by this user; True for both.
     """
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -44,7 +47,9 @@ def diff(
         raise UsageError(f"tests must be 1 or more, got {tests}: it is the number of new tests")
     with ExitStack() as stack:
         first, second = (
-            stack.enter_context(open_side(source, name if isinstance(source, Run) or name not in NAMES else "", remedy))
+            stack.enter_context(
+                open_side(source, name if isinstance(source, Run) or name not in NAMES else "", remedy, trust)
+            )
             for source, name, remedy in zip((before, after), names, remedies, strict=True)
         )
         check_perturbations(first, second)

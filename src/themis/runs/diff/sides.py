@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from themis.runs.faults import Fault
 from themis.runs.replay import Replayer, RunSource, live_handle
 from themis.runs.run import Run, policy_name
 from themis.runs.store.reader import Reader
+from themis.runs.trust import Trusted
 from themis.target.fingerprint import hash_seeds
 
 
@@ -106,7 +106,7 @@ class Side:
         source = self.source
         if isinstance(source, Run):
             return
-        with _imported_from(None if source.origin is None else source.origin.folder):
+        with nullcontext() if source.origin is None else source.origin.imported_anew():
             fingerprint = source.target.fingerprint()
             _ = source.seeds, source.perturbation
         if fingerprint != self.model:
@@ -117,14 +117,14 @@ class Side:
 
 
 @contextmanager
-def open_side(source: RunSource, name: str = "", remedy: str = "") -> Iterator[Side]:
-    """A side from a run, a run folder, or the replayer of one."""
+def open_side(source: RunSource, name: str = "", remedy: str = "", trust: Trusted = False) -> Iterator[Side]:
+    """A side from a run, a run folder, or the replayer of one; `trust` applies to folders."""
     options = {"remedy": remedy} if remedy else {}
     if isinstance(source, str | Path):
         with closing(Reader(source)) as run:
-            yield Side(name or str(source), Replayer(run), **options)
+            yield Side(name or str(source), Replayer(run, trust=trust), **options)
     elif isinstance(source, Reader):
-        yield Side(name or str(source.path), Replayer(source), **options)
+        yield Side(name or str(source.path), Replayer(source, trust=trust), **options)
     else:
         yield Side(name or ("the run" if isinstance(source, Run) else str(source.run.path)), source, **options)
 
@@ -158,26 +158,3 @@ def common_box(first: Side, second: Side) -> tuple[Floats, Floats]:
         np.array([[theta[k] for theta in side.theta] for side in (first, second)], dtype=np.float32) for k in (1, 2)
     )
     return low.max(0), high.min(0)
-
-
-@contextmanager
-def _imported_from(folder: str | None) -> Iterator[None]:
-    """Import modules from this folder, even if another version of them has been imported from elsewhere."""
-    if folder is None or not os.path.isdir(folder):
-        yield
-        return
-    home, path, modules = Path(folder).resolve(), list(sys.path), dict(sys.modules)
-    for name, module in modules.items():
-        if _is_elsewhere(name.partition(".")[0], getattr(module, "__file__", None), home):
-            del sys.modules[name]
-    sys.path[:] = [str(home), *(entry for entry in path if entry != str(home))]
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        sys.modules.update(modules)
-
-
-def _is_elsewhere(top: str, file: str | None, home: Path) -> bool:
-    is_here = (home / f"{top}.py").is_file() or (home / top / "__init__.py").is_file()
-    return is_here and file is not None and top != "themis" and not Path(file).resolve().is_relative_to(home)

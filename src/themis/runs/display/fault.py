@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from themis.runs.faults import Fault, Replay
+    from themis.runs.faults import Fault, FaultInputs, Replay
 
 Pixels = NDArray[np.uint8]
 GAP = 2
@@ -50,12 +50,12 @@ def caption(fault: Fault) -> str:
     return f"fault {fault.id}, seed {fault.seed_id}: {before} becomes {after}; {theta}"
 
 
-def pictures(replay: Replay) -> list[Pixels]:
+def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
     """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables."""
-    clean, disturbed = replay.clean_inputs.float().cpu(), replay.inputs.float().cpu()
+    clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if clean.ndim != 3 or min(clean.shape[1:]) < 2:
         return []
-    low, high = replay.bounds or _guess_bounds(clean, disturbed)
+    low, high = shown.bounds or _guess_bounds(clean, disturbed)
     change = disturbed - clean
     largest = float(change.abs().nan_to_num(0.0).max()) or 1.0
     scaled = ((clean - low) / (high - low), (disturbed - low) / (high - low), 0.5 + change / (2 * largest))

@@ -69,9 +69,10 @@ def show_faults(faults: Faults) -> str:
 
 
 def _pictures(fault: Fault) -> list[Pixels]:
-    """The pictures of a replay; none if it fails, so that a notebook still shows the rest."""
+    """The pictures of a fault; none if they are not stored or fail, so that a notebook still shows the rest."""
     try:
-        return pictures(fault.replay())
+        shown = fault.shown()
+        return [] if shown is None else pictures(shown)
     except Exception:
         return []
 

@@ -63,6 +63,7 @@ class Reader:
             raise UsageError(f"a run must be a folder with {DATABASE}, but {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
+            self._database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
         try:
             self.record = self._read_record()
         except BaseException:
@@ -106,6 +107,10 @@ class Reader:
         with damage_explained(path):
             check_form(summary, SUMMARY, "the summary")
         return summary
+
+    def config(self) -> dict[str, Any]:
+        """What `config.yaml` must hold."""
+        return schema.config(self.record)
 
     def is_running(self) -> bool:
         """Whether a campaign is writing to the folder; if the system cannot tell, whether it has no summary."""
@@ -234,7 +239,7 @@ class Reader:
                     files.setdefault(file, []).append(id)
             for file, ids_in_file in files.items():
                 try:
-                    rows = read_tensors(self.path / "tensors" / file)
+                    rows = read_tensors(_inside(self.path / "tensors", file))
                 except FileNotFoundError:
                     continue
                 for id in ids_in_file:
@@ -253,7 +258,7 @@ class Reader:
             return None
         check_row(row, CHECKPOINT, "checkpoint", self.path / DATABASE)
         tests, rounds, file = row
-        path = self.path / "state" / file
+        path = _inside(self.path / "state", file)
         try:
             content = read_tensor_file(path)
         except FileNotFoundError as error:
@@ -284,6 +289,13 @@ class Reader:
         except sqlite3.DatabaseError as error:
             reason = f"a query took more than {MAX_SECONDS:g} seconds" if "interrupted" in str(error) else str(error)
             raise StoreError(f"{self.path / DATABASE} cannot be read: {reason}; {REMEDY}") from error
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file that the database names, which must lie in the run folder."""
+    if Path(name).name != name:
+        raise StoreError(f"{folder.parent / DATABASE} must name files in {folder}, it names {name!r}: it is forged")
+    return folder / name
 
 
 def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from themis.errors import StoreError
 
@@ -48,7 +49,7 @@ _ESTIMATES = """
   , estimates TEXT             -- JSON, name to value, low and high; NULL in rounds of version 3"""
 _TABLES = """
 CREATE TABLE run (           -- the record of the campaign; written once
-  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts
+  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts, tag (signs what names code)
   value TEXT NOT NULL        -- JSON
 ) WITHOUT ROWID;
 
@@ -164,6 +165,11 @@ def upgrade(database: sqlite3.Connection) -> None:
             f"{_ROUNDS.format(estimates=_ESTIMATES)} INSERT INTO rounds SELECT * FROM earlier; "
             f"DROP TABLE earlier; PRAGMA user_version = {SCHEMA}; COMMIT;"
         )
+
+
+def config(record: dict[str, Any]) -> dict[str, Any]:
+    """The content of `config.yaml`: the options of a run as `themis run --config` reads them."""
+    return {**(record["origin"] or {}), "perturb": record["perturbation"], **record["settings"]}
 
 
 def read_signature(text: str) -> list[float]:

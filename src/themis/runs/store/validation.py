@@ -209,6 +209,7 @@ RECORD = record(
     },
     {
         "start": START,
+        "tag": optional(HASH),
         "failed": optional(text(1 << 20)),
         "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH})),
         "features_sha256": HASH,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 from themis.errors import StoreError
 from themis.judge.estimate import Estimate
 from themis.runs.faults import Column
+from themis.runs.named_code import recorded_code
 from themis.runs.run import ESTIMATES, Round
 from themis.runs.store import schema
 from themis.runs.store.files import (
@@ -35,6 +37,7 @@ from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, 
 from themis.runs.store.schema import DATABASE, PARTS
 from themis.runs.store.tensors import Tensors, TensorStore, digest, file_name, serialize
 from themis.runs.store.validation import STATE_FILE
+from themis.runs.trust import TAG, KeyProblem, sign
 
 SHARE = 1 / 100
 """Share of a campaign's time that writing faults may take; checkpoints may take half as much."""
@@ -65,6 +68,7 @@ class Writer:
         refuse_links(self.path, *RUN_FILES, "track")
         if not is_database(self.path / DATABASE):
             check_run_folder(self.path)
+        self._signs = False
         self._created: list[Path] = []  # by this writer, in order; removed again if the campaign does not begin
         self._has_begun = False
         try:
@@ -113,6 +117,8 @@ class Writer:
                 database.executemany(
                     "INSERT INTO run VALUES (?, ?)", [(k, as_json(v).decode()) for k, v in record.items()]
                 )
+                self._signs = True
+                self._sign(database)
                 database.execute("COMMIT")  # closing merges the log into the file, which is then renamed
             sync(self.path.parent)
             self._connect(record, max_stored)
@@ -121,8 +127,12 @@ class Writer:
         write_file(self.path / name, content)
         self._created.append(self.path / name)
 
-    def reopen(self, record: dict[str, Any], max_stored: int) -> None:
-        """Resume a run; faults and rounds after the last checkpoint stay until they are measured again."""
+    def reopen(self, record: dict[str, Any], max_stored: int, *, signs: bool = False) -> None:
+        """Resume a run; faults and rounds after the last checkpoint stay until they are measured again.
+
+        signs: whether the code that the folder names is known to be this user's or trusted.
+        """
+        self._signs = signs
         with self._explained():
             self._connect(record, max_stored)
             schema.upgrade(self._database)
@@ -131,6 +141,7 @@ class Writer:
                 remove_leftovers(self.path / name)
             write_file(self.path / "config.yaml", _config(record))
             self.note("settings", record["settings"])
+            self.note("origin", record["origin"])
             self.note("failed", None)
             (self.path / "summary.json").unlink(missing_ok=True)  # the campaign is running again
             kept = self._database.execute(
@@ -149,6 +160,7 @@ class Writer:
         self._database = _database(self.path / DATABASE)
         schema.check(self._database, self.path)
         self._database.execute("PRAGMA synchronous = FULL")
+        self._database.execute("PRAGMA trusted_schema = OFF")
         self._file = (self.path / DATABASE).stat()
         self._perturbation = record["perturbation"]
         self._tensor_store = TensorStore(self.path / "tensors", max_stored)
@@ -178,9 +190,26 @@ class Writer:
 
     def note(self, name: str, value: Any) -> None:
         """Add to the record."""
-        with self._explained():
-            self._database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, as_json(value).decode()))
+        row = (name, as_json(value).decode())
+        with self._explained(), _transaction(self._database) as database:
+            database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", row)
+            self._sign(database)
         self._has_begun = True
+
+    def _sign(self, database: sqlite3.Connection) -> None:
+        """Sign the code that the record names, so that this user may run it again without being asked."""
+        if not self._signs:
+            return
+        rows = database.execute("SELECT name, value FROM run").fetchall()
+        record = {name: json.loads(value) for name, value in rows}
+        try:
+            tag = sign(record)
+        except KeyProblem as problem:
+            tag = None
+            if TAG not in record and recorded_code(record):  # once
+                remedy = f"commands that rebuild its model will need --trust {self.path}"
+                warnings.warn(f"the run cannot be signed, {problem}: {remedy}", RuntimeWarning, stacklevel=2)
+        database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
     def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> None:
         """Add the faults of the tests up to number `stop`; the next `flush` writes them."""
@@ -217,8 +246,7 @@ class Writer:
         database = self._database
         has_forgotten = self._tensor_store.forget(self._written, self._seen)
         rows, dropped = self._prepare_faults()
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(database):
             database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, self._seen))
             if rows:
                 database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
@@ -227,19 +255,13 @@ class Writer:
                 database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
             if state is not None:
                 database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
         self._written = self._seen
         self._columns, self._tensors, self._rounds = [], [], []
         moved = self._tensor_store.merge_files() if rows else {}
         if moved:
             pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
-            database.execute("BEGIN IMMEDIATE")
-            database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
-            database.execute("COMMIT")
+            with _transaction(database):
+                database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
         if moved or dropped or has_forgotten:
             self._tensor_store.sweep()
         if state is not None:
@@ -293,7 +315,20 @@ def _database(path: Path) -> sqlite3.Connection:
 
 def _config(record: dict[str, Any]) -> bytes:
     """The content of config.yaml."""
-    return _yaml({**(record["origin"] or {}), "perturb": record["perturbation"], **record["settings"]})
+    return _yaml(schema.config(record))
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A block whose changes are written together, or not at all if it raises."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
 
 
 def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:

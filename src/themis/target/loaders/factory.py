@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
 from typing import Any, NamedTuple
 
 from themis.errors import DataError, ModelError, UsageError, first_line, nearest
+from themis.user_code import StandardLibraryError, describe_location, import_named
 
 
 class Call(NamedTuple):
@@ -47,15 +47,17 @@ def call_factory(spec: str, flag: str) -> Any:
         raise UsageError(f"--{flag} must be module:factory, got {spec!r}: write for instance mymodels:make_net")
     failure = ModelError if flag == "model" else DataError
     try:
-        factory = getattr(importlib.import_module(name), attribute)
+        factory = import_named(name, [attribute], f"--{flag} {spec!r}")
+    except StandardLibraryError:
+        raise
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--{flag} {spec!r}: {error}; modules are looked up in the working directory and the environment"
+            f"--{flag} {spec!r}: {error}; modules are looked up in the environment and then in the working directory"
         ) from error
     except AttributeError as error:
         module = sys.modules.get(name)
         known = [key for key in vars(module) if not key.startswith("_")] if module else []
-        raise UsageError(f"--{flag} {spec!r}: {error}: {nearest(attribute, known)}") from error
+        raise UsageError(f"--{flag} {spec!r}: {error}: {nearest(attribute, known)}{describe_location(name)}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         raise failure(f"--{flag} {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
     import torch

@@ -17,6 +17,7 @@ from themis.target.loaders.factory import Call, call_factory, read_call
 from themis.target.loaders.script import load_script
 from themis.target.loaders.trust import Trust
 from themis.target.loaders.weights import LOAD_ERRORS, is_script, names_in_archive
+from themis.user_code import make_importable
 
 
 class LoadedModel(NamedTuple):
@@ -73,6 +74,8 @@ def load_keras(path: Path, trust: Trust) -> nn.Module:
     is_safe = not trust.covers(path)
     if is_safe and path.suffix.lower() != ".keras":
         trust.require(path, "an older Keras file, and reading it may run code in it", "save it as .keras")
+    if not is_safe:
+        make_importable()
     try:
         return _module(keras.saving.load_model(path, safe_mode=is_safe), path)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
@@ -83,6 +86,7 @@ def _load_exported(path: Path, trust: Trust) -> nn.Module:
     trust.require(path, "a torch.export program, and reading it runs code in it", "save it as TorchScript or ONNX")
     import torch.export
 
+    make_importable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -105,6 +109,7 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
             f"{'weights' if isinstance(content, dict) else type(content).__name__}: "
             f"pass --model module:factory and --weights {path}"
         )
+    make_importable()  # a pickle names the classes of its objects
     try:
         return _module(torch.load(path, map_location="cpu", weights_only=False), path)
     except ModelError:

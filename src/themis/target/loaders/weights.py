@@ -15,6 +15,7 @@ from torch import nn
 from themis.errors import DataError, ModelError, first_line
 from themis.target.ledger import read_ledger, remember
 from themis.target.loaders.trust import Trust
+from themis.user_code import make_importable
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
@@ -59,6 +60,8 @@ def _read(path: Path, trust: Trust) -> Any:
     if is_script(path):
         raise DataError(f"{path} must be a state dict, but it is a TorchScript program: pass --model {path} alone")
     is_trusted = trust.covers(path)
+    if is_trusted:
+        make_importable()  # a pickle names the classes of its objects
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
     except FileNotFoundError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 N_TESTS = 2_000
 """The default budget of a campaign: it takes seconds on a small model."""
-GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline")
+GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline", "trust")
 """Options that are gates; the others are options of the campaign."""
 ARGUMENTS = ("out", "callbacks", "origin", "features", "train", "rivals")
 """Arguments of `themis.run` besides the settings."""
@@ -57,8 +57,8 @@ class RobustnessTest:
 
         max_fault_rate: the largest allowed upper end of the interval of the fault rate. fail_under: the smallest
         allowed values of metrics, for example {"coverage": 0.9}. max_new_faults, baseline: how many faults are allowed
-        that do not break the model of the run folder `baseline`. Without a gate, any fault fails the test. Other
-        options are passed on to `themis.run`.
+        that do not break the model of the run folder `baseline`. trust: True if the code that a baseline from another
+        machine names may run. Without a gate, any fault fails the test. Other options are passed on to `themis.run`.
         """
         __tracebackhide__ = True
         try:

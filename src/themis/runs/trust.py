@@ -1,0 +1,196 @@
+"""May the code that a run folder names be run?
+
+A run folder says how its model and data are made: modules to import, functions to call, files to unpickle. Whoever
+wrote the folder chose these names. Reading a folder never follows them. Commands that rebuild the model do, and only if
+the folder was made on this machine by this user, or if the user trusts it explicitly.
+
+To tell, the writer of a run signs everything in its record that names code with a secret key in the state folder of the
+user, outside of all run folders. A folder from elsewhere, or one in which a name was changed, has no valid signature.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from themis.errors import UsageError
+from themis.runs.named_code import recorded_code
+
+Trusted = bool | str | Path | Sequence[str | Path]
+"""What the user trusts: everything that is opened (True), nothing (False), or these run folders and files."""
+
+KEY_BYTES = 32
+TAG = "tag"
+"""Name of the signature in the record of a run."""
+PURPOSE = b"themis run folder 1\n"
+"""Keeps the signature of a run from being valid for anything else."""
+SETTINGS = ("policy", "criterion", "judge")
+"""Settings that name code."""
+START = ("oracle", "oracle_asked")
+"""Names in the start of a campaign that may name code."""
+
+
+class KeyProblem(Exception):  # noqa: N818 - it is caught and put into words, never shown as an error
+    """Why there is no key to sign with."""
+
+
+def state_folder() -> Path:
+    """The folder of the user's key: THEMIS_STATE, or `themis` in XDG_STATE_HOME, by default `~/.local/state`."""
+    if own := os.environ.get("THEMIS_STATE"):
+        return Path(own).absolute()
+    shared = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        return (shared if shared.is_absolute() else Path.home() / ".local" / "state") / "themis"
+    except RuntimeError as error:  # there is no home
+        raise KeyProblem("the home folder is unknown, so there is no key: set THEMIS_STATE to a folder") from error
+
+
+def read_key(*, creates: bool = False) -> bytes:
+    """The user's secret key; `creates`: make one if there is none."""
+    folder = state_folder()
+    path = folder / "key"
+    try:
+        if creates and not path.exists():
+            _create_key(folder, path)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            status, key = os.fstat(file), os.read(file, KEY_BYTES + 1)
+        finally:
+            os.close(file)
+    except FileNotFoundError as error:
+        raise KeyProblem(f"there is no key in {folder}") from error
+    except OSError as error:
+        raise KeyProblem(f"the key in {folder} cannot be used: {error.strerror or error}") from error
+    if len(key) != KEY_BYTES:
+        raise KeyProblem(f"the key in {folder} is damaged: remove it, and a new one is made")
+    if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
+        raise KeyProblem(f"the key in {folder} is open to other users: chmod 600 {path}, or remove it")
+    return key
+
+
+def _create_key(folder: Path, path: Path) -> None:
+    """Make a key that only this user can read; if two processes do so at once, the first one's counts."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = folder / f"key.{os.getpid()}.{secrets.token_hex(8)}"
+    _write_new(part, secrets.token_bytes(KEY_BYTES))
+    try:
+        with suppress(FileExistsError):
+            try:
+                os.link(part, path)  # unlike a rename, never replaces a key, and it appears with its content
+            except FileExistsError:
+                raise
+            except OSError:  # a disk without hard links
+                _write_new(path, part.read_bytes())
+    finally:
+        part.unlink()
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sign(record: dict[str, Any]) -> str:
+    """The signature of everything in a record that names code; makes a key if there is none."""
+    return _tag(record, read_key(creates=True))
+
+
+def _tag(record: dict[str, Any], key: bytes) -> str:
+    content = json.dumps(signed_part(record), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hmac.new(key, PURPOSE + content.encode(), sha256).hexdigest()
+
+
+def signed_part(record: dict[str, Any]) -> dict[str, Any]:
+    """What is signed: how the model and the data are made, and every name that may be a module's."""
+    settings, start = record.get("settings") or {}, record.get("start") or {}
+    return {
+        "origin": record.get("origin"),
+        "perturbation": [record.get("perturbation"), record.get("perturbation_code")],
+        "settings": {name: settings.get(name) for name in SETTINGS},
+        "start": {name: start.get(name) for name in START},
+    }
+
+
+def why_not_ours(record: dict[str, Any]) -> str:
+    """Why a record is not known to be of this user and machine; empty if it is."""
+    tag = record.get(TAG)
+    if not isinstance(tag, str) or not tag:
+        return "it is not signed, as runs of earlier versions and from other places are not"
+    try:
+        key = read_key()
+    except KeyProblem as problem:
+        return str(problem)
+    if hmac.compare_digest(tag.encode(), _tag(record, key).encode()):
+        return ""
+    return "it was made by another user or on another machine, or was changed since"
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether the code that a run folder names may run, and what the user named instead.
+
+    An origin that was recorded in a run folder carries it wherever the origin goes.
+    """
+
+    folder: str
+    """The run folder."""
+    problem: str
+    """Why its code may not run; empty if it may."""
+    code: tuple[str, ...] = ()
+    """All the code that the folder names, in words."""
+    own: frozenset[str] = frozenset()
+    """Options that the user named: what they name is the user's own code."""
+    own_trust: tuple[str, ...] = ()
+    """Files that the user trusts."""
+    home: str = field(default_factory=os.getcwd)
+    """The folder in which the user named them."""
+
+    @property
+    def is_granted(self) -> bool:
+        return not self.problem
+
+    def require(self, code: Iterable[str]) -> None:
+        """Refuse to run code that the folder names, unless it may run."""
+        named = list(dict.fromkeys(code))
+        if not named or self.is_granted:
+            return
+        listed = ", ".join(dict.fromkeys((*named, *self.code)))
+        raise UsageError(
+            f"{self.folder} must be trusted before code that it names runs, {self.problem}: it would run {listed}. If "
+            f"you know this code, pass --trust {quote(self.folder)} (trust=True in Python), or name your own with "
+            "--model and --data (target and data in Python)"
+        )
+
+    def with_own(self, names: Iterable[str], trust: Iterable[str] = ()) -> Permission:
+        """The same with options that the user named."""
+        return replace(self, own=self.own | frozenset(names), own_trust=(*self.own_trust, *trust))
+
+
+def permit(path: str | Path, record: dict[str, Any], trusted: Trusted = False) -> Permission:
+    """Whether the code that a run folder names may run: if the user trusts the folder, or made it here."""
+    problem = "" if is_trusted(path, trusted) else why_not_ours(record)
+    files = tuple(os.path.abspath(file) for file in _paths(trusted) if not os.path.isdir(file))
+    return Permission(str(path), problem, tuple(recorded_code(record)), own_trust=files)
+
+
+def is_trusted(path: str | Path, trusted: Trusted) -> bool:
+    """Whether the user trusts this path."""
+    return trusted is True or os.path.realpath(path) in map(os.path.realpath, _paths(trusted))
+
+
+def _paths(trusted: Trusted) -> list[str]:
+    if isinstance(trusted, bool):
+        return []
+    return [os.fspath(path) for path in ([trusted] if isinstance(trusted, str | Path) else trusted)]
