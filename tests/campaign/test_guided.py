@@ -183,26 +183,26 @@ def test_the_criterion_of_the_caller_is_left_unchanged(net, data):
 
 
 WRONG = {
-    "a criterion of contributions": ({"criterion": "npc"}, "npc cannot take part in a campaign"),
+    "a criterion of contributions": ({"criterion": "npc"}, "npc cannot be used in a campaign"),
     "layers of numbers": ({"criterion": "kmnc(layers=[7])"}, "layers must be among those given, got '7'"),
     "clean readings without room": (
         {"criterion": "scc", "clean_memory_gib": 0},
         "scc compares tests with the clean readings of all seeds",
     ),
     "fuzz without a criterion": ({"policy": "fuzz"}, "policy 'fuzz' follows a criterion, got none"),
-    "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is what a criterion learns from"),
+    "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is data that a criterion learns from"),
     "unknown criterion": ({"criterion": "kmcn"}, "got 'kmcn': did you mean 'kmnc'?"),
     "unknown option": ({"criterion": "kmnc(q=3)"}, "kmnc: unknown option 'q'"),
     "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name, optionally with options in brackets"),
-    "no rivals": ({"policy": "deepxplore"}, "sets other models against the target, got none: pass rivals="),
-    "rivals of another policy": ({"rivals": [Seen()]}, "rivals are models that policy 'deepxplore' sets"),
+    "no rivals": ({"policy": "deepxplore"}, "compares the target with other models, got none: pass rivals="),
+    "rivals of another policy": ({"rivals": [Seen()]}, "rivals are models that policy 'deepxplore' compares"),
     "deepxplore with another criterion": (
         {"policy": "deepxplore", "rivals": [Seen()], "criterion": "kmnc"},
-        "goes with nc of all layers and the target's neurons",
+        "requires nc over all layers and the target's neurons",
     ),
     "rivals of another task": (
         {"policy": "deepxplore", "rivals": [nn.Sequential(nn.Flatten(), nn.Linear(64, 3))]},
-        "rival 1 must give the target's [5] scores, got [3]",
+        "rival 1 must give scores of the target's shape [5], got [3]",
     ),
 }
 
@@ -216,7 +216,7 @@ def test_impossible_combinations_are_rejected_with_an_explanation(net, data, nam
 
 def test_wrong_training_data_is_named_in_the_error(net, data):
     for train, message in (
-        (torch.rand(5, 1, 9, 9), r"training data: its inputs must be \[1, 8, 8\] as the seeds are, got \[1, 9, 9\]"),
+        (torch.rand(5, 1, 9, 9), r"training data: its inputs must have the seeds' shape \[1, 8, 8\], got \[1, 9, 9\]"),
         (torch.rand(5, 1, 8, 8) + 2, "training data: inputs must lie in bounds"),
         (torch.full((5, 1, 8, 8), torch.nan), "training data: .*NaN"),
     ):
@@ -230,7 +230,7 @@ def test_a_single_output_has_no_classes(data):
     assert lsa.rounds[-1].criterion_score > 0
     with pytest.raises(DataError, match="dsa"):
         themis.run(one, data[0], "gaussian", criterion="dsa", **QUICK)
-    with pytest.raises(UsageError, match="policy 'deepxplore' goes by classes, this model's output has"):
+    with pytest.raises(UsageError, match="policy 'deepxplore' needs class scores, but this model's output has"):
         themis.run(one, data[0], "brightness", policy="deepxplore", rivals=[one], max_tests=200)
 
 

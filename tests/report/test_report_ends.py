@@ -33,7 +33,7 @@ def fail(out, left):
         themis.run(Failing(left), pictures(), "gaussian", out=out, **options)
 
 
-@pytest.mark.parametrize(("left", "n_rounds"), [(5, 1), (12, 3)], ids=["in its first round", "later"])
+@pytest.mark.parametrize(("left", "n_rounds"), [(9, 1), (14, 3)], ids=["in its first round", "later"])
 def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_path):
     fail(tmp_path / "run", left)
     view = read_view(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_pa
 
 
 def test_a_resumed_campaign_that_fails_at_once_keeps_the_stop_reason(tmp_path):
-    fail(tmp_path / "run", 12)
+    fail(tmp_path / "run", 14)
     before = read_view(tmp_path / "run")
     with pytest.raises(ModelError):
         themis.resume(tmp_path / "run", Failing(1), pictures())
@@ -57,7 +57,7 @@ def test_a_resumed_campaign_that_fails_at_once_keeps_the_stop_reason(tmp_path):
 
 
 def test_a_campaign_that_failed_in_its_first_round_can_be_resumed_to_the_same_result(tmp_path):
-    fail(tmp_path / "run", 5)
+    fail(tmp_path / "run", 9)
     options = {"magnitude": 0.5, "max_tests": 600, "round_size": 200, **ENDLESS}
     whole = themis.run(Wavering(), pictures(), "gaussian", **options)
     run = themis.resume(tmp_path / "run", Failing(10**9), pictures(), max_tests=600)
@@ -86,7 +86,7 @@ def test_a_model_with_neurons_that_are_not_finite_has_failed(tmp_path):
 
 
 def test_the_view_of_a_killed_campaign(tmp_path):
-    fail(tmp_path / "run", 12)
+    fail(tmp_path / "run", 14)
     failed = read_view(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     assert read_view(tmp_path / "run").stop == failed.stop

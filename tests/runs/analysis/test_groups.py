@@ -210,9 +210,9 @@ def test_the_command_says_if_no_structure_was_found(found, groups_command, tmp_p
     run = campaign("mlp", (), "random", 5, tests=600, out=tmp_path / "noise")
     _, said = groups_command(tmp_path / "noise")
     assert f"{len(run.faults)} faults in 1 group, " in said.out
-    assert "no structure was found: no two sets of these faults differ in two of outcome, theta and layers" in said.out
-    assert "no structure" not in groups_command(found[0])[1].out
-    assert "no structure" not in groups_command(found[0], "--most", 1)[1].out
+    assert "No structure found: no two sets of these faults differ in two of outcome, theta and layers" in said.out
+    assert "No structure" not in groups_command(found[0])[1].out
+    assert "No structure" not in groups_command(found[0], "--most", 1)[1].out
 
 
 def test_the_command_prints_json_and_refuses_options_without_effect(found, groups_command):
@@ -224,7 +224,7 @@ def test_the_command_prints_json_and_refuses_options_without_effect(found, group
     assert listed[0]["outcomes"][0]["share"] > 0
     code, said = groups_command(found[0], "--device", "cpu")
     assert code == 2
-    assert "--device must go with --locate" in said.err
+    assert "--device must be combined with --locate" in said.err
     code, said = groups_command(found[0], "--most", 0)
     assert code == 2
     assert "most must be 1 or more groups, got 0" in said.err

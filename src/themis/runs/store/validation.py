@@ -352,10 +352,9 @@ def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[
     for name in ("label", "clean_answer"):
         conditions[name] = unknown_or(name, kind(name, "integer", f"{name} BETWEEN 0 AND {MAX_OUTCOME}"))
     conditions["answer"] = kind("answer", "integer", f"answer BETWEEN -1 AND {MAX_OUTCOME}")
-    for name in ("clean_value", "value"):
+    for name in ("clean_value", "value", "confidence"):  # outputs need not be finite
         conditions[name] = unknown_or(name, kind(name, "real"))
-    for name in ("confidence", "ssim"):
-        conditions[name] = unknown_or(name, kind(name, "real", finite(name)))
+    conditions["ssim"] = unknown_or("ssim", kind("ssim", "real", finite("ssim")))
     conditions["margin"] = kind("margin", "real", "margin < 9e999")
     for name in ("distance", "linf"):
         conditions[name] = kind(name, "real", f"{name} >= 0 AND {finite(name)}")

@@ -110,7 +110,8 @@ def find_doubtful(module: Any) -> list[str]:
             graph = function.graph.copy()
             torch._C._jit_pass_inline(graph)
             for node in _nodes(graph):
-                if not _is_harmless(node.kind()):
+                takes_text = any(_holds_text(value.type()) for value in node.inputs())
+                if not _is_harmless(node.kind(), takes_text):
                     doubtful[node.kind()] = None
                 for value in node.outputs():
                     doubtful |= dict.fromkeys(f"the class {name}" for name in _classes(value.type()) - own_types)
@@ -131,8 +132,14 @@ def _classes(kind: Any) -> set[str]:
     return set().union(*map(_classes, kind.containedTypes()))
 
 
+def _holds_text(kind: Any) -> bool:
+    """Whether a value of a type may be or contain text."""
+    return kind.kind() in ("StringType", "AnyType") or any(map(_holds_text, kind.containedTypes()))
+
+
 @cache
-def _is_harmless(kind: str) -> bool:
+def _is_harmless(kind: str, takes_text: bool) -> bool:
+    """Whether an operator only computes, given whether this use of it gets text, which may be the name of a file."""
     namespace, _, name = kind.partition("::")
     if namespace == "prim":
         return name in PRIM_OPERATORS
@@ -142,6 +149,5 @@ def _is_harmless(kind: str) -> bool:
         return False
     if name.startswith("_") and not name.startswith("__") and name not in PRIVATE_OPERATORS:
         return False
-    schemas = torch._C._jit_get_schemas_for_operator(kind)
-    takes_text = any("str" in argument.type.annotation_str for schema in schemas for argument in schema.arguments)
-    return bool(schemas) and (not takes_text or (namespace == "aten" and name in TEXT_OPERATORS))
+    is_known = bool(torch._C._jit_get_schemas_for_operator(kind))
+    return is_known and (not takes_text or (namespace == "aten" and name in TEXT_OPERATORS))
