@@ -78,10 +78,13 @@ class ExperimentFolder:
                 remove_leftovers(Path(folder))
 
     def _is_begun(self, path: Path, names: list[str]) -> bool:
-        """Whether an experiment has begun in a folder: it has a plan, or nothing but a signed lock."""
+        """Whether an experiment has begun in a folder: it has a plan, or nothing but a lock."""
         above = Path(self.plan_file).parent.parent  # several experiments of one kind can share a folder
         plans = [path / PLAN] if self.plan_file == PLAN else list((path / above).glob(f"*/{PLAN}"))
-        return any(map(is_plan, plans)) or (names == [LOCK] and was_signed(path / LOCK))
+        if any(map(is_plan, plans)):
+            return True
+        is_unwritten = names == [LOCK] and (path / LOCK).stat().st_size == 0  # the power failed
+        return names == [LOCK] and (is_unwritten or was_signed(path / LOCK))
 
     def close(self) -> None:
         """Release the folder; if nothing was stored, what this object created is removed."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in
 
+from themis.report.gates.testing.folders import is_stale, write_note
+
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.xdist_group("gates")
 ROOT = Path(__file__).parents[3]
@@ -217,3 +219,19 @@ def test_the_blocks_of_the_document_run(project, monkeypatch):
     outcomes = result.parseoutcomes()
     assert outcomes.get("passed", 0) >= 4
     assert not {"failed", "errors"} & set(outcomes)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "tensors/mine.pt", "exports/faults.csv"])
+def test_a_folder_of_an_earlier_session_is_replaced_only_if_it_has_no_other_files(tmp_path, name):
+    folder, link = tmp_path / "test_it", tmp_path / "link"
+    (folder / "tensors").mkdir(parents=True)
+    link.symlink_to(folder)
+    for file in ("run.sqlite", "report.html", "tensors/000001.safetensors"):
+        (folder / file).touch()
+    write_note(folder, {"test": "test_it", "call": 1, "session": "before"})
+    assert is_stale(folder, "now")
+    assert not is_stale(folder, "before")
+    assert not is_stale(link, "now")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    assert not is_stale(folder, "now")

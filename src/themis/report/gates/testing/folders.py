@@ -38,7 +38,7 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
     name, number = folder_name(node_id(item)), call
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
-        if _is_stale(path, session):
+        if is_stale(path, session):
             old = path.with_name(f".{path.name}.{uuid4().hex}")
             try:
                 os.rename(path, old)  # atomic: another process may be about to do the same
@@ -84,7 +84,7 @@ def read_note(path: Path) -> dict[str, Any] | None:
     return note if isinstance(note, dict) else None
 
 
-def _is_stale(path: Path, session: str) -> bool:
+def is_stale(path: Path, session: str) -> bool:
     """Whether a folder is from an earlier session, and contains nothing that somebody else has put into it."""
     note = read_note(path)
     return note is not None and note.get("session", session) != session and holds_only_run(path)
