@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 import tiny_net
+import tiny_pictures
 import torch
 from fuzzing import CELLS, check_command, dump_json, mutate_bytes, mutate_place, mutate_plain, time_limit
 from safetensors.torch import load_file, save_file
@@ -52,8 +53,8 @@ def originals(tmp_path_factory):
     shutil.copytree(EARLIER, folder / "earlier")
     options = {"max_tests": 200, "round_size": 100, "magnitude": 0.6, "max_stored": 5, "split": [0.6, 0.2, 0.2]}
     themis.run(
-        tiny_net.make_picture_net(),
-        tiny_net.make_pictures(),
+        tiny_pictures.make_net(),
+        tiny_pictures.make_data(),
         "gaussian",
         out=folder / "fresh",
         criterion="nc",
@@ -202,7 +203,7 @@ def mutate_arrays(path, rng, metadata=None):
     elif kind == "negative":
         arrays[name] = -array - 1
     elif kind == "large":
-        arrays[name] = torch.full_like(array, 2**15 if array.dtype == torch.uint8 else 2**31 - 1)
+        arrays[name] = torch.full_like(array, 200 if array.dtype == torch.uint8 else 2**31 - 1)
     elif kind == "extra":
         arrays["extra"] = torch.zeros(3)
     elif kind == "swap":
@@ -260,7 +261,7 @@ MUTATIONS = (
     mutate_file,
     mutate_extra_file,
 )
-MODELS = {"earlier": ("make_net", "make_data"), "fresh": ("make_picture_net", "make_pictures")}
+MODULES = {"earlier": "tiny_net", "fresh": "tiny_pictures"}
 COMMANDS = {
     "faults": "faults {run}",
     "all faults": "faults {run} --json --distinct --limit 0",
@@ -271,13 +272,13 @@ COMMANDS = {
     "groups": "groups {run}",
     "report": "report {run} --out {out}/report.html",
     "gate": "gate {run} --max-fault-rate 0.5 --fail-under coverage=0.5 --junit {out}/a.xml --markdown {out}/a.md",
-    "replay": "replay {run} {id} --model tiny_net:{model} --data tiny_net:{data}",
+    "replay": "replay {run} {id} --model {module}:make_net --data {module}:make_data",
     "diff": (
-        "diff {run} {original} --model-a tiny_net:{model} --model-b tiny_net:{model} --data tiny_net:{data} --tests 50"
+        "diff {run} {original} --model-a {module}:make_net --model-b {module}:make_net --data {module}:make_data --tests 50"
     ),
-    "shrink": "shrink {run} {id} --model tiny_net:{model} --data tiny_net:{data} --curve",
-    "resume": "resume {run} --model tiny_net:{model} --data tiny_net:{data} --max-tests 210 --no-report",
-    "config": "check --config {run}/config.yaml --model tiny_net:{model} --data tiny_net:{data}",
+    "shrink": "shrink {run} {id} --model {module}:make_net --data {module}:make_data --curve",
+    "resume": "resume {run} --model {module}:make_net --data {module}:make_data --max-tests 210 --no-report",
+    "config": "check --config {run}/config.yaml --model {module}:make_net --data {module}:make_data",
 }
 
 
@@ -287,15 +288,14 @@ def fuzz(originals, tmp_path, capsys, n, seed):
     commands = sorted(COMMANDS)
     codes = []
     for k in range(n):
-        name = rng.choice(sorted(MODELS))
+        name = rng.choice(sorted(MODULES))
         folder, out = tmp_path / f"run{k}", tmp_path / "out"
         out.mkdir(exist_ok=True)
         shutil.copytree(originals / name, folder)
-        model, data = MODELS[name]
         with closing(sqlite3.connect(folder / "run.sqlite")) as database:
             [id] = database.execute("SELECT id FROM faults ORDER BY random()").fetchone()
         mutation = f"mutation {k} of {seed} ({name}): {MUTATIONS[k % len(MUTATIONS)](folder, rng)}"
-        values = {"run": folder, "out": out, "id": id, "model": model, "data": data, "original": originals / name}
+        values = {"run": folder, "out": out, "id": id, "module": MODULES[name], "original": originals / name}
         for command in rng.sample(commands, 2):
             words = [word.format(**values) for word in COMMANDS[command].split()]
             codes.append(check_command(words, capsys, mutation))

@@ -85,6 +85,9 @@ def _run(name: str, words: list[str]) -> int:
     except ThemisError as error:
         where = "; THEMIS_DEBUG=1 shows where" if isinstance(error, ModelError) and error.__cause__ else ""
         return _complain(name, f"{error}{where}", BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED)
+    except MemoryError:
+        text = "there is not enough memory for this: use fewer or smaller inputs, or a smaller --batch-size"
+        return _complain(name, text, RUN_FAILED)
     except SystemExit as error:
         text = f"sys.exit({error.code!r}) was called: remove it from the code that builds the model or the data"
         return _complain(name, text, RUN_FAILED)

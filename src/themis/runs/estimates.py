@@ -20,6 +20,8 @@ MAX_BINS = 12
 """Equal parts of theta's range that the fault rate is shown for."""
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
+TESTS_AT_ONCE = 1 << 20
+"""Tests whose theta is computed at a time."""
 Z = 1.959963984540054
 
 
@@ -124,7 +126,7 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
     n_tests = 0 if progress is None else progress.counts["uniform_tests"]
     if progress is None or not n_tests:
         return []
-    seed, counter = int(run.record["settings"]["random_seed"]), np.arange(n_tests)
+    seed = int(run.record["settings"]["random_seed"])
     columns = ", ".join(theta_column(name) for name in run.theta)
     rows = run.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
     fault_theta = np.array(rows, dtype=np.float64).reshape(-1, len(run.theta))
@@ -135,8 +137,11 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         if high <= low:
             continue
         edges = np.linspace(low, high, n_bins + 1)
-        test_theta = low + rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter) * (high - low)
-        tests, faults = (np.histogram(v.clip(low, high), edges)[0] for v in (test_theta, fault_theta[:, k]))
+        tests, faults = np.zeros(n_bins, np.int64), np.histogram(fault_theta[:, k].clip(low, high), edges)[0]
+        for first in range(0, n_tests, TESTS_AT_ONCE):
+            counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
+            test_theta = low + rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter) * (high - low)
+            tests += np.histogram(test_theta.clip(low, high), edges)[0]
         tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
         parts = tuple(
             ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *_wilson(int(f), int(n)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.memory import check_memory
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
@@ -220,6 +222,7 @@ class Replayer:
         seed = self.seeds[row[0]].in_memory()
         stored = self.run.tensors([fault.id]).get(fault.id)
         oracle = self.oracle
+        self._check_memory(fault.chunk, seed.shape[1:])
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator.trace(
                 self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0
@@ -250,6 +253,7 @@ class Replayer:
             if not bool(is_requested.any()):
                 raise DataError(missing_seed(seed_id[0], len(seeds)))
             seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
+        self._check_memory(chunk or record["start"]["chunk"], seeds.shape[1:])
         return Calculator.trace(
             self.target,
             seeds,
@@ -259,6 +263,10 @@ class Replayer:
             clean_bytes=0,
             min_ssim=record["settings"]["min_ssim"],
         )
+
+    def _check_memory(self, chunk: int, shape: Sequence[int]) -> None:
+        """Refuse a recorded number of tests per forward pass whose inputs do not fit into memory."""
+        check_memory(4 * chunk * math.prod(shape), f"a forward pass of {chunk:,} tests, as {self.run.path} records it,")
 
     def _known_origin(self, subject: str) -> Origin:
         if self.origin is None:

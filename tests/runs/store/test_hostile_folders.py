@@ -155,7 +155,7 @@ def test_a_wrong_value_in_the_record_is_named(folder, capsys, name):
         "stream": "'both'",
         "kind": "x'00'",
         "answer": "'three'",
-        "confidence": "9e999",
+        "confidence": "'high'",
         "margin": "'low'",
         "distance": -1,
         "position": 256,

@@ -47,7 +47,7 @@ MAX_SECONDS = 120.0
 """Time that a query may take."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_JSON,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 500,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 """Limits of SQLite on a database that others may have written."""
@@ -276,7 +276,7 @@ class Reader:
     def close(self) -> None:
         self._database.close()
 
-    def _execute(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def _execute(self, query: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Cursor:
         """Run a query, which is interrupted if it takes too long."""
         latest = monotonic() + MAX_SECONDS
         self._database.set_progress_handler(lambda: monotonic() > latest, 100_000)

@@ -331,52 +331,60 @@ def check_row(row: Sequence[Any], forms: Mapping[str, Form], table: str, path: P
 
 
 def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[str, str]:
-    """For each column of a fault, the SQL condition that a valid value meets."""
+    """For each column of a fault, the SQL condition that a valid value meets.
 
-    def kind(name: str, type: str, rule: str = "1") -> str:
-        return f"typeof({name}) = '{type}' AND {rule}"
+    SQLite orders numbers before texts and blobs: a range excludes these, and in a column of numbers whole ones too.
+    """
+
+    def whole_number(name: str, low: int, high: int = 2**63 - 1) -> str:
+        return f"typeof({name}) = 'integer' AND {name} BETWEEN {low} AND {high}"
+
+    def real(name: str, low: float = -1e308, high: float = 1e308) -> str:
+        return f"{name} BETWEEN {low!r} AND {high!r}"
 
     def unknown_or(name: str, condition: str) -> str:
         return f"({name} IS NULL OR {condition})"
 
-    finite = "{0} > -9e999 AND {0} < 9e999".format
+    # The numbers of up to 30 layers fit a float, however few commas there are.
+    short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
+    infinite = "BETWEEN -9e999 AND 9e999"
     conditions = {
-        "id": f"id BETWEEN 0 AND {MAX_TESTS}",
-        "seed_id": kind("seed_id", "integer", "seed_id >= 0"),
-        "perturbation": "perturbation = ?",
-        "noise_seed": kind("noise_seed", "integer"),
-        "round": kind("round", "integer", f"round BETWEEN 0 AND {MAX_TESTS}"),
+        "id": whole_number("id", 0, MAX_TESTS),
+        "seed_id": whole_number("seed_id", 0),
+        "perturbation": "perturbation = :perturbation",
+        "noise_seed": "typeof(noise_seed) = 'integer'",
+        "round": whole_number("round", 0, MAX_TESTS),
         "stream": "stream IN ('uniform', 'search')",
-        "kind": kind("kind", "text", "length(kind) <= 100"),
+        "kind": "typeof(kind) = 'text' AND length(kind) <= 100",
+        "label": unknown_or("label", whole_number("label", 0, MAX_OUTCOME)),
+        "clean_answer": unknown_or("clean_answer", whole_number("clean_answer", 0, MAX_OUTCOME)),
+        "answer": whole_number("answer", -1, MAX_OUTCOME),
+        "clean_value": unknown_or("clean_value", f"clean_value {infinite}"),
+        "value": unknown_or("value", f"value {infinite}"),
+        "confidence": unknown_or("confidence", f"confidence {infinite}"),
+        "margin": "margin BETWEEN -9e999 AND 1e308",
+        "distance": real("distance", 0),
+        "linf": real("linf", 0),
+        "ssim": unknown_or("ssim", real("ssim")),
+        "chunk": whole_number("chunk", 1, MAX_CHUNK),
+        "position": "typeof(position) = 'integer' AND position >= 0 AND position < chunk",
+        "raised": "typeof(raised) = 'integer' AND raised IN (0, 1)",
+        "signature": (
+            f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
+            f"AND NOT signature GLOB '?*[^]0-9, ]*' {short} "
+            f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
+        ),
+        "tensors": unknown_or(
+            "tensors",
+            "typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 AND tensors GLOB '*.safetensors' "
+            "AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*'",
+        ),
     }
-    for name in ("label", "clean_answer"):
-        conditions[name] = unknown_or(name, kind(name, "integer", f"{name} BETWEEN 0 AND {MAX_OUTCOME}"))
-    conditions["answer"] = kind("answer", "integer", f"answer BETWEEN -1 AND {MAX_OUTCOME}")
-    for name in ("clean_value", "value", "confidence"):  # outputs need not be finite
-        conditions[name] = unknown_or(name, kind(name, "real"))
-    conditions["ssim"] = unknown_or("ssim", kind("ssim", "real", finite("ssim")))
-    conditions["margin"] = kind("margin", "real", "margin < 9e999")
-    for name in ("distance", "linf"):
-        conditions[name] = kind(name, "real", f"{name} >= 0 AND {finite(name)}")
-    conditions["chunk"] = kind("chunk", "integer", f"chunk BETWEEN 1 AND {MAX_CHUNK}")
-    conditions["position"] = kind("position", "integer", "position >= 0 AND position < chunk")
-    conditions["raised"] = "typeof(raised) = 'integer' AND raised IN (0, 1)"
-    longest = 8 * n_layers + 2
-    conditions["signature"] = (
-        f"typeof(signature) = 'text' AND length(signature) <= {longest} AND NOT signature GLOB '*[^][0-9, ]*' "
-        "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*' AND NOT signature GLOB '?*[[]*' "
-        f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
-    )
-    conditions["tensors"] = unknown_or(
-        "tensors",
-        "typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 AND tensors GLOB '*.safetensors' "
-        "AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*'",
-    )
     for dimension in theta:
-        name, low, high = schema.theta_column(dimension["name"]), float(dimension["low"]), float(dimension["high"])
+        name, low, high = dimension["name"], float(dimension["low"]), float(dimension["high"])
         slack = 1e-3 * (high - low)
-        low, high = max(low - slack, -1e308), min(high + slack, 1e308)
-        conditions[f"theta_{dimension['name']}"] = kind(name, "real", f"{name} BETWEEN {low!r} AND {high!r}")
+        column = schema.theta_column(name)
+        conditions[f"theta_{name}"] = real(column, max(low - slack, -1e308), min(high + slack, 1e308))
     return conditions
 
 
@@ -385,7 +393,8 @@ def find_invalid_fault(
 ) -> tuple[Any, str] | None:
     """The id and the column of a row of the table `faults` with an invalid value; None if all rows are valid."""
     conditions = fault_conditions(values["theta"], n_layers)
-    cases = " ".join(f"WHEN NOT coalesce({condition}, 0) THEN '{name}'" for name, condition in conditions.items())
-    query = f"SELECT id, wrong FROM (SELECT id, CASE {cases} END AS wrong FROM faults) WHERE wrong IS NOT NULL LIMIT 1"
-    found: tuple[Any, str] | None = execute(query, (values["perturbation"],)).fetchone()
+    invalid = {name: f"({condition}) IS NOT TRUE" for name, condition in conditions.items()}
+    columns = " ".join(f"WHEN {condition} THEN '{name}'" for name, condition in invalid.items())
+    query = f"SELECT id, CASE {columns} END FROM faults WHERE {' OR '.join(invalid.values())} LIMIT 1"
+    found: tuple[Any, str] | None = execute(query, {"perturbation": values["perturbation"]}).fetchone()
     return found
