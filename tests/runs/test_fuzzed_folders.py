@@ -274,7 +274,8 @@ COMMANDS = {
     "gate": "gate {run} --max-fault-rate 0.5 --fail-under coverage=0.5 --junit {out}/a.xml --markdown {out}/a.md",
     "replay": "replay {run} {id} --model {module}:make_net --data {module}:make_data",
     "diff": (
-        "diff {run} {original} --model-a {module}:make_net --model-b {module}:make_net --data {module}:make_data --tests 50"
+        "diff {run} {original} --model-a {module}:make_net --model-b {module}:make_net --data {module}:make_data "
+        "--tests 50"
     ),
     "shrink": "shrink {run} {id} --model {module}:make_net --data {module}:make_data --curve",
     "resume": "resume {run} --model {module}:make_net --data {module}:make_data --max-tests 210 --no-report",
