@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import themis
 from themis import Callback, Target
-from themis.campaign.budget import PORTION
 
 pytestmark = pytest.mark.xdist_group("campaign")
 
@@ -208,10 +207,11 @@ def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 find the layers, 2 are clean, 2 check repeats, 1 probes the gradient, then 256 uniform tests and 6 portions
+    # 2 find the layers, 2 are clean, 2 check repeats, 1 probes the gradient, then both streams up to 16, 32
+    # and 64 tests, and 13 uniform tests
     assert result.stop_reason == "user"
-    assert result.rounds[-1].tests == 256 + 6 * PORTION
-    assert result.judged.tests == 256 + 6 * PORTION
+    assert result.rounds[-1].tests == 64 + 13
+    assert result.judged.tests == 64 + 13
     assert len(result.faults) == result.rounds[-1].faults
 
 

@@ -1,5 +1,7 @@
 """No test of a campaign is run twice, whatever the policy and the size of a round."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -62,7 +64,7 @@ def test_all_tests_of_a_campaign_are_different_in_rounds_larger_than_the_number_
         assert sum(map(len, steps)) > N_SEEDS
 
 
-def test_the_same_noise_at_the_same_theta_is_recognised_as_the_same_test():
+def test_the_same_noise_at_the_same_theta_is_the_same_test_and_gets_other_noise():
     perturbation = themis.Perturbation("p", (themis.Theta("a", 0, 1),), lambda inputs, *rest: inputs, is_random=True)
     space = Space.of(perturbation, np.arange(5), np.arange(5), np.ones(5, np.float32), 0)
     tests = space.tests(np.arange(5), np.arange(5), np.full((5, 1), 0.5, np.float32), "ascent")
@@ -70,6 +72,7 @@ def test_the_same_noise_at_the_same_theta_is_recognised_as_the_same_test():
     assert novelty.ensure(tests) is tests
     other_noise = space.tests(np.arange(5, 10), np.arange(5), tests.theta, "ascent")
     assert novelty.ensure(other_noise) is other_noise
-    again = novelty.ensure(tests)
-    assert set(again.kind) == {"redrawn"}
+    again = novelty.ensure(replace(tests, number=np.arange(10, 15)))
+    assert (again.seed == tests.seed).all()
+    assert (again.theta == tests.theta).all()
     assert len({*triples([tests]), *triples([other_noise]), *triples([again])}) == 15

@@ -14,17 +14,29 @@ ROUND_SIZE = 640
 """Tests per round, unless five chunks are more."""
 LEAST_ROUND, ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-PORTION, PORTIONS = 128, 8
-"""Tests that a policy proposes before it learns their results: at first 128, then a chunk, then an eighth of the tests
-run so far, in powers of 2. It learns as often as that changes what it knows, at little cost."""
+FIRST_PORTION, PORTION, PORTIONS = 16, 128, 8
+"""Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
+then a chunk, then an eighth of the tests run so far, in powers of 2. It learns as often as that changes what it knows,
+at little cost."""
+LAST_STAGE = 512
+"""Up to this number of tests, both streams take turns, so that a campaign of any length has searched."""
+
+
+def stage_end(n_tests: int, round_end: int, uniform_share: float) -> int:
+    """The number of tests at which the uniform stream next has exactly its share; it runs first, then the policy.
+
+    The first stages end at 16, 32, 64, ... tests, later ones at the end of the round.
+    """
+    end = max(FIRST_PORTION, 1 << n_tests.bit_length())
+    return round_end if uniform_share in (0, 1) or end > LAST_STAGE else min(end, round_end)
 
 
 def portion(n: int, n_tests: int, chunk: int) -> int:
-    """How many of the `n` tests that a round has left the policy proposes next, after `n_tests` tests."""
+    """How many of the `n` tests that a stage has left the policy proposes next, after `n_tests` tests."""
     grown = n_tests / PORTIONS
-    if grown < PORTION:
-        return min(n, PORTION)
-    return min(n, max(chunk, PORTION << int(log2(grown / PORTION))))
+    if grown >= PORTION:
+        return min(n, max(chunk, PORTION << int(log2(grown / PORTION))))
+    return min(n, PORTION, max(FIRST_PORTION, n_tests))
 
 
 def affordable(tests: Tests, passes_left: int | None, cost: int, ascent_cost: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from themis.campaign.budget import affordable, default_round_size, portion, round_size
+from themis.campaign.budget import affordable, default_round_size, portion, round_size, stage_end
 from themis.campaign.interrupt import Terminated
 from themis.campaign.judging import conclude, judge
 from themis.campaign.objectives import choose_objective
@@ -68,55 +68,52 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
             state.partial_round = _begin_round(setup, state)
     while not state.partial_round.is_done:
         with recorder.atomic():
-            stream = state.partial_round.stream()
-            if stream is None:
-                _propose(setup, state, state.partial_round)
+            if state.partial_round.n_pending:
+                _measure(setup, state, recorder, state.partial_round)
             else:
-                _measure(setup, state, recorder, state.partial_round, stream)
+                _propose(setup, state, state.partial_round)
         recorder.keep(state.checkpoint)
     recorder.add_round(judge(setup, state))
     recorder.keep(state.checkpoint)
 
 
 def _begin_round(setup: Setup, state: State) -> PartialRound:
-    """Draw the uniform stream's share of the next round; the rest is left to the policy."""
-    settings, tally = setup.settings, state.tally
+    """The next round, before its first test."""
     n = round_size(
-        settings,
+        setup.settings,
         _default_round_size(setup),
-        n_tests=tally.tests,
+        n_tests=state.tally.tests,
         passes=state.passes,
         cost=setup.test_cost,
         elapsed=state.clock.elapsed(),
     )
-    due = round((tally.tests + n) * settings.uniform_share)
-    n_uniform = min(n, max(0, due - tally.uniform_tests))
-    proposed = {}
-    if n_uniform:
-        number = np.arange(tally.tests, tally.tests + n_uniform)
-        counter = np.arange(tally.uniform_tests, tally.uniform_tests + n_uniform)
-        proposed["uniform"] = state.novelty.ensure(setup.space.uniform_tests(number, UNIFORM_STREAM, counter))
-    return PartialRound(proposed, n - n_uniform)
+    return PartialRound(n)
 
 
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
-    """Ask the policy for its next portion of the round; the budget may cut it short."""
+    """Propose the next tests of the round: of the uniform stream if its share is due, otherwise of the policy."""
     with state.clock.timed("search"):
-        first, n = state.tally.tests, partial.n_unproposed
-        # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
-        is_ascent = state.policy.needs_gradient
-        n = min(n, len(setup.space.seeds)) if is_ascent else portion(n, first, setup.calculator.chunk)
-        tests = state.policy.propose(np.arange(first, first + n))
+        first, share, n_uniform = state.tally.tests, setup.settings.uniform_share, state.tally.uniform_tests
+        end = stage_end(first, first + partial.n_unproposed, share)
+        n_due = min(end - first, round(end * share) - n_uniform)
+        if n_due > 0:
+            number, counter = np.arange(first, first + n_due), np.arange(n_uniform, n_uniform + n_due)
+            stream, tests = "uniform", setup.space.uniform_tests(number, UNIFORM_STREAM, counter)
+        else:
+            # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
+            is_ascent = state.policy.needs_gradient
+            most = len(setup.space.seeds) if is_ascent else portion(end - first, first, setup.calculator.chunk)
+            stream, tests = "search", state.policy.propose(np.arange(first, min(end, first + most)))
         n_affordable = _affordable(setup, state, tests)
         if n_affordable < len(tests):  # ascents cost more than the size of the round allowed for
             partial.n_unproposed = n_affordable
         if n_affordable:
-            partial.propose(state.novelty.ensure(tests[:n_affordable]))
+            partial.propose(stream, state.novelty.ensure(tests[:n_affordable]))
 
 
-def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound, stream: str) -> None:
-    """Run the next chunk of a stream, fold it, count its results and record its faults."""
-    tests, objective = partial.pending(stream), None
+def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
+    """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
+    stream, tests, objective = partial.stream, partial.pending, None
     with state.clock.timed("measure"):
         if stream == "search":
             tests, objective = choose_objective(
@@ -130,10 +127,10 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, len(state.rounds) + 1, stream)
-        partial.add(stream, measurement.results)
-        partial.truncate(stream, _affordable(setup, state, partial.pending(stream)))
-        if not len(partial.pending(stream)):
-            state.policy.observe(partial.tests[stream], Results.join(partial.results[stream]))
+        partial.results.append(measurement.results)
+        partial.truncate(_affordable(setup, state, partial.pending))
+        if not partial.n_pending:
+            state.policy.observe(partial.tests, Results.join(partial.results))
 
 
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:

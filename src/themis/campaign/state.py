@@ -65,65 +65,70 @@ class Clock:
         self.phases = {phase: self.phases[phase] + state[phase] for phase in PHASES}
 
 
+def _no_tests() -> Tests:
+    none = np.zeros(0, dtype=np.int64)
+    return Tests(none, none, np.zeros((0, 1), dtype=np.float32), none, np.zeros(0, dtype=np.str_))
+
+
 @dataclass
 class PartialRound:
-    """The round being measured: the tests proposed to each stream, and the results so far.
+    """The round being measured: the tests proposed last, all of one stream, and their results so far.
 
-    n_unproposed: tests of the search stream that the policy has not been asked for yet; it is asked portion by portion.
+    n_unproposed: tests of the round that have not been proposed yet.
     """
 
-    tests: dict[str, Tests]
-    n_unproposed: int = 0
-    results: dict[str, list[Results]] = field(default_factory=dict)
+    n_unproposed: int
+    stream: str = "uniform"
+    tests: Tests = field(default_factory=_no_tests)
+    results: list[Results] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
-        return self.stream() is None and not self.n_unproposed
+        return not self.n_pending and not self.n_unproposed
 
-    def propose(self, tests: Tests) -> None:
-        """Give the search stream its next portion; the one before has been run."""
-        self.tests["search"] = tests
+    def propose(self, stream: str, tests: Tests) -> None:
+        """Give a stream its next tests; those before have been run."""
+        self.stream, self.tests, self.results = stream, tests, []
         self.n_unproposed -= len(tests)
-        self.results.pop("search", None)
 
-    def stream(self) -> str | None:
-        """The stream that is measured next; None if all proposed tests have been run."""
-        return next((name for name, tests in self.tests.items() if self.n_done(name) < len(tests)), None)
+    @property
+    def n_done(self) -> int:
+        return sum(map(len, self.results))
 
-    def n_done(self, stream: str) -> int:
-        return sum(map(len, self.results.get(stream, ())))
+    @property
+    def n_pending(self) -> int:
+        return len(self.tests) - self.n_done
 
-    def pending(self, stream: str) -> Tests:
-        """The tests of a stream that have not been run."""
-        return self.tests[stream][self.n_done(stream) :]
+    @property
+    def pending(self) -> Tests:
+        """The proposed tests that have not been run."""
+        return self.tests[self.n_done :]
 
-    def add(self, stream: str, results: Results) -> None:
-        self.results.setdefault(stream, []).append(results)
-
-    def truncate(self, stream: str, n: int) -> None:
-        """Keep only the first `n` of the tests of a stream that have not been run."""
-        self.tests[stream] = self.tests[stream][: self.n_done(stream) + n]
+    def truncate(self, n: int) -> None:
+        """Keep only the first `n` of the proposed tests that have not been run."""
+        self.tests = self.tests[: self.n_done + n]
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"left_to_propose": self.n_unproposed}
-        for stream, tests in self.tests.items():
-            done = self.results.get(stream)
-            results = {} if not done else {k: v for k, v in vars(Results.join(done)).items() if v is not None}
-            kinds, kind = np.unique(tests.kind, return_inverse=True)
-            state[stream] = {"tests": {**vars(tests), "kind": kind}, "kinds": kinds.tolist(), "results": results}
-        return state
+        done = vars(Results.join(self.results)) if self.results else {}
+        results = {name: column for name, column in done.items() if column is not None}
+        kinds, kind = np.unique(self.tests.kind, return_inverse=True)
+        tests = {**vars(self.tests), "kind": kind}
+        return {
+            "left_to_propose": self.n_unproposed,
+            self.stream: {"tests": tests, "kinds": kinds.tolist(), "results": results},
+        }
 
     @staticmethod
     def of(state: dict[str, Any]) -> PartialRound:
         """From a state."""
-        partial = PartialRound({}, state["left_to_propose"])
-        for stream, saved in state.items():
-            if stream not in STREAMS:
+        partial = PartialRound(state["left_to_propose"])
+        for stream in STREAMS:
+            if stream not in state:
                 continue
+            saved = state[stream]
             kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
-            partial.tests[stream] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
-            if saved["results"]:
-                partial.results[stream] = [Results(**{"gradient": None, **saved["results"]})]
+            partial.stream, partial.tests = stream, Tests(**{**columns, "kind": kinds[columns["kind"]]})
+            partial.results = [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
         return partial
 
 

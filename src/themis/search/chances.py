@@ -7,7 +7,8 @@ campaign proceeds and shifted for answers that break more or less often than oth
 gradually outweighs this estimate.
 
 The chance that the fault is new is estimated from seeds with as many faults and as many outcomes seen once, in the
-manner of Good and Turing. Only tests of the search stream count here, because uniform tests are weaker.
+manner of Good and Turing. Only tests of the search stream count here, because uniform tests are weaker. A seed's first
+fault counts twice, as a distinct fault and as a failing seed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ CLEAN_WORTH = 0.25
 """Weight of a clean margin, in tests: seeds differ about twice as much as the tests of one seed do."""
 SPENT = 0.3
 """Relative value of another test of a seed whose corners have all been tried, if there is no noise."""
+FIRST_FAULT = 1.0
+"""Additional value of the first fault of a seed: it is a failing seed too, whose other outcomes may follow."""
 EDGE = 0.03
 """Until the first fault, a test is worth more the less of its margin a seed has kept: up to 1 / EDGE."""
 MOST_FAULTS, MOST_ONCE = 32, 16
@@ -62,7 +65,7 @@ def before_tests(space: Space) -> State:
 
 
 def values(state: State, space: Space, depth: int) -> Numbers:
-    """The chance of a new fault in each seed's next tests, `[seeds, depth]`, decreasing along a row."""
+    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`, decreasing along a row."""
     level, slope = state["curve"]
     read = _logistic(level + slope * spreads_above(state, space) + _frailty(state))
     chances = ((WORTH * read + state["broke"]) / (WORTH + state["tests"]))[:, None]
@@ -71,6 +74,7 @@ def values(state: State, space: Space, depth: int) -> Numbers:
     breaks = chances * known / (known + further * (1 - chances))
     faults = np.minimum(np.rint(state["faults"][:, None] + further * chances).astype(np.int64), MOST_FAULTS - 1)
     worth: Numbers = breaks * _novelty(state)[faults, np.minimum(state["once"], MOST_ONCE - 1)[:, None]]
+    worth *= np.where(faults == 0, 1 + FIRST_FAULT, 1)
     if not len(state["known"]):
         worth /= (EDGE + kept_margin(state, space).clip(min=0))[:, None]
     if not space.is_random:  # without noise, trying a corner again gives the same result

@@ -24,6 +24,9 @@ HOPE = np.array([1.0, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 1.0, 1.0])
 is lower if a backward pass must be paid for."""
 SURE = 6.0
 """Pseudo-faults of each kind, beside those counted, that limit the randomness while few have been seen."""
+FIRST_MEMORY = 200
+"""Passes over which the returns of kinds fade at first; later half of all passes so far, up to MEMORY. The first tests
+take the weakest seeds, so that their returns say little about the kinds."""
 CLIMBERS = 16
 """Ascent tests are proposed in groups of at least this size, because they are run separately."""
 TRIAL, FIRST_TRIAL = 0.01, 0.1
@@ -60,7 +63,7 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
 def count_kinds(state: State, space: Space, chosen: Ints) -> None:
     """Charge the passes of tests of the kinds `chosen`."""
     passes = np.bincount(chosen, minlength=len(KINDS)) * _cost(space)
-    kept = np.exp(-len(chosen) / MEMORY)
+    kept = np.exp(-len(chosen) / np.clip(state["spent"][0] / 2, FIRST_MEMORY, MEMORY))
     state["tried"], state["paid"] = kept * state["tried"] + passes, kept * state["paid"]
     state["spent"] += [passes.sum(), *passes[PLAIN:]]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.compute import rng
-from themis.measure.tests import Floats, Ints, Results, Tests
+from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb.perturbation import Perturbation
 from themis.target.target import AnyTarget
 
@@ -152,22 +152,29 @@ class Novelty:
         self.seen: set[int] = set()
 
     def ensure(self, tests: Tests) -> Tests:
-        """`tests`, with each repeated test redrawn uniformly."""
+        """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
         repeated = np.zeros(len(tests), dtype=bool)
         for k, key in enumerate(self._keys(tests).tolist()):
             repeated[k] = key in self.seen
             self.seen.add(key)
         if repeated.any():
-            fresh = self.space.uniform_tests(tests.number, SEARCH_STREAM, tests.number)
-            tests = replace(
-                tests,
-                seed=np.where(repeated, fresh.seed, tests.seed),
-                theta=np.where(repeated[:, None], fresh.theta, tests.theta),
-                noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed),
-                kind=np.where(repeated, "redrawn", tests.kind),
-            )
+            tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
             self.seen.update(self._keys(tests).tolist())
         return tests
+
+    def _with_new_noise(self, tests: Tests, repeated: Bools) -> Tests:
+        fresh = self.space.tests(tests.number, self.space.position(tests.seed), tests.theta, tests.kind)
+        return replace(tests, noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed))
+
+    def _redrawn(self, tests: Tests, repeated: Bools) -> Tests:
+        fresh = self.space.uniform_tests(tests.number, SEARCH_STREAM, tests.number)
+        return replace(
+            tests,
+            seed=np.where(repeated, fresh.seed, tests.seed),
+            theta=np.where(repeated[:, None], fresh.theta, tests.theta),
+            noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed),
+            kind=np.where(repeated, "redrawn", tests.kind),
+        )
 
     def _keys(self, tests: Tests) -> Ints:
         bits = np.ascontiguousarray(tests.theta).view(np.int32).astype(np.int64)

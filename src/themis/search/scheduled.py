@@ -37,14 +37,14 @@ from themis.search.kinds import (
 )
 from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
-AT_ONCE = 2
+AT_ONCE, WARM_UP = 2, 100
 """Maximum number of tests per seed in a portion with half as many tests as seeds, more in proportion in larger ones:
-estimates from margins may be wrong."""
+estimates from margins may be wrong. It is one until `WARM_UP` tests have shown how well they predict faults."""
 DROPPED, STRIDE = 0.25, 0.5
 """If tests are dropped for being too dissimilar, corners are moved inwards, per portion by at most this power of e,
 until a quarter of them is dropped: the strongest admissible disturbances lie at that edge."""
 REMEMBERED = 1000
-"""The number of most recent faults whose theta is offered to other seeds."""
+"""The number of most recent distinct faults whose theta is offered to other seeds."""
 JITTER = 1 / 64
 """Maximum share of its range by which a fault's theta is moved for another seed, so that faults of one cause show its
 extent and not only the first theta that revealed it."""
@@ -76,7 +76,7 @@ class Scheduled(Policy):
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
         chosen = choose_kinds(state, space, number)
-        position = self._climbers(self._swept(self._choose_seeds(number), chosen), chosen)
+        position = self._climbers(self._positions(chosen, number), chosen)
         if not len(state["fault_theta"]):
             chosen[chosen == BORROWED] = CORNER
         if not space.is_random:
@@ -123,31 +123,34 @@ class Scheduled(Policy):
 
     def _observe_faults(self, faults: Tests, outcome: Ints) -> None:
         state, position = self.state, self.space.position(faults.seed)
-        state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta])[-REMEMBERED:]
-        state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position]])[-REMEMBERED:]
         if not len(state["known"]):  # from now on only faults are credited
             state["tried"], state["paid"] = np.zeros(len(KINDS)), np.zeros(len(KINDS))
         new = learn_faults(state, position, outcome)
+        state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta[new]])[-REMEMBERED:]
+        state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position[new]]])[-REMEMBERED:]
         pay_kinds(state, faults.kind[new], np.ones(len(new)))
 
     # Which seeds
 
-    def _choose_seeds(self, number: Ints) -> Ints:
-        """The positions of the most valuable tests, ascending; ties are broken at random."""
-        n, n_seeds = len(number), len(self.space.seeds)
-        depth = max(AT_ONCE, 2 * AT_ONCE * n // n_seeds, -(-n // n_seeds))
-        draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, int(number[0]), np.arange(n_seeds))
-        worth = (values(self.state, self.space, depth) * (1 + 1e-6 * draw)[:, None]).ravel()
-        best = np.argpartition(-worth, n - 1)[:n] if n < len(worth) else np.arange(n) % len(worth)
-        return np.sort(best // depth)
-
-    def _swept(self, position: Ints, chosen: Ints) -> Ints:
-        """Replace the seeds of sweep tests by those with the fewest corners tried; ties are broken at random."""
-        rows = np.flatnonzero(chosen == SWEEP)
-        n_seeds = len(self.space.seeds)
-        rank = self.state["corners"] + self.space.uniform(FOR_SEED, -1, np.arange(n_seeds))
-        position[rows] = np.argsort(rank)[np.arange(len(rows)) % n_seeds]
+    def _positions(self, chosen: Ints, number: Ints) -> Ints:
+        """The seed of each test; sweeps take the seeds with the fewest corners tried, ties are broken at random."""
+        is_sweep, n_seeds = chosen == SWEEP, len(self.space.seeds)
+        position = np.empty_like(number)
+        position[~is_sweep] = self._choose_seeds(len(number) - int(is_sweep.sum()), int(number[0]))
+        corners = self.state["corners"] + np.bincount(position[~is_sweep], minlength=n_seeds)
+        rank = corners + self.space.uniform(FOR_SEED, -1, np.arange(n_seeds))
+        position[is_sweep] = np.argsort(rank)[np.arange(is_sweep.sum()) % n_seeds]
         return position
+
+    def _choose_seeds(self, n: int, first: int) -> Ints:
+        """The positions of the `n` most valuable tests, ascending; ties are broken at random."""
+        n_seeds = len(self.space.seeds)
+        depth = 1 if self.state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
+        depth = max(depth, -(-n // n_seeds))
+        draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, first, np.arange(n_seeds))
+        worth = (values(self.state, self.space, depth) * (1 + 1e-6 * draw)[:, None]).ravel()
+        best = np.argpartition(-worth, n - 1)[:n] if 0 < n < len(worth) else np.arange(n) % len(worth)
+        return np.sort(best // depth)
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """Replace the seeds of ascent tests by those whose ascent is in progress."""
