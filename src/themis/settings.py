@@ -25,6 +25,11 @@ def check_shares(shares: Sequence[float]) -> list[float]:
     return [float(share) for share in shares]
 
 
+MAX_RISK = 0.01
+"""Little is left to find only if the upper limit of the residual risk is at most this. In a campaign without any fault,
+that takes 367 uniform tests."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Options of a campaign. A limit (`max_...`) of None is no limit."""
@@ -46,7 +51,12 @@ class Settings:
         "paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and "
         "no plateau: it runs until coverage, or a limit that you set",
     )
-    coverage: float | None = option(1.0, "stop at this coverage; null sets no goal")
+    coverage: float | None = option(1.0, "stop at this coverage, if little is left to find; null sets no goal")
+    recall: float | None = option(
+        0.9,
+        "share of the distinct faults that four times the tests would find; at the coverage goal, stop only if it was "
+        "found and the residual risk is at most 1%; null stops at the coverage goal in any case",
+    )
     judge: str = option("exact", "how the sampled neurons are judged in each round: exact, gibbs or pymc")
     tolerance: float = option(5e-4, "a neuron has converged if its MCSE (at 4,000 draws) is below this")
     alpha: float | None = option(0.95, "confidence of the upper bound on the MCSE; null uses the point value")
@@ -94,6 +104,7 @@ class Settings:
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
             "split_seed": (0 <= self.split_seed < 2**63, "lie in 0..2**63 - 1"),
             "coverage": (self.coverage is None or 0 < self.coverage <= 1, "lie in (0, 1], or be None for no goal"),
+            "recall": (self.recall is None or 0 < self.recall < 1, "lie in (0, 1), or be None for coverage alone"),
             "tolerance": (self.tolerance > 0 and math.isfinite(self.tolerance), "be a positive number"),
             "alpha": (self.alpha is None or 0.5 <= self.alpha < 1, "lie in [0.5, 1), or be None for the point value"),
             "draws": (self.draws >= 100 and self.draws % 4 == 0, "be at least 100 and a multiple of the 4 chains"),
@@ -111,6 +122,11 @@ class Settings:
         check_rules(self, rules)
 
     @staticmethod
+    def recorded(values: dict[str, Any]) -> Settings:
+        """Settings as a run has recorded them. Earlier versions had no `recall` and stopped at the coverage goal."""
+        return Settings(**{"recall": None, **values})
+
+    @staticmethod
     def of(**options: Any) -> Settings:
         """Settings from keyword options; a preset changes defaults, but never an option that is given explicitly."""
         check_known(Settings, options)
@@ -120,6 +136,7 @@ class Settings:
         if settings.preset == "paper":
             paper: dict[str, Any] = {
                 "policy": "paper",
+                "recall": None,
                 "uniform_share": 0.0,
                 "alpha": None,
                 "judge": "gibbs",

@@ -150,7 +150,7 @@ def test_fgsm_runs_and_its_passes_are_counted(trained):
 
 @pytest.mark.quick
 def test_a_campaign_stops_at_the_coverage_goal_and_gives_the_reason(trained):
-    result = campaign(trained, coverage=0.95, max_tests=20_000)
+    result = campaign(trained, coverage=0.95, recall=None, max_tests=20_000)
     assert result.stop_reason == "coverage"
     assert result.coverage >= 0.95
     assert result.stop.startswith("Stopped because coverage 9")

@@ -42,7 +42,7 @@ def test_high_coverage_needs_two_tests_per_seed(coverage, n_tests, n_seeds, expe
 
 
 def test_a_model_with_small_activations_is_not_called_covered_without_a_word(faint):
-    run = themis.run(faint, INPUTS, "gaussian", magnitude=0.1, round_size=32)
+    run = themis.run(faint, INPUTS, "gaussian", magnitude=0.1, round_size=32, recall=None)
     assert run.stop_reason == "coverage"
     assert run.rounds[-1].tests == 32
     caution = run.summary()["coverage_caution"]

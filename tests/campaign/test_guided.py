@@ -113,7 +113,7 @@ def test_without_noise_a_child_never_equals_its_parent(net, data):
 
 def test_a_criterion_that_leads_decides_when_to_stop(net, data):
     options = {**QUICK, "max_tests": 5000}
-    run = themis.run(net, data, "gaussian", criterion="nc(threshold=0.1)", **{**options, "coverage": 0.5})
+    run = themis.run(net, data, "gaussian", criterion="nc(threshold=0.1)", **{**options, "coverage": 0.5}, recall=None)
     assert run.stop_reason == "coverage"
     assert run.stop.startswith("Stopped because nc(threshold=0.1) ")
     assert run.rounds[-1].criterion_score >= 0.5

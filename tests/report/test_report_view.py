@@ -62,6 +62,9 @@ def test_a_view_says_what_the_run_found(digits_run):
     assert view.faults.n == len(run.faults) == view.faults.n_listed
     assert asdict(view.fault_rate) == summary["fault_rate"]
     assert asdict(view.residual_risk) == summary["residual_risk"]
+    assert asdict(view.reach.faults) == summary["reachable_faults"]
+    assert asdict(view.reach.seeds) == summary["reachable_seeds"]
+    assert (view.reach.found, view.reach.failing) == (last.distinct_faults, last.failing_seeds)
     assert asdict(view.coverage.interval) == summary["coverage_interval"]
     assert f"{last.distinct_faults:,} distinct" in view.verdict.text
     assert view.verdict.tone == "broken"

@@ -46,7 +46,7 @@ from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
 
-CHANGEABLE = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
+CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
 """Options that `resume` may change: when to stop, and how many faults are stored. None of them changes a test."""
 
 
@@ -170,7 +170,7 @@ def resume(
                     faults.add(**recorded.columns)
             summary = run.summary()
             if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
-                before = replace(setup, settings=Settings(**run.record["settings"]))
+                before = replace(setup, settings=Settings.recorded(run.record["settings"]))
                 setup = before if has_finished(before, state) else setup
                 return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), None))
             # From here on the folder changes.
@@ -265,7 +265,7 @@ def _settings(run: Reader, options: dict[str, Any]) -> Settings:
             if options[name] == run.record["settings"].get(name):
                 continue
             raise UsageError(f"resume cannot change {name!r}, only when to stop: {nearest(name, CHANGEABLE)}")
-    return Settings(**{**run.record["settings"], **options})
+    return Settings.recorded({**run.record["settings"], **options})
 
 
 def _recorded_policy(settings: Settings) -> Policy:

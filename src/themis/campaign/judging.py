@@ -9,6 +9,7 @@ from torch import Tensor
 
 from themis.campaign.setup import Setup
 from themis.campaign.state import State
+from themis.campaign.stop import is_little_left
 from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, cover
 from themis.judge.estimate import Estimate
@@ -17,6 +18,7 @@ from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
 from themis.judge.normality import describe_normality
 from themis.judge.posterior import Judge
+from themis.judge.reach import forecast
 from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 from themis.judge.scale import rescale
 from themis.measure.moments import Moments
@@ -24,18 +26,24 @@ from themis.measure.tally import Tally
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Seconds, Start
 
+MOST = 0.95
+"""`forecast_faults_tests` are the tests that find this share of what is within reach."""
+
 
 def judge(setup: Setup, state: State) -> Round:
     """Judge all that was measured so far, and close the round."""
-    settings = setup.settings
+    settings, tally = setup.settings, state.tally
     with state.clock.timed("judge"):
+        risk = _residual_risk(tally)
+        faults = forecast(tally.distinct.values(), tally.tests)
+        seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
         total = state.total_moments().checked(setup.calculator.layers)
         coverage, open_neurons = _cover(setup, len(state.rounds), total, choose_judge(settings.judge))
-        if coverage.sampled >= (settings.coverage or torch.inf) and settings.judge == "exact":
+        is_goal_reached = coverage.sampled >= (settings.coverage or torch.inf)
+        if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
             coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
     if open_neurons is not None and len(open_neurons):
         state.open_neurons = open_neurons
-    tally = state.tally
     round = Round(
         number=len(state.rounds) + 1,
         tests=tally.tests,
@@ -47,7 +55,11 @@ def judge(setup: Setup, state: State) -> Round:
         coverage=coverage,
         seconds=state.clock.elapsed(),
         criterion_score=None if state.criterion is None else state.criterion.score(),
-        residual_risk=_residual_risk(tally),
+        residual_risk=risk,
+        reachable_faults=faults.estimate,
+        reachable_seeds=seeds.estimate,
+        recall=faults.recall,
+        forecast_faults_tests=faults.tests_to(MOST),
     )
     state.rounds.append(round)
     state.partial_round = None

@@ -5,8 +5,19 @@ from __future__ import annotations
 from math import inf
 
 from themis.campaign.criterion import CampaignCriterion
+from themis.judge.estimate import Estimate
 from themis.runs.run import Round, counted, percent
-from themis.settings import Settings
+from themis.settings import MAX_RISK, Settings
+
+
+def is_little_left(goal: float | None, recall: float | None, risk: Estimate | None) -> bool:
+    """Whether a search has found about all within its reach; always if `goal` is None.
+
+    `recall` is None if no fault was found. `risk` is the residual risk, None without uniform tests.
+    """
+    if goal is None:
+        return True
+    return (risk is None or risk.high <= MAX_RISK) and (recall is None or recall >= goal)
 
 
 def stop_reason(
@@ -15,19 +26,24 @@ def stop_reason(
     """Why to stop after these rounds, as one word and a clause; None to continue. `cost` is the passes per test.
 
     The coverage that counts is that of the criterion that guides the search if there is one, else that of the
-    sensitivities.
+    sensitivities. Reaching it is a reason to stop only if little is left to find.
     """
     if not rounds:
         return None
     last, goal = rounds[-1], settings.coverage or inf
+    if not is_little_left(settings.recall, last.recall, last.residual_risk):
+        goal = inf
     if criterion is not None and criterion.leads:
         score = last.criterion_score or 0
         if criterion.criterion.laws.bounded and score >= goal:
-            return "coverage", f"{criterion.name} {percent(score)} reached the goal of {percent(goal)}"
+            return (
+                "coverage",
+                f"{criterion.name} {percent(score)} reached the goal of {percent(goal)}{_little_left(settings, last)}",
+            )
     elif last.coverage.sampled >= goal:
         return "coverage", (
             f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
-            f"{percent(goal)}, confirmed by Markov chains"
+            f"{percent(goal)}, confirmed by Markov chains{_little_left(settings, last)}"
         )
     if settings.max_tests is not None and last.tests >= settings.max_tests:
         return "tests", f"the budget of {counted(settings.max_tests, 'test')} is spent"
@@ -40,6 +56,17 @@ def stop_reason(
         if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion):
             return "plateau", f"{counted(settings.plateau, 'round')} brought no new distinct fault and no more coverage"
     return None
+
+
+def _little_left(settings: Settings, last: Round) -> str:
+    """A clause that says how little is left to find."""
+    if settings.recall is None:
+        return ""
+    risk = "" if last.residual_risk is None else f"the residual risk is at most {percent(last.residual_risk.high, 2)}"
+    if last.recall is None:
+        return f", and no fault was found{': ' * bool(risk)}{risk}"
+    found = f"an estimated {percent(last.recall)} or more of the distinct faults within reach were found"
+    return f", and little is left to find: {found}{' and ' * bool(risk)}{risk}"
 
 
 def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None) -> bool:

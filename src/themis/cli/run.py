@@ -37,7 +37,7 @@ themis run --model mine:make_net --data mine:make_data --perturb gaussian
 themis run --config campaign.yaml --max-seconds 60 --out runs/short
 themis run --zoo resnet56-cifar10 --perturb gaussian
 """
-LIMITS = ("coverage", "max_tests", "max_passes", "max_seconds", "plateau")
+LIMITS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
 
 
 def add_arguments(parser: Parser) -> None:

@@ -27,7 +27,7 @@ function scale(at, low = at, high = at) {
 }
 
 function drawNumbers(view) {
-  const { counts, coverage, fault_rate: rate, residual_risk: risk } = view;
+  const { counts, coverage, fault_rate: rate, residual_risk: risk, reach } = view;
   const range = (e) => (e ? [e.value, e.low, e.high] : null);
   const spread = coverage && coverage.interval;
   const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered correctly`
@@ -38,6 +38,10 @@ function drawNumbers(view) {
       rate ? 'of random disturbances in this range, averaged over seeds' : 'cannot be estimated without a uniform stream', range(rate)),
     figure('Residual risk', risk ? percent(risk.value, 2) : 'unknown', interval(risk),
       'probability that the next random test finds a distinct fault that no test of the campaign has found', range(risk)),
+    reach ? figure('Within reach', reach.found ? `${whole(reach.found)} of about ${whole(reach.faults.value)}` : 'none found',
+      reach.found ? `95%: ${whole(reach.faults.low)} to ${whole(reach.faults.high)}` : `95%: at most ${whole(reach.faults.high)}`,
+      `distinct faults that four times the tests would find${reach.found ? `, on about ${many(reach.seeds.value, 'seed')}` : ''}${
+        reach.forecast ? `; about ${whole(Number(reach.forecast.toPrecision(2)))} more tests find 95% of them` : ''}`) : null,
     figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),

@@ -65,6 +65,18 @@ class CoverageRow:
 
 
 @dataclass(frozen=True)
+class ReachRow:
+    """Distinct faults and failing seeds: how many were found by the last round, and how many are within reach."""
+
+    found: int
+    faults: Estimate
+    failing: int
+    seeds: Estimate
+    forecast: int | None
+    """Tests still needed to find 95% of these faults."""
+
+
+@dataclass(frozen=True)
 class CleanScores:
     """How well the model answers clean inputs; only the scores that fit the task are known."""
 
@@ -145,6 +157,8 @@ class ReportView:
     stop_reason: str | None
     fault_rate: Estimate | None
     residual_risk: Estimate | None
+    reach: ReachRow | None
+    """None in runs of earlier versions."""
     coverage: CoverageRow | None
     goal: float | None
     """The coverage at which the campaign stops."""
@@ -232,6 +246,7 @@ def read_view(
         stop_reason=ended.get("stop_reason"),
         fault_rate=estimates.fault_rate,
         residual_risk=estimates.residual_risk,
+        reach=_reach(last),
         coverage=_coverage(ended, last),
         goal=run.record["settings"].get("coverage"),
         clean=CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores))),
@@ -297,6 +312,13 @@ def _coverage(summary: dict[str, Any], last: Round | None) -> CoverageRow | None
         unseen=coverage.n_unseen,
         caution=summary.get("coverage_caution"),
     )
+
+
+def _reach(last: Round | None) -> ReachRow | None:
+    if last is None or last.reachable_faults is None or last.reachable_seeds is None:
+        return None
+    faults, seeds, forecast = last.reachable_faults, last.reachable_seeds, last.forecast_faults_tests
+    return ReachRow(last.distinct_faults, faults, last.failing_seeds, seeds, forecast)
 
 
 def _criterion(summary: dict[str, Any]) -> CriterionScore | None:

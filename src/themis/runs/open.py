@@ -85,7 +85,7 @@ def _start(record: dict[str, Any]) -> Start:
     values = {
         "bounds": tuple(plain["bounds"]),
         "theta": tuple(_theta(theta) for theta in record["theta"]),
-        "settings": Settings(**record["settings"]),
+        "settings": Settings.recorded(record["settings"]),
         "layers": tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in plain["layers"]),
         "classes": None if classes is None else tuple(classes),
     }

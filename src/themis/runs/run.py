@@ -59,7 +59,7 @@ class Start:
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "theta")}
 
 
-ESTIMATES = ("residual_risk",)
+ESTIMATES = ("residual_risk", "reachable_faults", "reachable_seeds", "recall", "forecast_faults_tests")
 """The estimates of a round."""
 
 
@@ -81,6 +81,14 @@ class Round:
     """Score of the campaign's criterion, if it has one."""
     residual_risk: Estimate | None = None
     """The chance that the next uniform test shows a distinct fault that no test so far has seen; None without them."""
+    reachable_faults: Estimate | None = None
+    """How many distinct faults four times the tests would find; None in rounds of earlier versions, as are the next."""
+    reachable_seeds: Estimate | None = None
+    """How many failing seeds they would find."""
+    recall: float | None = None
+    """The share of the distinct faults within reach that was found: this or more with probability 3/4; None if none."""
+    forecast_faults_tests: int | None = None
+    """Tests still needed to find 95% of the distinct faults within reach."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +247,10 @@ class Run:
             "fault_rate": _plain(self.fault_rate),
             "residual_risk": _plain(self.residual_risk),
             "residual_risk_uniform": _plain(self.residual_risk_uniform),
+            "reachable_faults": _plain(last.reachable_faults),
+            "reachable_seeds": _plain(last.reachable_seeds),
+            "recall": last.recall,
+            "forecast_faults_tests": last.forecast_faults_tests,
             "normality": _plain(self.normality),
             "kinds": self.kinds,
             "criterion": self.criterion(),

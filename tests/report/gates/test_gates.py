@@ -114,7 +114,9 @@ def test_faults_that_could_not_be_compared_do_not_pass():
     assert "could not be compared" in result.text
 
 
-@pytest.mark.parametrize("name", ["coverage", "coverage_all", "coverage_low", "coverage_uniform", "clean_accuracy"])
+@pytest.mark.parametrize(
+    "name", ["coverage", "coverage_all", "coverage_low", "coverage_uniform", "recall", "clean_accuracy"]
+)
 def test_every_metric_of_this_run_has_a_result(run, name):
     result = by_gate(check_gates(run, Gates.of({name: 0.0})))[name]
     assert result.has_passed
@@ -133,6 +135,26 @@ def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):
         Gates.of(max_fault_rate=0.5).check_ahead(0.0)
     with pytest.raises(UsageError, match="no uniform tests: run it with --uniform-share"):
         check_gates(tmp_path / "searched", Gates.of("coverage_uniform=0.5"))
+
+
+def test_the_recall_is_gated_by_the_faults_within_reach():
+    some = campaign(max_tests=300, coverage=None)
+    recall, more = some.summary()["recall"], some.summary()["forecast_faults_tests"]
+    assert 0 < recall < 0.9
+    failed = by_gate(check_gates(some, Gates.of("recall=0.9")))["recall"]
+    assert not failed.has_passed
+    assert failed.value == recall
+    assert failed.remedy.startswith(f"about {more:,} more tests are forecast: ")
+    assert by_gate(check_gates(some, Gates.of({"recall": recall})))["recall"].has_passed
+
+
+def test_without_a_fault_the_residual_risk_decides_on_the_recall():
+    few, many = (campaign(limit=2.0, max_tests=n, coverage=None) for n in (1000, 2500))
+    failed, passed = (by_gate(check_gates(run, Gates.of("recall=0.9")))["recall"] for run in (few, many))
+    assert not few.faults
+    assert (failed.has_passed, passed.has_passed) == (False, True)
+    assert failed.text == "no fault was found; the residual risk is at most 1.8%, at most 1.0% allowed"
+    assert passed.text == "no fault was found; the residual risk is at most 0.7%, at most 1.0% allowed"
 
 
 def test_a_criterion_is_gated_by_its_score():

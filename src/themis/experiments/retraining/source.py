@@ -149,7 +149,7 @@ def _from_folder(
             f"the model must be the same as in the run, but its hash is {now[:12]}... and was {then[:12]}...: load the "
             "same weights"
         )
-    settings = Settings(**run.record["settings"])
+    settings = Settings.recorded(run.record["settings"])
     _check_searched(run, replayer.seeds)
     tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
     return Source(

@@ -12,6 +12,7 @@ from themis.errors import StoreError, UsageError
 from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
+from themis.settings import MAX_RISK
 
 if TYPE_CHECKING:
     from themis.runs.diff.result import Diff
@@ -180,9 +181,13 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
         raise UsageError(f"the gate on {name} needs a figure that the run does not have: {metric.missing}")
     is_share = name != "criterion" or bool(summary["criterion"].get("is_share", True))
     shown, limit = _distinguishable(value, least, is_share)
-    forecast = summary.get("forecast_tests") if name in ("coverage", "coverage_all") else None
+    forecasts = {"recall": "forecast_faults_tests", **dict.fromkeys(("coverage", "coverage_all"), "forecast_tests")}
+    forecast = summary.get(forecasts[name]) if name in forecasts else None
     hint = f"about {forecast:,} more tests are forecast: " if forecast else ""
     text = f"{shown} {metric.about}, at least {limit} required"
+    if name == "recall" and not summary["distinct_faults"]:
+        upper, most = _distinguishable(summary["residual_risk"]["high"], MAX_RISK)
+        text = f"no fault was found; the residual risk is at most {upper}, at most {most} allowed"
     if name.startswith("coverage") and summary.get("coverage_caution"):
         text += f"; attention: {summary['coverage_caution']}"
     return GateResult(name, value >= least, value, least, text, hint + metric.remedy)

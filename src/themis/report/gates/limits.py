@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, nearest
+from themis.settings import MAX_RISK
 
 if TYPE_CHECKING:
     from themis.runs.replay import RunSource
@@ -38,6 +39,17 @@ def _criterion(summary: dict[str, Any]) -> float | None:
     return None if criterion is None else criterion["score"]
 
 
+def _recall(summary: dict[str, Any]) -> float | None:
+    """The recall. Without any fault there is nothing to recall, and the residual risk decides."""
+    if summary.get("reachable_faults") is None:
+        return None
+    if summary.get("distinct_faults"):
+        recall: float | None = summary.get("recall")
+        return recall
+    risk = summary.get("residual_risk")
+    return None if risk is None else float(risk["high"] <= MAX_RISK)
+
+
 _MORE = "raise the budget with --max-tests or --max-seconds, or lower the limit"
 _BETTER = "train the model better, or lower the limit"
 METRICS = {
@@ -53,6 +65,12 @@ METRICS = {
         "of all neurons, by the uniform stream alone",
         lambda s: s.get("coverage_uniform"),
         "there were no uniform tests: run it with --uniform-share 0.2",
+        _MORE,
+    ),
+    "recall": Metric(
+        "of the distinct faults that four times the tests would find",
+        _recall,
+        "an earlier version of Themis wrote it, or it has neither a fault nor uniform tests: run it again",
         _MORE,
     ),
     "clean_accuracy": Metric(

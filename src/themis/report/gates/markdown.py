@@ -83,5 +83,9 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
             rows.append((name, percent(estimate["value"], 2), f"{low} to {high}"))
         elif key != "coverage_interval":
             rows.append((name, "unknown: no uniform tests", ""))
+    reachable = summary.get("reachable_faults")
+    if reachable is not None:
+        low, high = f"{reachable['low']:,.0f}", f"{reachable['high']:,.0f}"
+        rows.append(("distinct faults within reach", f"{reachable['value']:,.0f}", f"{low} to {high}"))
     rows.append(("coverage of the sampled neurons", percent(summary["coverage"]), ""))
     return rows

@@ -148,8 +148,13 @@ def scalars_of(round: Round) -> dict[str, float]:
         "passes": round.passes,
         "seconds": round.seconds,
     }
-    if round.criterion_score is not None:
-        values["criterion_score"] = round.criterion_score
+    optional = {
+        "criterion_score": round.criterion_score,
+        "residual_risk_high": None if round.residual_risk is None else round.residual_risk.high,
+        "reachable_faults": None if round.reachable_faults is None else round.reachable_faults.value,
+        "recall": round.recall,
+    }
+    values |= {name: value for name, value in optional.items() if value is not None}
     return values
 
 
@@ -162,6 +167,8 @@ def results_of(run: Run) -> dict[str, float]:
     estimates: dict[str, Estimate | None] = {
         "fault_rate": run.fault_rate,
         "residual_risk": run.residual_risk,
+        "reachable_faults": last.reachable_faults,
+        "reachable_seeds": last.reachable_seeds,
         "coverage_interval": run.coverage_interval,
     }
     for name, estimate in estimates.items():

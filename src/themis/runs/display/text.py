@@ -23,6 +23,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             "residual risk",
             _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found"),
         ),
+        *([("within reach", describe_reach(last))] if last.reachable_faults is not None else []),
         (
             "coverage",
             f"{percent(last.coverage.sampled)} of the sampled neurons; {_estimate_all(run)}",
@@ -48,6 +49,9 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         if more < UNREACHABLE:
             text = f"about {counted(more, 'more test')} to reach the coverage goal"
         rows.append(("forecast", text))
+    if last.forecast_faults_tests:
+        more_tests = f"about {_rounded(last.forecast_faults_tests):,} more tests"
+        rows.append(("forecast", f"{more_tests} to find 95% of the distinct faults within reach"))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
         rows.append(("attention", "no neuron has moved: the perturbation changes nothing, so widen its range"))
     if run.coverage_caution is not None:
@@ -55,6 +59,25 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
     if run.normality is not None:
         rows.append(("normality", run.normality.verdict))
     return rows
+
+
+def describe_reach(round: Round) -> str:
+    """How much of what the search can find was found."""
+    faults, seeds = round.reachable_faults, round.reachable_seeds
+    if faults is None or seeds is None:
+        return "unknown: an earlier version of Themis ran this round"
+    if not round.distinct_faults:
+        return f"no fault was found; four times the tests would find at most {faults.high:,.0f} (95%)"
+    ends = f"95%: {faults.low:,.0f} to {faults.high:,.0f}"
+    return (
+        f"found {round.distinct_faults:,} of about {faults.value:,.0f} distinct faults ({ends}) and "
+        f"{round.failing_seeds:,} of about {seeds.value:,.0f} failing seeds that four times the tests would find"
+    )
+
+
+def _rounded(number: int) -> int:
+    """A number with two significant digits."""
+    return int(float(f"{number:.2g}"))
 
 
 def opening(start: Start) -> str:
@@ -120,9 +143,11 @@ def round_line(round: Round, *, is_share: bool = True) -> str:
     forecast = round.coverage.forecast
     more = "" if not forecast or forecast >= UNREACHABLE else f", about {forecast:,} to go"
     score = round.criterion_score
+    reachable = round.reachable_faults
+    reach = f" of about {reachable.value:,.0f}" if reachable is not None and round.distinct_faults else ""
     criterion = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
     return (
-        f"{percent(round.coverage.sampled)}, {criterion}{counted(round.distinct_faults, 'distinct fault')}, "
+        f"{percent(round.coverage.sampled)}, {criterion}{counted(round.distinct_faults, 'distinct fault')}{reach}, "
         f"{counted(round.tests, 'test')}, {_rate(round):,.0f}/s{more}"
     )
 

@@ -373,5 +373,5 @@ def _round(row: tuple[Any, ...], path: Path) -> Round:
         shares = check_form(parse_json(by_layer), values_of(optional(SHARE)), "rounds.coverage_by_layer")
         stored = {} if estimates is None else check_form(parse_json(estimates), ESTIMATES, "rounds.estimates")
     coverage = Coverage(sampled, of_all, shares, *neurons_and_tests)
-    figures = {name: None if plain is None else Estimate(**plain) for name, plain in stored.items()}
+    figures = {name: Estimate(**value) if isinstance(value, dict) else value for name, value in stored.items()}
     return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score, **figures)

@@ -92,7 +92,7 @@ def _settings(value: Any, place: str) -> None:
         if name not in value:
             raise ValueError(f"{place} must have {name!r}, which is missing")
     try:
-        Settings(**value)
+        Settings.recorded(value)
     except (UsageError, TypeError, OverflowError) as error:
         raise ValueError(f"{place}: {error}") from error
 
@@ -242,6 +242,12 @@ NORMALITY = record(
     },
     is_closed=True,
 )
+FORECAST = {
+    **dict.fromkeys(("residual_risk_uniform", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+    "recall": optional(SHARE),
+    "forecast_faults_tests": optional(whole()),
+}
+"""Figures of a summary that earlier versions did not have."""
 SUMMARY = record(
     {
         "stop": text(1 << 20),
@@ -278,7 +284,7 @@ SUMMARY = record(
         "random_seed": whole(),
         "version": NAME,
     },
-    {"near_ties": TESTS, "residual_risk_uniform": optional(ESTIMATE)},
+    {"near_ties": TESTS, **FORECAST},
 )
 """The file summary.json."""
 
@@ -298,7 +304,15 @@ ROUND: dict[str, Form] = {
     "estimates": optional(text(MAX_JSON)),
 }
 """The columns of the table `rounds`, in order."""
-ESTIMATES = record({}, {"residual_risk": optional(ESTIMATE)}, is_closed=True)
+ESTIMATES = record(
+    {},
+    {
+        **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+        "recall": optional(SHARE),
+        "forecast_faults_tests": optional(whole()),
+    },
+    is_closed=True,
+)
 """The estimates of a round, which are stored as JSON."""
 CHECKPOINT: dict[str, Form] = {
     "tests": TESTS,

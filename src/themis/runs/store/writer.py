@@ -395,8 +395,8 @@ def _round_row(round: Round) -> tuple[Any, ...]:
     )
 
 
-def _plain(estimate: Estimate | None) -> dict[str, float] | None:
-    return None if estimate is None else asdict(estimate)
+def _plain(value: Estimate | float | None) -> dict[str, float] | float | None:
+    return asdict(value) if isinstance(value, Estimate) else value
 
 
 def _yaml(values: dict[str, Any]) -> bytes:

@@ -1,0 +1,34 @@
+"""The summary as text: how much of what is within reach was found."""
+
+from dataclasses import replace
+
+import pytest
+
+from themis.judge.coverage import Coverage
+from themis.judge.estimate import Estimate
+from themis.runs.display.text import describe_reach, round_line
+from themis.runs.run import Round
+
+pytestmark = pytest.mark.quick
+COVERED = Coverage(1.0, 1.0, {}, 10, 0, 0, 5000, 0)
+ROUND = Round(
+    4, 5000, 0, 5000, 900, 412, 150, COVERED, 2.0,
+    reachable_faults=Estimate(520, 470, 610), reachable_seeds=Estimate(160, 152, 190), forecast_faults_tests=7421,
+)  # fmt: skip
+
+
+def test_what_is_within_reach_is_a_sentence():
+    assert describe_reach(ROUND) == (
+        "found 412 of about 520 distinct faults (95%: 470 to 610) and 150 of about 160 failing seeds that four times "
+        "the tests would find"
+    )
+
+
+def test_without_a_fault_the_upper_limit_is_stated():
+    clean = replace(ROUND, faults=0, distinct_faults=0, failing_seeds=0, reachable_faults=Estimate(0, 0, 7))
+    assert describe_reach(clean) == "no fault was found; four times the tests would find at most 7 (95%)"
+
+
+def test_a_line_of_progress_says_what_is_within_reach():
+    assert round_line(ROUND) == "100.0%, 412 distinct faults of about 520, 5,000 tests, 2,500/s"
+    assert round_line(replace(ROUND, reachable_faults=None)) == "100.0%, 412 distinct faults, 5,000 tests, 2,500/s"
