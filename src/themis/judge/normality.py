@@ -9,6 +9,8 @@ from torch import Tensor
 from themis.measure.panel import Shape
 
 LEAST_TESTS = 20
+TELLING_TESTS = 200
+"""Tests from which a half-normal variable, which sensitivities often are, is told apart from a normal one."""
 CLOSE_SKEWNESS, CLOSE_KURTOSIS = 0.5, 1.0
 """Skewness and excess kurtosis up to which the normal distribution fits well; sampling error is added."""
 
@@ -50,8 +52,8 @@ def describe_normality(shape: Shape) -> Normality | None:
         compatible_absolute=absolute[2],
         n_neurons=n_neurons,
         n_unmoved=len(has_spread) - n_neurons,
-        verdict=f"{_fit(absolute)}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons",
-        sentence=_sentence(signed, absolute),
+        verdict=_verdict(absolute, shape.n_tests),
+        sentence=_sentence(signed, absolute, shape.n_tests),
     )
 
 
@@ -63,11 +65,18 @@ def _figures(skewness: Tensor, kurtosis: Tensor, n_tests: int) -> tuple[float, f
     return float(skewness.median()), float(kurtosis.median()), float(is_close.double().mean())
 
 
-def _sentence(signed: tuple[float, float, float], absolute: tuple[float, float, float]) -> str:
+def _verdict(absolute: tuple[float, float, float], n_tests: int) -> str:
+    if n_tests < TELLING_TESTS:
+        return f"{n_tests} uniform tests are too few to tell how normal the sensitivities are"
+    return f"{_fit(absolute)}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons"
+
+
+def _sentence(signed: tuple[float, float, float], absolute: tuple[float, float, float], n_tests: int) -> str:
     def figures(of: tuple[float, float, float]) -> str:
         return f"median skewness {of[0]:.1f}, excess kurtosis {of[1]:.1f}, close to normal for {of[2]:.0%} of neurons"
 
-    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {_fit(absolute)}."
+    fit = _fit(absolute) if n_tests >= TELLING_TESTS else f"{n_tests} uniform tests are too few to tell"
+    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {fit}."
 
 
 def _fit(absolute: tuple[float, float, float]) -> str:

@@ -7,6 +7,7 @@ turn a 4 into a 9 and a 3 into a 5.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -31,6 +32,8 @@ UNUSUAL = 0.5
 """A group's theta is mentioned if it lies in a range that contains half fewer of the other faults."""
 GROWN = 1.25
 """A layer's share of the change is mentioned if it is a quarter larger than in the other faults."""
+CHANCE = 0.01
+"""What distinguishes a group is mentioned if as many faults drawn at random would show it less often than this."""
 CELLS = 100
 """Cells that a range is divided into before they are joined to bins: edges are accurate to a hundredth of it."""
 WIDEST = 3
@@ -246,6 +249,39 @@ def _kuiper(values: Floats, others: Floats) -> float:
     return float(ahead.max() - ahead.min())
 
 
+def kuiper_chance(statistic: float, n: int, n_others: int) -> float:
+    """The probability that two samples of these sizes from one distribution differ at least as much (Stephens)."""
+    root = math.sqrt(n * n_others / (n + n_others))
+    size = (root + 0.155 + 0.24 / root) * statistic
+    if size < 0.4:
+        return 1.0
+    j = np.arange(1, 101)
+    return float(min(1.0, (2 * (4 * (j * size) ** 2 - 1) * np.exp(-2 * (j * size) ** 2)).sum()))
+
+
+def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Column) -> Floats:
+    """The probability, by layer, that a group's mean share is larger by chance; Welch's test over means of seeds.
+
+    Faults of one seed are alike, so the seeds are counted. One or two seeds cannot be told from chance.
+    """
+    from scipy.stats import ttest_ind
+
+    means = [_means_by_seed(shares[rows], seed_id[rows]) for rows in (is_member, ~is_member)]
+    if min(map(len, means)) < 3:
+        return np.ones(shares.shape[1])
+    with np.errstate(all="ignore"):
+        chance: Floats = ttest_ind(*means, axis=0, equal_var=False, alternative="greater").pvalue
+    differs = means[0].mean(0) > means[1].mean(0)
+    return np.where(np.isnan(chance), np.where(differs, 0.0, 1.0), chance)
+
+
+def _means_by_seed(values: Floats, seed_id: Column) -> Floats:
+    seeds, row, n = np.unique(seed_id, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(seeds), values.shape[1]))
+    np.add.at(sums, row, values)
+    return sums / n[:, None]
+
+
 def _centred(values: Floats, a: Ints, b: Ints) -> Floats:
     """The values of two sets of rows, each less its own mean."""
     return np.concatenate([values[rows] - values[rows].mean(0) for rows in (a, b)])
@@ -305,7 +341,7 @@ def _unusual_theta(faults: Faults, columns: dict[str, Column], is_member: NDArra
         return ranges
     for name, values in zip(faults.theta, columns["theta"].astype(np.float64).T, strict=True):
         gap, low, high = interval(values[is_member], values[~is_member])
-        if gap >= UNUSUAL:
+        if gap >= UNUSUAL and kuiper_chance(gap, int(is_member.sum()), int((~is_member).sum())) < CHANCE:
             is_inside = (values >= low) & (values <= high)
             share, elsewhere = float(is_inside[is_member].mean()), float(is_inside[~is_member].mean())
             ranges[name] = ThetaRange(low, high, share, elsewhere)
@@ -319,7 +355,9 @@ def _grown_layers(
         return {}
     shares = columns["signature"].astype(np.float64)
     here, there = shares[is_member].mean(0), shares[~is_member].mean(0)
-    grown = [k for k in np.argsort(there - here, kind="stable").tolist() if here[k] > GROWN * there[k]]
+    is_certain = growth_chance(shares, is_member, columns["seed_id"]) * shares.shape[1] < CHANCE
+    order = np.argsort(there - here, kind="stable").tolist()
+    grown = [k for k in order if here[k] > GROWN * there[k] and is_certain[k]]
     return {faults.layers[k]: (float(here[k]), float(there[k])) for k in grown}
 
 
