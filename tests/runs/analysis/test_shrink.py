@@ -118,7 +118,7 @@ def test_dimensions_that_do_not_matter_go_back_to_their_identity():
         assert each.after["idle"] == 1
         assert needed(each) <= each.after["up"] + 1e-6 <= needed(each) * (1 + 2 * NUDGE)
         assert each.sentence.startswith(f"up {each.after['up']:.3g} instead of ")
-        assert each.sentence.endswith(" is enough; down and idle do not matter")
+        assert each.sentence.endswith(" is enough; down and idle are not needed")
         assert each.passes < 60
 
 
@@ -128,7 +128,7 @@ def test_a_dimension_that_was_at_its_identity_has_not_gone_back_there():
     fault = type(fault)(**{**vars(fault), "theta": {"up": 0.25, "down": 0.1, "idle": 1.0}})
     [each] = shrink(run, [fault])
     assert each.not_needed == ("down",)
-    assert each.sentence.endswith("; down and idle do not matter")
+    assert each.sentence.endswith("; down and idle are not needed")
 
 
 def test_entire_dimensions_can_be_dropped_first():
@@ -261,7 +261,7 @@ def test_counts_end_at_whole_numbers(perturbation):
         assert each.distance == pytest.approx(count**0.5)
         before = int(each.before["count"] + 0.5)
         assert each.passes <= 2 + STEPS + 2 + 4 + 2  # no whole number is run twice
-        assert each.sentence == f"{count:.0f} of {before} features are enough; amount does not matter"
+        assert each.sentence == f"{count:.0f} of {before} features are enough; amount is not needed"
 
 
 def test_passes_are_batched_over_faults():

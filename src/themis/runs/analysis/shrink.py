@@ -269,7 +269,7 @@ class _Shrinker:
 
 
 def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
-    """Such as "12 of 200 drops are enough" or "sigma 0.031 instead of 0.2 is enough; angle does not matter"."""
+    """Such as "12 of 200 drops are enough" or "sigma 0.031 instead of 0.2 is enough; angle is not needed"."""
     is_back = (after == bench.identity) if len(bench.theta) > 1 else np.array([False])
     idle = [theta.name for theta, back in zip(bench.theta, is_back, strict=True) if back]
     order = [k for k in np.argsort(-bench.shares(after), kind="stable").tolist() if not is_back[k]]
@@ -277,13 +277,13 @@ def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
         _describe_change(bench.theta[k], float(before[k]), float(after[k]), bool(bench.is_whole[k])) for k in order
     ]
     if not needed:
-        return "the identity of theta is enough: none of its dimensions matters"
+        return "the identity of theta is enough: none of its dimensions is needed"
     is_one = len(needed) == 1 and (not needed[0][0].isdigit() or needed[0].startswith("1 of "))
     if len(needed) > NAMED:
         needed[NAMED:] = [f"{len(needed) - NAMED} more"]
-    verb, extent = "is" if is_one else "are", "needed in full" if (before == after).all() else "enough"
+    verb, extent = "is" if is_one else "are", "the smallest found" if (before == after).all() else "enough"
     text = f"{_join(needed)} {verb} {extent}"
-    return f"{text}; {_join(idle)} {'does' if len(idle) == 1 else 'do'} not matter" if idle else text
+    return f"{text}; {_join(idle)} {'is' if len(idle) == 1 else 'are'} not needed" if idle else text
 
 
 def _describe_change(theta: Theta, before: float, after: float, is_whole: bool) -> str:
