@@ -201,9 +201,9 @@ def mutate_arrays(path, rng, metadata=None):
     elif kind == "nan":
         arrays[name] = torch.full(array.shape, torch.nan)
     elif kind == "negative":
-        arrays[name] = -array - 1
+        arrays[name] = ~array if array.dtype == torch.bool else -array - 1
     elif kind == "large":
-        arrays[name] = torch.full_like(array, 200 if array.dtype == torch.uint8 else 2**31 - 1)
+        arrays[name] = torch.full_like(array, {torch.bool: 1, torch.uint8: 200}.get(array.dtype, 2**31 - 1))
     elif kind == "extra":
         arrays["extra"] = torch.zeros(3)
     elif kind == "swap":
@@ -279,7 +279,7 @@ COMMANDS = {
     ),
     "shrink": "shrink {run} {id} --model {module}:make_net --data {module}:make_data --curve",
     "resume": "resume {run} --model {module}:make_net --data {module}:make_data --max-tests 210 --no-report",
-    "config": "check --config {run}/config.yaml --model {module}:make_net --data {module}:make_data",
+    "config": "run --config {run}/config.yaml --max-tests 20 --quiet --model {module}:make_net --data {module}:make_data",
 }
 
 
