@@ -42,7 +42,9 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 """
-COMMANDS = WATCHED + """
+COMMANDS = (
+    WATCHED
+    + """
 import io, os, threading, urllib.request
 from contextlib import redirect_stderr, redirect_stdout
 from themis.cli import main
@@ -95,11 +97,15 @@ for run in sys.argv[1:]:
 import json
 print(json.dumps({"seen": seen, "codes": codes}))
 """
-REBUILDING = WATCHED + """
+)
+REBUILDING = (
+    WATCHED
+    + """
 from themis.cli import main
 code = main(sys.argv[1:])
 print("imported" if seen else "nothing", code)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,8 @@ class Reach:
         needed = share * (self.found + missing) - self.found
         if needed <= 0:
             return 0
-        return math.ceil(self.n_tests * (FACTOR ** (needed / missing) - 1))
+        growth = float(FACTOR) ** (needed / missing)
+        return math.ceil(self.n_tests * (growth - 1))
 
 
 def forecast(found_at: Iterable[int], n_tests: int, n_all: int | None = None) -> Reach:

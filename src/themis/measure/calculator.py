@@ -303,11 +303,12 @@ class Calculator:
         for first in range(0, n_tests, size):
             block = [padded(column[first : first + size], size) for column in (rows, theta, noise_seed)]
             is_same = before and not theta.requires_grad and all(map(torch.equal, before, block))  # as in a replay
-            n = min(size, n_tests - first)
-            blocks.append(
-                blocks[-1] if is_same else self._perturb(padded(inputs[first : first + size], size), *block, n)
-            )
-            before = block
+            if is_same:
+                blocks.append(blocks[-1])
+                continue
+            seed, point, noise = before = block
+            part = padded(inputs[first : first + size], size)
+            blocks.append(self._perturb(part, seed, point, noise, min(size, n_tests - first)))
         return inputs, padded(torch.cat(blocks)[:n_tests], len(rows))
 
     def _perturb(self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> Tensor:
@@ -487,7 +488,7 @@ class Calculator:
 
     @cached_property
     def _side_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call, unused-ignore]
 
     def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> ChunkRun | None:
         """The chunk that was started ahead, if it is the one to be measured."""

@@ -64,7 +64,7 @@ class _WeightedSensitivity(torch.autograd.Function):
         return (activations - clean.index_select(0, rows)).abs_().mul_(weight).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         activations, rows, weight = ctx.saved_tensors
         slope = (activations - ctx.clean.index_select(0, rows)).sign_().mul_(weight).mul_(gradient)
         return slope, None, None, None
@@ -118,7 +118,7 @@ class CapturedChunk:
 
     def _capture(self) -> None:
         try:
-            stream = torch.cuda.Stream(self.device)
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call, unused-ignore]
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream), torch.set_grad_enabled(self.ascends is not None):
                 for _ in range(WARM_UP):
@@ -144,7 +144,8 @@ class CapturedChunk:
             activations, clean = activations.contiguous(), self.clean[layer.name]
             part = slice(layer.start, layer.stop)
             if self.ascends == "sensitivity":
-                value = value + _WeightedSensitivity.apply(activations, clean, self._rows, self._weight[part])
+                weighted: Any = _WeightedSensitivity
+                value = value + weighted.apply(activations, clean, self._rows, self._weight[part])
             activations = activations.detach()
             sums = torch.empty(2, layer.n_neurons, device=self.device)
             by_layer.append(fold(activations, clean, self._rows, self._shift[part], self._n_tests, sums))
@@ -188,7 +189,7 @@ class CapturedChunk:
         self._turn = 1 - self._turn
         on_host = self._pinned[self._turn]
         on_host.copy_(self._columns, non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
         n, verdict = len(tests), self._verdict
         run = ChunkRun(
             tests,
@@ -196,7 +197,12 @@ class CapturedChunk:
             self._inputs[:n].clone(),
             self._disturbed[:n].clone(),
             self._outputs[:n].clone(),
-            Verdict(*(None if column is None else column[:n].clone() for column in verdict)),
+            Verdict(
+                verdict.is_fault[:n].clone(),
+                verdict.outcome[:n].clone(),
+                verdict.margin[:n].clone(),
+                None if verdict.value is None else verdict.value[:n].clone(),
+            ),
             self._by_layer[:n].clone(),
             None if self._panel is None else self._panel[:n].clone(),
             on_host[:n],

@@ -127,7 +127,8 @@ class Accumulator:
     @property
     def shift(self) -> Tensor:
         """What is subtracted from all sensitivities; set by the first chunk."""
-        return self._shift
+        shift: Tensor = self._shift
+        return shift
 
     def commit_sums(self, sums: Tensor, squares: Tensor, n_tests: int) -> None:
         """Count a chunk whose sums of `D - shift` and of its square were computed elsewhere."""

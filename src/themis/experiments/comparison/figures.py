@@ -47,7 +47,7 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
         (axes, grid.rates, "error rate at full strength"),
         (second, grid.box_rates, "error rate over the whole range"),
     ):
-        order = sorted(range(len(rates)), key=lambda k, rates=rates: rates[k])
+        order = sorted(range(len(rates)), key=rates.__getitem__)
         for name, counts in grid.counts.items():
             k = _index(grid, name)
             values = [(r.get("distinct") or [None])[0] for r in (rows[name].r, rows[name].r_box)]

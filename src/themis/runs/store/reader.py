@@ -373,5 +373,7 @@ def _round(row: tuple[Any, ...], path: Path) -> Round:
         shares = check_form(parse_json(by_layer), values_of(optional(SHARE)), "rounds.coverage_by_layer")
         stored = {} if estimates is None else check_form(parse_json(estimates), ESTIMATES, "rounds.estimates")
     coverage = Coverage(sampled, of_all, shares, *neurons_and_tests)
-    figures = {name: Estimate(**value) if isinstance(value, dict) else value for name, value in stored.items()}
+    figures: dict[str, Any] = {
+        name: Estimate(**value) if isinstance(value, dict) else value for name, value in stored.items()
+    }
     return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score, **figures)
