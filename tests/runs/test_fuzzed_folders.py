@@ -279,7 +279,7 @@ COMMANDS = {
     ),
     "shrink": "shrink {run} {id} --model {module}:make_net --data {module}:make_data --curve",
     "resume": "resume {run} --model {module}:make_net --data {module}:make_data --max-tests 210 --no-report",
-    "config": "run --config {run}/config.yaml --max-tests 20 --quiet --model {module}:make_net --data {module}:make_data",
+    "config": "run --config {run}/config.yaml --max-tests 20 --quiet --model {module}:make_net",
 }
 
 
