@@ -157,7 +157,7 @@ def _wilson(faults: int, tests: int) -> tuple[float, float, float]:
     share, z2 = faults / tests, Z * Z / tests
     centre, half = share + z2 / 2, Z * np.sqrt(share * (1 - share) / tests + z2 / tests / 4)
     low, high = (centre - half) / (1 + z2), (centre + half) / (1 + z2)
-    return float(share), max(0.0, min(share, float(low))), min(1.0, float(high))
+    return float(share), max(0.0, min(share, float(low))), min(1.0, max(share, float(high)))
 
 
 def strengths(

@@ -19,6 +19,7 @@ from themis.experiments.retraining.source import Source
 from themis.experiments.retraining.steps import Retraining
 from themis.perturb import choose_perturbation
 from themis.runs.faults import Faults
+from themis.runs.run import percent
 from themis.runs.store.schema import DATABASE
 from themis.target.ledger import allow_trained_seeds
 
@@ -36,7 +37,8 @@ def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
             return [stage], 0, ""
         after = stage.outcomes[0].after[stage.chosen]
         fall = normal_interval(after.disturbed - before.disturbed)
-        rates = f"{1 - before.disturbed_score:.2%} before round {number}, {1 - after.disturbed_score:.2%} after it"
+        rate_before, rate_after = (percent(1 - reading.disturbed_score, 2) for reading in (before, after))
+        rates = f"{rate_before} before round {number}, {rate_after} after it"
         stage, faults = _follow_up(retraining, stage)
         stages.append(stage)
         retraining.listener.on_note(f"round {number}: fault rate on judge seeds {rates}")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.runs.analysis.latent_classes import CategoryTable, find_classes, order_by_size
 from themis.runs.faults import Column, Fault, Faults, telling
+from themis.runs.run import percent
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -298,7 +299,7 @@ def _describe(faults: Faults, columns: dict[str, Column], is_member: NDArray[np.
     text = f"{', '.join([_describe_outcomes(columns, at, outcomes), *ranges])}; {counts}"
     if layers:
         name, (here, there) = next(iter(layers.items()))
-        text += f"; change concentrated in {name} ({here:.0%} of it, elsewhere {there:.0%})"
+        text += f"; change concentrated in {name} ({percent(here, 0)} of it, elsewhere {percent(there, 0)})"
     shown = _representatives(columns, at, n_shown)
     ids = tuple(columns["id"][at].tolist())
     return Group(text, ids, n_seeds, tuple(faults[k] for k in shown), outcomes, theta, layers)
@@ -370,7 +371,7 @@ def _describe_outcomes(columns: dict[str, Column], at: Ints, outcomes: tuple[Out
         return f"{first.clean_answer} answered as {_describe_answer(first.answer)}{_describe_share(first.share)}"
     if share >= 0.5:
         return f"answered as {most_frequent}{_describe_share(share)}"
-    texts = [f"{_describe_answer(outcome.answer)} {outcome.share:.0%}" for outcome in outcomes]
+    texts = [f"{_describe_answer(outcome.answer)} {percent(outcome.share, 0)}" for outcome in outcomes]
     if first.clean_answer is not None:
         texts = [f"{outcome.clean_answer} as {text}" for outcome, text in zip(outcomes, texts, strict=True)]
     return f"several outcomes ({', '.join(texts)})"
@@ -381,9 +382,9 @@ def _describe_answer(answer: int) -> str:
 
 
 def _describe_share(share: float) -> str:
-    return "" if share > 0.99 else f" ({share:.0%})"
+    return "" if share == 1 else f" ({percent(share, 0)})"
 
 
 def _describe_range(values: ThetaRange) -> str:
     where = f"at {values.low:.3g}" if values.low == values.high else f"{values.low:.3g} to {values.high:.3g}"
-    return f"{where} ({values.share:.0%}, elsewhere {values.elsewhere:.0%})"
+    return f"{where} ({percent(values.share, 0)}, elsewhere {percent(values.elsewhere, 0)})"

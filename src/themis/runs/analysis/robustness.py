@@ -18,7 +18,7 @@ from themis.measure.tests import Floats, Ints
 from themis.runs.analysis.bench import TestBench, open_bench
 from themis.runs.analysis.shrink import ShrunkFault, shrink_tests
 from themis.runs.replay import Replayer, RunSource
-from themis.runs.run import Run
+from themis.runs.run import Run, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import theta_column
 from themis.search.policy import Space
@@ -106,7 +106,7 @@ class Robustness:
 
     def sentences(self) -> list[str]:
         """A summary in sentences."""
-        shares = [f"{self.at(strength).value:.1%} at {strength:g}" for strength in SHOWN]
+        shares = [f"{percent(self.at(strength).value)} at {strength:g}" for strength in SHOWN]
         unit = f" (1 is {self.full_strength})" if self.full_strength else ""
         lines = [
             f"{self.n_failed:,} of {self.n_seeds:,} seeds broke; still correct by strength{unit}: {', '.join(shares)}."

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.runs.display.fault import describe_answer
+from themis.runs.run import percent
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import GateResults
@@ -118,8 +119,10 @@ def describe_properties(properties: dict[str, Any]) -> list[str]:
         ending = "" if call == 1 else f"_{call}"
         values = {name: properties.get(f"{PREFIX}{name}{ending}") for name in SHOWN}
         rate, low, high = (properties.get(f"{PREFIX}fault_rate{end}{ending}") for end in ("", "_low", "_high"))
-        rates = "unknown" if rate is None else f"{rate:.2%} (95%: {low:.2%} to {high:.2%})"
-        text = f"{values['perturbation']}, fault rate {rates}, coverage {properties[f'{PREFIX}coverage{ending}']:.1%}"
+        rates = "unknown" if rate is None else f"{percent(rate, 2)} (95%: {percent(low, 2)} to {percent(high, 2)})"
+        text = (
+            f"{values['perturbation']}, fault rate {rates}, coverage {percent(properties[f'{PREFIX}coverage{ending}'])}"
+        )
         place = values["report"] or values["run"]
         lines += [f"  {text}, {values['tests']:,} tests", f"  {values['stop']} See {place}"]
     return lines
