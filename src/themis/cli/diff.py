@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, Group, Parser, add_fields, add_option
-from themis.cli.source import rebuild
+from themis.cli.source import TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 HELP = (
     "Compare two runs. If they tested two versions of a model, the faults of both runs and freshly drawn tests are run "
     "on both models; McNemar's test and an interval tell whether the second is better, rather than whether its search "
-    "was luckier. If they tested one model with two techniques, the faults that each of them found are compared."
+    "was luckier. If they tested one model with two techniques, the faults that each of them found are compared. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis diff runs/main runs/new

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import Group, Option, Parser, Repeated, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, rebuild
+from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 HELP = (
     "Check a finished run against limits and print one line per gate, with its value, its limit and what to do. The "
     "exit code is 0 if all gates pass and 1 if one fails. New faults are found by running the faults of both runs on "
-    "both models, not by comparing their numbers."
+    "both models, not by comparing their numbers. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis gate runs/new --fail-under coverage=0.99 --max-fault-rate 0.05

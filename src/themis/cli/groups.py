@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, rebuild
+from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Group related faults of a run, by wrong outcome, theta and the layers that changed, and print what the faults of "
-    "each group have in common and which of them to look at. The run may still be in progress."
+    "each group have in common and which of them to look at. The run may still be in progress. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis groups runs/first

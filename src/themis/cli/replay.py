@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.faults import read_ids
 from themis.cli.options import FORCE_HELP, Parser, add_fields, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, rebuild
+from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Run faults again and compare them with the recorded ones. The model and the data are rebuilt as recorded in the "
-    "run, which may still be in progress. The exit code is 0 if every fault is reproduced, and 1 if one is not."
+    "run, which may still be in progress. The exit code is 0 if every fault is reproduced, and 1 if one is not. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis replay runs/first 1204

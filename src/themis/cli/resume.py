@@ -11,7 +11,7 @@ from themis.cli.gate import add_gates, read_gates
 from themis.cli.options import Parser, add_fields, explicit_fields, explicit_values
 from themis.cli.output import add_report, add_track, add_verbosity, finish, progress_callbacks, read_trackers
 from themis.cli.run import LIMITS
-from themis.cli.source import LOCATION_OPTIONS, override_origin
+from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Continue a run where it stopped; the result is the same as if it had never been interrupted. A run that has spent "
-    "its budget continues if it gets a larger one. The model and the data are rebuilt as recorded in the run."
+    "its budget continues if it gets a larger one. The model and the data are rebuilt as recorded in the run. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis resume runs/first

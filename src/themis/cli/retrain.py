@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED, INTERRUPTED, RUN_FAILED
 from themis.cli.options import Parser, add_fields, add_option, explicit_fields, explicit_values
 from themis.cli.output import AUTO, add_verbosity, new_folder
-from themis.cli.source import LOCATION_OPTIONS, override_origin
+from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text, printable
@@ -30,7 +30,8 @@ HELP = (
     "correctly, and the faults that a new campaign finds. The run must have been split (themis run --split "
     "0.5,0.2,0.3), or --judge must name other data. Writes weights.safetensors, retrain.json, table.md and figure.png. "
     "Ctrl-C keeps every finished step, and the same command with the same --out resumes. Exit code 1 if --fail-under "
-    "is given and not reached."
+    "is given and not reached. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis retrain runs/first --out runs/better

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, rebuild
+from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 HELP = (
     "Make faults smaller: find the weakest perturbation with the same noise that still breaks the model, first for all "
     "of theta at once, then dimension by dimension. The result is also written to shrunk.json in the run folder, which "
-    "is otherwise left unchanged. The model and the data are rebuilt as recorded in the run."
+    "is otherwise left unchanged. The model and the data are rebuilt as recorded in the run. "
+    f"{TRUST_HELP}"
 )
 EXAMPLES = """
 themis shrink runs/first

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from themis.runs.store import Reader
 
 PERTURB_HELP = "a perturbation: gaussian, 'rain(angle=-10:10) + fog' or module:NAME; see themis perturbations"
+TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust RUN."
 LOCATION_OPTIONS = ("model", "weights", "trust", "data", "features", "device")
 """Options that say where the model and the data of a recorded run are now."""
 REPLAY_OPTIONS = ("model", "weights", "trust", "data", "features", "bounds", "mean", "std", "oracle", "device")
