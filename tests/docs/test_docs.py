@@ -45,7 +45,7 @@ def test_the_table_of_perturbations_is_complete():
 
     text = (ROOT / "docs" / "perturbations.md").read_text()
     for name, each in PERTURBATIONS.items():
-        theta = "; ".join(f"`{t.name}` {t.low:g} to {t.high:g} {t.unit}" for t in each.theta)
+        theta = "; ".join(f"`{t.name}` {t.low:g} to {t.high:g} ({t.unit})" for t in each.theta)
         assert f"| `{name}` | {each.about.rstrip('.')}" in text
         assert f"| {theta} |" in text
     listed = set(re.findall(r"^\| `(\w+)` \|", text.partition("## Attacks")[0], re.M))

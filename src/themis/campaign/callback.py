@@ -22,7 +22,7 @@ class Callback:
     """Override the methods you need. A callback that raises is reported and dropped; the campaign continues.
 
     Ctrl-C in a callback stops the campaign as it does anywhere else, and `sys.exit` ends the process. When a
-    callback is called, whatever it is called about is already on disk.
+    callback is called, the fault, the round or the result that it gets is already on disk.
     """
 
     def on_start(self, start: Start) -> None:

@@ -55,9 +55,13 @@ class Limits(NamedTuple):
 class Features:
     """What each column of a table may hold and how it may change.
 
-    kind: `binary` is 0 or 1, `integer` a whole number, `number` any number. low, high `[features]`: the valid range,
-    inclusive. change: `any`, `raise` or `lower` (never in the other direction), or `fixed`. axes: how raw values map to
-    inputs, if they are not used directly; kind and range are those of the raw values.
+    Args:
+        names: Names of the columns.
+        kind: `binary` (0 or 1), `integer` (a whole number) or `number` (any number), for each column.
+        low: Lowest valid value of each column, `[features]`.
+        high: Highest valid value of each column, `[features]`.
+        change: `any`, `raise` or `lower` (never in the other direction) or `fixed`, for each column.
+        axes: How raw values map to inputs, if they are not used directly; kind and range are those of the raw values.
     """
 
     names: tuple[str, ...]

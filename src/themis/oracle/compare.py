@@ -19,11 +19,15 @@ Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
 class Compare(Oracle):
     """A fault is whatever a function says it is.
 
-    `function(clean_outputs, outputs, labels)` gets one row per test on the model's device and returns which tests are
-    faults, bool `[tests]`; or a tuple of that, an outcome (a whole number of at least 0; faults of one seed with
-    different outcomes are distinct) and a margin (how far a test is from being a fault, negative for faults; it guides
-    the search). Seeds whose clean output is a fault compared with itself are left out. Attacks maximise
-    `loss_function(outputs, clean_outputs)`, `[tests]`.
+    Seeds whose clean output is a fault compared with itself are left out.
+
+    Args:
+        function: `function(clean_outputs, outputs, labels)` gets one row per test on the model's device and returns
+            which tests are faults, bool `[tests]`; or a tuple of that, an outcome (a whole number of at least 0; faults
+            of one seed with different outcomes are distinct) and a margin (how far a test is from being a fault,
+            negative for faults; it guides the search).
+        loss_function: `loss_function(outputs, clean_outputs)`, `[tests]`, which attacks maximise.
+        name: Its name in reports; by default that of the function.
     """
 
     function: Comparison

@@ -27,8 +27,13 @@ Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 class Theta:
     """One named, bounded parameter of a perturbation.
 
-    low, high: the range that is searched; by default one in which a person still sees the same thing. identity: the
-    value that changes nothing, or least. limits: the meaningful values, which no range may exceed.
+    Args:
+        name: Letters, digits and underscores.
+        low: Lower end of the range that is searched; by default, a person still sees the same thing in this range.
+        high: Upper end of that range.
+        identity: The value that changes nothing, or least.
+        unit: Shown to users.
+        limits: The meaningful values, which no range may exceed.
     """
 
     name: str
@@ -70,17 +75,22 @@ class Theta:
 class Perturbation:
     """A named map from inputs and theta to disturbed inputs.
 
-    apply: `(inputs [tests, ...], theta [tests, dimensions], rng, context) -> inputs'`, differentiable in theta; its
-        result is clipped to the bounds. The first sentence of its docstring describes the perturbation to users.
-    is_random: whether it draws from `rng`; if not, the same seed and theta always give the same test.
-    theta_is_magnitude: whether `magnitude` is the upper end of its only theta, in its unit.
-    passes: the model passes that it spends per test. needs_gradient: whether it uses the model's gradient, which a
-        `BlackBox` does not have.
-    inputs: what it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever the
-        bounds are; `table`, rows of features. channels: how many a picture must have, if that matters.
-    is_smooth: whether the gradient in theta is the slope of the result, or only a guide.
-    has_identity: whether the input is unchanged if every theta is at its identity.
-    parts: the perturbations that it combines, as long as its theta are theirs.
+    Args:
+        name: Its name in specifications and reports.
+        theta: Its parameters.
+        apply: `(inputs [tests, ...], theta [tests, dimensions], rng, context) -> inputs'`, differentiable in theta; its
+            result is clipped to the bounds. The first sentence of its docstring describes the perturbation to users.
+        is_random: Whether it draws from `rng`; if not, the same seed and theta always give the same test.
+        theta_is_magnitude: Whether `magnitude` is the upper end of its only theta, in its unit.
+        passes: The model passes that it spends per test.
+        needs_gradient: Whether it uses the model's gradient, which a `BlackBox` does not have.
+        inputs: What it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever
+            the bounds are; `table`, rows of features.
+        channels: How many channels a picture must have, if that matters.
+        is_smooth: Whether the gradient in theta is the slope of the result, or only a guide.
+        has_identity: Whether the input is unchanged if every theta is at its identity.
+        family: The family that it is listed in.
+        parts: The perturbations that it combines, as long as its theta are theirs.
     """
 
     name: str

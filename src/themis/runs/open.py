@@ -39,12 +39,18 @@ def open_run(
     perturbation: Perturbation | None = None,
     trust: Trusted = False,
 ) -> Run:
-    """The run in a folder, as `themis.run` returned it; if it is still running or was killed, as far as it got.
+    """Open a run folder and return the run as `themis.run` returned it, or as far as it got if it has not ended.
 
-    target, data, perturbation: needed to replay faults if the run does not record how to create them, for example
-    because the model lives in memory. Figures that are computed at the end of a campaign are None before it ends.
-    trust: opening and showing a run never runs code that its folder names. Replaying faults does, and only if the
-    folder was made on this machine by this user, or with True. Files to unpickle can be listed too.
+    Figures that are computed at the end of a campaign are None before it ends.
+
+    Args:
+        path: The run folder.
+        target: Needed to replay faults if the run does not record how to create its model, for example because the
+            model lives in memory.
+        data: The same for the data.
+        perturbation: The same for the perturbation.
+        trust: Opening and showing a run never runs code that its folder names. Replaying faults does, and only if the
+            folder was made on this machine by this user, or with True. Files to unpickle can be listed too.
     """
     handle = StoredRun(Path(path), None if target is None else as_target(target), data, perturbation, trust)
     with closing(Reader(path)) as run:

@@ -27,12 +27,17 @@ class BlackBox:
 
     It has no gradient: policies that need one use finite differences.
 
-    predict: maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and a
-        dict of activations by layer, each with one row per input.
-    activations: a separate function that returns such a dict. Without activations, the output is the only layer.
-    bounds, preprocess, layers, neurons, oracle: as for `Target`.
-    version: identifies the model, for instance the hash of its file; a run can only be resumed with the same version.
-        By default it is the name of the function, which says nothing about its weights.
+    Args:
+        predict: Maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and
+            a dict of activations by layer, each with one row per input.
+        bounds: As for `Target`.
+        activations: A separate function that returns such a dict. Without activations, the output is the only layer.
+        preprocess: As for `Target`.
+        layers: As for `Target`.
+        neurons: As for `Target`.
+        oracle: As for `Target`.
+        version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
+            version. By default it is the name of the function, which says nothing about its weights.
     """
 
     predict: Callable[[Array], Any]

@@ -95,17 +95,19 @@ class Normalize:
 class Target:
     """A model under test.
 
-    module: any `nn.Module`; it is run in evaluation mode and left as it was.
-    bounds: lowest and highest value of a raw input; every test stays inside.
-    preprocess: applied to raw inputs before the model (`Normalize`, or any differentiable function).
-    layers: `auto` (after each activation, and the output) or globs over layer names.
-    neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
-        channel is).
-    oracle: defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off` and
-        `segmentation`, some of which take a number, such as `regression:0.1`; or `Compare(function)`; or `auto`, which
-        chooses by the outputs and the labels.
-    output: picks the scores from the model's result; by default the tensor itself, its `.logits`, or the first tensor.
-    version: identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
+    Args:
+        module: Any `nn.Module`; it is run in evaluation mode and restored afterwards.
+        bounds: Lowest and highest value of a raw input; every test stays inside.
+        preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function.
+        layers: `auto` (after each activation, and the output) or glob patterns of layer names.
+        neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
+            channel is a neuron).
+        oracle: Defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off` and
+            `segmentation`, some of which take a number, such as `regression:0.1`; or `Compare(function)`; or `auto`,
+            which chooses by the outputs and the labels.
+        output: Picks the scores from the model's result; by default the tensor itself, its `.logits`, or the first
+            tensor.
+        version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
 
     module: nn.Module

@@ -78,11 +78,17 @@ def compare(
 ) -> Comparison:
     """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `ComparisonPlan`.
 
-    train: data that criteria are fitted to; by default the clean search seeds. rivals: other models of the task, for
-    deepxplore. out: folder for the results; the same call resumes an interrupted comparison, and a call with other
-    techniques, magnitudes, campaigns or resamples reuses every finished campaign. workers: number of processes, by
-    default only this one; None means one per core, or four on a GPU. Several workers need `origin`, which describes how
-    another process makes the target and the data; they are also made from it if they are not passed.
+    Args:
+        target: The model under test; by default it is created from `origin`.
+        data: The seeds; by default they are read from `origin`.
+        perturbation: As for `themis.run`.
+        out: Folder for the results; the same call resumes an interrupted comparison, and a call with other techniques,
+            magnitudes, campaigns or resamples reuses every finished campaign.
+        train: Data that criteria are fitted to; by default the clean search seeds.
+        rivals: Other models of the task, for `deepxplore`.
+        workers: Number of processes, by default only this one; None means one per core, or four on a GPU.
+        origin: How another process can create the target and the data; several workers need it.
+        listener: Is notified of the progress.
     """
     plan, listener = ComparisonPlan.of(**options), listener or Listener()
     if workers is not None and (isinstance(workers, bool) or workers < 1):

@@ -46,12 +46,19 @@ def retrain(
 ) -> Retrained:
     """Retrain the model of a run on its faults; options are the fields of `Recipe` and `RetrainingPlan`.
 
-    run: a finished campaign of this process, or its folder. target, data, perturbation, origin: needed if the run
-    cannot make them again; data is the complete data, as before the split. train: clean data to train on instead of the
-    train part, such as the model's own training data. judge: data to judge by, for a run that was not split. out:
-    folder for the results; the same call resumes an interrupted retraining. loss: a function of outputs and labels, if
-    the task has no default. command: the command line, for the record. trust: True if code that the folder names may
-    run although the folder was not made on this machine by this user.
+    Args:
+        run: A finished campaign of this process, or its folder.
+        target: Needed if the run cannot create its model again.
+        data: The complete data, as before the split; needed if the run cannot read it again.
+        perturbation: Needed if the run cannot create it again.
+        train: Clean data to train on instead of the train part, such as the model's own training data.
+        judge: Data to judge by, for a run that was not split.
+        out: Folder for the results; the same call resumes an interrupted retraining.
+        loss: A function of outputs and labels, if the task has no default.
+        origin: How to create the target and the data, if not as recorded in the run.
+        listener: Is notified of the progress.
+        command: The command line, for the record.
+        trust: True if code that the folder names may run although the folder was not made on this machine by this user.
     """
     recipe, plan, own = read_options(options)
     with (

@@ -36,10 +36,17 @@ def diff(
 ) -> Diff:
     """Compare two runs, each as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data.
 
-    kind: "versions" replays the faults of both runs, and `tests` new tests, on both models; "techniques" compares what
-    two runs found on one model; "auto" is "techniques" if both tested the same model. curves: add robustness curves.
-    names, remedies: how messages name the runs, and what they recommend if a model is not the one that was tested.
-    trust: run folders whose code may run although they were not made on this machine by this user; True for both.
+    Args:
+        before: The first run.
+        after: The second run.
+        kind: `versions` replays the faults of both runs, and new tests, on both models; `techniques` compares what two
+            runs found on one model; `auto` is `techniques` if both tested the same model.
+        tests: Number of new tests.
+        curves: Whether to add robustness curves.
+        random_seed: The same seed gives the same new tests.
+        names: How messages name the runs.
+        remedies: What messages recommend if a model is not the one that was tested.
+        trust: Run folders whose code may run although they were not made on this machine by this user; True for both.
     """
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
