@@ -81,7 +81,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         problem = str(error)
     return Check(
         model=type(module or target).__name__,
-        n_parameters=0 if module is None else sum(each.numel() for each in module.parameters()),
+        n_parameters=0 if module is None else sum(parameter.numel() for parameter in module.parameters()),
         is_training=is_training,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),

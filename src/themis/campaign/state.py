@@ -234,7 +234,7 @@ class State:
             accumulator.restore(tree["moments"][stream])
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
-        self.tally.restore(_as_arrays(tree["tally"]), [(each.tests, each.distinct_faults) for each in rounds])
+        self.tally.restore(_as_arrays(tree["tally"]), [(round.tests, round.distinct_faults) for round in rounds])
         policy_state = _as_arrays(tree["policy"])
         if self.policy.state.keys() - policy_state.keys():
             raise StoreError(

@@ -80,8 +80,8 @@ def _run(name: str, words: list[str]) -> int:
         _silence_stdout()
         return DONE
     except KeyboardInterrupt as error:
-        how = f" ({error})" if isinstance(error, Terminated) else ""
-        return _complain(name, f"interrupted{how}", INTERRUPTED)
+        reason = f" ({error})" if isinstance(error, Terminated) else ""
+        return _complain(name, f"interrupted{reason}", INTERRUPTED)
     except ThemisError as error:
         where = "; THEMIS_DEBUG=1 shows where" if isinstance(error, ModelError) and error.__cause__ else ""
         return _complain(name, f"{error}{where}", BAD_USAGE if isinstance(error, UsageError) else RUN_FAILED)

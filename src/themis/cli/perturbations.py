@@ -168,4 +168,4 @@ def _portrait() -> Tensor:
     from themis.data.pictures import picture_seeds
 
     path = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
-    return picture_seeds([path], None, size=224, what=str(path)).inputs[0]
+    return picture_seeds([path], None, size=224, subject=str(path)).inputs[0]

@@ -234,7 +234,7 @@ class Criterion(ABC):
         if self.layout is None or not (self.learnt or self.state):
             self.layout = layout
         elif layout != self.layout:
-            before, now = (dict(zip(each.names, each.widths, strict=True)) for each in (self.layout, layout))
+            before, now = (dict(zip(shape.names, shape.widths, strict=True)) for shape in (self.layout, layout))
             name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), "order")
             names = "" if before.keys() == now.keys() else f" (layers {', '.join(now)}; before {', '.join(before)})"
             raise DataError(

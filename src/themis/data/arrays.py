@@ -69,11 +69,11 @@ def idx_seeds(path: Path | None = None, *, split: str = "test") -> Seeds:
 
 def read_idx(path: Path) -> Numbers:
     """The array in an idx file; if the file is not compressed, the array is read only where it is used."""
-    what = "an idx file (two zero bytes, a type, a number of dimensions)"
-    with data_errors(path, what), open_plain_or_gz(path) as file:
+    form = "an idx file (two zero bytes, a type, a number of dimensions)"
+    with data_errors(path, form), open_plain_or_gz(path) as file:
         head = file.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_TYPES or not 1 <= head[3] <= 8:
-            raise DataError(f"{path} must be {what}, but it begins with {head.hex() or 'nothing'}: check the path")
+            raise DataError(f"{path} must be {form}, but it begins with {head.hex() or 'nothing'}: check the path")
         dtype = np.dtype(IDX_TYPES[head[2]])
         shape = struct.unpack(f">{head[3]}I", read_exactly(file, 4 * head[3], path))
         n_bytes, offset = dtype.itemsize, 4 + 4 * head[3]

@@ -77,24 +77,24 @@ def _binary(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
 
 
 def _pickled(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
-    what = "a pickled batch of CIFAR"
-    with data_errors(path, what):
+    form = "a pickled batch of CIFAR"
+    with data_errors(path, form):
         with existing_file(path).open("rb") as file:
             content = read_exactly(file, path.stat().st_size, path)
         batch = _Batch(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(batch, dict):
-            raise DataError(f"{path} must be {what}, a dict, got {type(batch).__name__}: download it again")
+            raise DataError(f"{path} must be {form}, a dict, got {type(batch).__name__}: download it again")
         batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
         pixels = batch.get(b"data")
         pixels = pixels.array() if isinstance(pixels, _Array) else None
         if pixels is None or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
             got = "none" if pixels is None else f"{list(pixels.shape)} {pixels.dtype}"
             raise DataError(
-                f"{path} must be {what} with 'data' [pictures, 3072] of bytes, got {got}: download it again"
+                f"{path} must be {form} with 'data' [pictures, 3072] of bytes, got {got}: download it again"
             )
         numbers = next((batch[name] for name in LABELS[labels] if name in batch), None)
         if numbers is not None and not all(isinstance(number, int) for number in numbers):
-            raise DataError(f"{path} must be {what} whose labels are whole numbers: download it again")
+            raise DataError(f"{path} must be {form} whose labels are whole numbers: download it again")
         return pixels, None if numbers is None else np.array(numbers, dtype=np.int64)
 
 

@@ -129,7 +129,8 @@ def read_imagenet(path: Path | None = None) -> Seeds:
     with data_errors(folder / "labels.csv", "a table of files and class numbers"):
         files = [folder / "images" / name for name, _ in rows]
         labels = [int(number) for _, number in rows]
-    return picture_seeds(files, labels, what=str(folder), mode="rgb").with_classes(_class_names(folder / "labels.csv"))
+    seeds = picture_seeds(files, labels, subject=str(folder), mode="rgb")
+    return seeds.with_classes(_class_names(folder / "labels.csv"))
 
 
 def _class_names(path: Path) -> list[str] | None:
@@ -157,11 +158,11 @@ def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
 
 def _pairs(path: Path, first: str, second: str) -> list[tuple[str, str]]:
     """Two columns of a small CSV table."""
-    what = f"a CSV table with the columns {first}, {second}"
-    with data_errors(path, what), existing_file(path).open(encoding="utf-8", newline="") as file:
+    form = f"a CSV table with the columns {first}, {second}"
+    with data_errors(path, form), existing_file(path).open(encoding="utf-8", newline="") as file:
         table = csv.DictReader(file)
         if not {first, second} <= set(table.fieldnames or ()):
-            raise DataError(f"{path} must be {what}, got {table.fieldnames}: download it again")
+            raise DataError(f"{path} must be {form}, got {table.fieldnames}: download it again")
         return [(row[first] or "", row[second] or "") for row in table]
 
 

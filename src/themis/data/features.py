@@ -76,12 +76,12 @@ class Features:
         sizes = {len(self.names), len(self.kind), len(self.change), *low.shape, *high.shape}
         if len(sizes) != 1:
             raise UsageError(f"every feature must have a name, kind, low, high and change, got {sorted(sizes)} of them")
-        for what, words, known in (("kind", self.kind, KINDS), ("change", self.change, CHANGES)):
+        for column, words, known in (("kind", self.kind, KINDS), ("change", self.change, CHANGES)):
             if wrong := set(words) - set(known):
                 word = min(wrong, key=words.index)
                 name = self.names[words.index(word)]
                 raise UsageError(
-                    f"feature {name!r} must have a known {what}, got {word!r}: {nearest(str(word), known)}"
+                    f"feature {name!r} must have a known {column}, got {word!r}: {nearest(str(word), known)}"
                 )
         is_number = torch.tensor([kind == "number" for kind in self.kind], dtype=torch.bool)
         low, high = torch.where(is_number, low, low.ceil()), torch.where(is_number, high, high.floor())
@@ -281,10 +281,10 @@ def _rule_of(cells: list[str], header: list[str], where: str, known: Features) -
     name = words.pop("name")
     if name is None:
         raise DataError(f"{where}: a row must name a feature, got no name: fix the row")
-    for what, choices in (("kind", KINDS), ("change", CHANGES)):
-        word = words[what]
+    for column, choices in (("kind", KINDS), ("change", CHANGES)):
+        word = words[column]
         if word is not None and word not in choices:
-            raise DataError(f"{where}: {what} must be known, got {word!r}: {nearest(word, choices)}")
+            raise DataError(f"{where}: {column} must be known, got {word!r}: {nearest(word, choices)}")
     try:
         known.find(name)
     except UsageError as error:

@@ -38,7 +38,7 @@ def required_path(path: Path | None, reader: str) -> Path:
 
 
 @contextmanager
-def data_errors(path: Path | str, what: str) -> Iterator[None]:
+def data_errors(path: Path | str, form: str) -> Iterator[None]:
     """Turn any error that a library raises on a damaged file into a one-line `DataError` that names the file."""
     try:
         yield
@@ -46,7 +46,7 @@ def data_errors(path: Path | str, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # on damaged files decoders raise anything, even SyntaxError
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise DataError(f"{path} must be {what}, but it cannot be read: {reason[:200]}; replace the file") from error
+        raise DataError(f"{path} must be {form}, but it cannot be read: {reason[:200]}; replace the file") from error
 
 
 def read_exactly(file: IO[bytes], n_bytes: int, path: Path) -> bytes:
@@ -111,13 +111,13 @@ def names_in_npz(path: Path) -> list[str]:
 
 
 def _npz_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Numbers:
-    what = f"{path}, array {member.filename.removesuffix('.npy')!r}"
+    subject = f"{path}, array {member.filename.removesuffix('.npy')!r}"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{what} must be stored or deflated, as NumPy writes it: save it again with np.savez")
+        raise DataError(f"{subject} must be stored or deflated, as NumPy writes it: save it again with np.savez")
     with archive.open(member) as file:
         shape, is_fortran, dtype, start = _npy_header(file)
     _check_dtype(dtype, path, "archive")
-    _check_declared(member.file_size - start, shape, dtype, what)
+    _check_declared(member.file_size - start, shape, dtype, subject)
     n_bytes, order = _n_bytes(shape, dtype), "F" if is_fortran else "C"
     if member.compress_type == zipfile.ZIP_STORED and n_bytes:
         with path.open("rb") as raw:
@@ -139,16 +139,16 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
     return (*read(head), head.tell())
 
 
-def _check_dtype(dtype: np.dtype[np.generic], what: Path | str, kind: str) -> None:
+def _check_dtype(dtype: np.dtype[np.generic], subject: Path | str, kind: str) -> None:
     if dtype.hasobject or dtype.names:
-        raise DataError(f"{what} must be a NumPy {kind} of numbers, but it holds {dtype}: save plain numbers")
+        raise DataError(f"{subject} must be a NumPy {kind} of numbers, but it holds {dtype}: save plain numbers")
 
 
-def _check_declared(n_actual: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], what: Path | str) -> None:
+def _check_declared(n_actual: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], subject: Path | str) -> None:
     declared = _n_bytes(shape, dtype)
     if declared > n_actual or any(side < 0 for side in shape):
         raise DataError(
-            f"{what} must be a NumPy array of {list(shape)} {dtype}, {declared:,} bytes, but it has {n_actual:,}: "
+            f"{subject} must be a NumPy array of {list(shape)} {dtype}, {declared:,} bytes, but it has {n_actual:,}: "
             "download it again"
         )
 

@@ -73,12 +73,12 @@ def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) ->
     return from_reader(load, shape, len(data), labels)
 
 
-def _column(names: list[str], requested: str | None, usual: tuple[str, ...], what: str, option: str, path: Path) -> str:
+def _column(names: list[str], requested: str | None, usual: tuple[str, ...], noun: str, option: str, path: Path) -> str:
     if requested is not None:
         if requested not in names:
             raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
         return requested
     candidates = [name for name in usual if name in names]
     if not candidates:
-        raise DataError(f"hf:{path} must have {what}, got {names}: give its name as ?{option}=NAME")
+        raise DataError(f"hf:{path} must have {noun}, got {names}: give its name as ?{option}=NAME")
     return candidates[0]

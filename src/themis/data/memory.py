@@ -19,20 +19,20 @@ def available_bytes() -> int:
     return max(0, min(_machine(), _container(), _process()))
 
 
-def check_memory(n_bytes: int, what: str) -> None:
-    """Raise an error if `what` declares to need more than half of the available memory."""
-    _check(n_bytes, available_bytes() // 2, what, "half of the available memory")
+def check_memory(n_bytes: int, subject: str) -> None:
+    """Raise an error if `subject` declares to need more than half of the available memory."""
+    _check(n_bytes, available_bytes() // 2, subject, "half of the available memory")
 
 
-def check_disk(n_bytes: int, what: str) -> None:
-    """Raise an error if `what` declares to need more than half of the free disk space for temporary files."""
-    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, what, "half of the free disk space")
+def check_disk(n_bytes: int, subject: str) -> None:
+    """Raise an error if `subject` declares to need more than half of the free disk space for temporary files."""
+    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, subject, "half of the free disk space")
 
 
-def _check(n_bytes: int, limit: int, what: str, limit_name: str) -> None:
+def _check(n_bytes: int, limit: int, subject: str, limit_name: str) -> None:
     if n_bytes > limit:
         raise DataError(
-            f"{what} must fit in {limit_name}, {_size(limit)}, but it declares {_size(n_bytes)}: check the file, or "
+            f"{subject} must fit in {limit_name}, {_size(limit)}, but it declares {_size(n_bytes)}: check the file, or "
             "split it"
         )
 

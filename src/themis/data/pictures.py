@@ -53,7 +53,7 @@ def image_seeds(
     files = [file for class_files in files_by_class for file in class_files] or loose
     labels = [k for k, class_files in enumerate(files_by_class) for _ in class_files] or None
     sides = {"size": parse_side(size, "size"), "crop": parse_side(crop, "crop")}
-    seeds = picture_seeds(files, labels, **sides, mode=mode, what=str(folder))
+    seeds = picture_seeds(files, labels, **sides, mode=mode, subject=str(folder))
     return seeds if labels is None else seeds.with_classes([path.name for path in classes])
 
 
@@ -61,14 +61,14 @@ def picture_seeds(
     files: Sequence[Path],
     labels: Any,
     *,
-    what: str,
+    subject: str,
     size: int | None = None,
     crop: int | None = None,
     mode: str | None = None,
 ) -> Seeds:
-    """Seeds from picture files; `what` names the collection in messages."""
+    """Seeds from picture files; `subject` names the collection in messages."""
     if not files:
-        raise DataError(f"{what} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
+        raise DataError(f"{subject} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
     pixel_mode = _parse_mode(mode) or picture_mode(files[0])
     shape = crop_picture(decode(files[0], files[0], mode=pixel_mode, size=size), files[0], crop).shape
 

@@ -173,17 +173,17 @@ def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
     return f"seed{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:N_LISTED]))}{', ...' * (len(ids) > N_LISTED)}"
 
 
-def _tensor(values: Any, what: str) -> Tensor:
+def _tensor(values: Any, subject: str) -> Tensor:
     try:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             # Torch supports neither the other byte order nor read-only arrays.
             values = np.require(values, values.dtype.newbyteorder("="), ["C", "W"])
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} must be numbers, got {type(values).__name__}: {error}") from error
+        raise DataError(f"{subject} must be numbers, got {type(values).__name__}: {error}") from error
     if tensor.is_complex():
         raise DataError(
-            f"{what} must be real numbers, got {tensor.dtype}: give the real and imaginary parts as channels"
+            f"{subject} must be real numbers, got {tensor.dtype}: give the real and imaginary parts as channels"
         )
     return tensor
 

@@ -20,7 +20,7 @@ Range = float | tuple[float, float]
 
 def combine(*parts: Perturbation) -> Perturbation:
     """All perturbations in order, with the theta of all; a name that occurs twice is prefixed by its perturbation's."""
-    parts = tuple(part for whole in parts for part in whole.parts or (whole,))
+    parts = tuple(part for combined in parts for part in combined.parts or (combined,))
     kinds = {part.inputs for part in parts} - {"any"}
     channels = {part.channels for part in parts} - {None}
     if len(kinds) > 1 or len(channels) > 1:

@@ -239,7 +239,7 @@ def read_view(
         fault=start.get("fault"),
         perturbation=perturbation,
         subject=_subject(run),
-        theta=[ThetaRow(*(each[field.name] for field in fields(ThetaRow))) for each in run.record["theta"]],
+        theta=[ThetaRow(*(theta[field.name] for field in fields(ThetaRow))) for theta in run.record["theta"]],
         counts=counts,
         verdict=write_verdict(perturbation, counts, estimates.fault_rate, is_running=state == "running"),
         stop=run.stop_sentence(summary, state),
@@ -339,19 +339,19 @@ def _known_answers(matrix: AnswerMatrix, columns: FaultColumns) -> list[int]:
 def _rounds(rounds: Sequence[Round]) -> list[RoundRow]:
     """The points of the curves: all rounds, or every n-th and the last if there are more than `MAX_ROUNDS`."""
     step = -(-len(rounds) // MAX_ROUNDS) or 1
-    chosen = [each for k, each in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
+    points = [point for k, point in enumerate(rounds) if k % step == 0 or k == len(rounds) - 1]
     return [
         RoundRow(
-            number=each.number,
-            tests=each.tests,
-            coverage=each.coverage.sampled,
-            coverage_all=each.coverage.all,
-            faults=each.faults,
-            distinct_faults=each.distinct_faults,
-            seconds=round(each.seconds, 3),
-            criterion=rounded(each.criterion_score),
+            number=point.number,
+            tests=point.tests,
+            coverage=point.coverage.sampled,
+            coverage_all=point.coverage.all,
+            faults=point.faults,
+            distinct_faults=point.distinct_faults,
+            seconds=round(point.seconds, 3),
+            criterion=rounded(point.criterion_score),
         )
-        for each in chosen
+        for point in points
     ]
 
 
@@ -376,9 +376,9 @@ def _read_groups(run: Reader) -> tuple[list[GroupRow], dict[int, int]]:
     from themis.runs.analysis.groups import group
 
     faults = run.faults()
-    groups = [each.as_dict() for each in group(faults)] if len(faults) else []
-    rows = [GroupRow(each["text"], each["faults"], each["seeds"]) for each in groups]
-    return rows, {id: k for k, each in enumerate(groups) for id in each["ids"]}
+    groups = [entry.as_dict() for entry in group(faults)] if len(faults) else []
+    rows = [GroupRow(entry["text"], entry["faults"], entry["seeds"]) for entry in groups]
+    return rows, {id: k for k, entry in enumerate(groups) for id in entry["ids"]}
 
 
 def _config(run: Reader) -> list[tuple[str, str]]:

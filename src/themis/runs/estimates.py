@@ -167,7 +167,8 @@ def strengths(
 
     The strength is the distance from the identity as a share of the range on that side, in the furthest dimension.
     """
-    low, high, identity = (np.array([each[end] for each in dimensions]) for end in ("low", "high", "identity"))
+    columns = ("low", "high", "identity")
+    low, high, identity = (np.array([dimension[name] for dimension in dimensions]) for name in columns)
     distance = np.asarray(theta, dtype=np.float64) - identity
     reach = np.where(distance >= 0, high - identity, identity - low)
     shares = np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0)

@@ -65,4 +65,4 @@ class Fuzz(Policy):
             "mutated": np.zeros(n, dtype=np.int64),
             "is_clean": np.zeros(n, dtype=bool),
         }
-        self.state = {name: np.concatenate([state[name], each]) for name, each in new.items()}
+        self.state = {name: np.concatenate([state[name], rows]) for name, rows in new.items()}

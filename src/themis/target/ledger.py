@@ -55,12 +55,12 @@ class Ledger:
         """Whether each seed's content was trained on `[seeds]`."""
         return np.isin(seed_hashes(seeds), self.hashes) if len(self) else np.zeros(len(seeds), np.bool_)
 
-    def refuse(self, seeds: Seeds, what: str) -> None:
-        """Raise an error if any of the seeds was trained on; `what` names the seeds in the message."""
+    def refuse(self, seeds: Seeds, subject: str) -> None:
+        """Raise an error if any of the seeds was trained on; `subject` names the seeds in the message."""
         is_known = self.knows(seeds)
         if is_known.any():
             raise DataError(
-                f"{what} must be seeds that the weights were not trained on, but {int(is_known.sum()):,} of "
+                f"{subject} must be seeds that the weights were not trained on, but {int(is_known.sum()):,} of "
                 f"{len(seeds):,} were ({list_seeds(seeds, is_known)}): take the judge part of the split, or other data"
             )
 

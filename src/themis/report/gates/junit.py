@@ -34,8 +34,8 @@ def write_junit(
 
     runs = list(results) if isinstance(results, Sequence) else [results]
     root = ElementTree.Element("testsuites")
-    for number, each in enumerate(runs):
-        root.append(_suite(each, number, suite or f"themis {each.run}", report))
+    for number, result in enumerate(runs):
+        root.append(_suite(result, number, suite or f"themis {result.run}", report))
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode")
     content = f"<?xml version='1.0' encoding='utf-8'?>\n{COMMENT}\n{text}\n".encode("utf-8", "xmlcharrefreplace")

@@ -126,7 +126,7 @@ class Server(ThreadingHTTPServer):
         if snapshot.message:
             return Response(503, JSON, json.dumps({"message": snapshot.message}).encode(), {"Retry-After": "2"})
         tag = f'"{snapshot.tag}"'
-        if tag in [each.strip().removeprefix("W/") for each in known_tags.split(",")]:
+        if tag in [known.strip().removeprefix("W/") for known in known_tags.split(",")]:
             return Response(304, headers={"ETag": tag})
         return Response(200, JSON, snapshot.body, {"ETag": tag})
 

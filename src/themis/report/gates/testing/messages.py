@@ -25,8 +25,8 @@ def describe_failure(run: Run, results: GateResults, folder: Path, report: str, 
     from themis.runs.display.text import summary_rows
 
     rows = {name: text for name, text in summary_rows(run) if name in ("faults", "fault rate", "coverage", "tests")}
-    theta = ", ".join(f"{each.name} {each.low:g} to {each.high:g}" for each in run.start.theta)
-    lines = [*describe_results(results), "", f"{'perturbation':<13}  {run.start.perturbation} ({theta})"]
+    ranges = ", ".join(f"{theta.name} {theta.low:g} to {theta.high:g}" for theta in run.start.theta)
+    lines = [*describe_results(results), "", f"{'perturbation':<13}  {run.start.perturbation} ({ranges})"]
     lines += [f"{name:<13}  {text}" for name, text in rows.items()]
     lines.append(run.stop)
     telling = results.telling
