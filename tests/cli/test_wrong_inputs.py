@@ -69,7 +69,7 @@ WRONG = {
     "outputs too few rows": (run("--model mine:gives_fewer_rows"), 3, "the model must return one output per input"),
     # weights
     "weights missing": (run("--weights no.pt"), 3, "the weights file must exist, but no.pt does not"),
-    "weights in a folder": (run("--weights ."), 3, ". must be a state dict"),
+    "weights in a folder": (run("--weights ."), 3, "the weights must be a file, but . is not one"),
     "weights of text": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "hello\n")),
     "weights empty": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "")),
     "weights half written": (

@@ -81,7 +81,7 @@ WRONG = {
     "folder": (run("--folder nowhere"), 2, "--folder must be an existing folder, got nowhere"),
     # configuration files
     "config missing": (run("--config no.yaml"), 2, "the config file must exist, but no.yaml does not"),
-    "config is a folder": (run("--config ."), 2, "cannot read the config file .: Is a directory"),
+    "config is a folder": (run("--config ."), 2, "cannot read the config file .: it is a folder"),
     "config not YAML": (run("--config c.yaml"), 2, "must be valid YAML: line 2", write("c.yaml", "a: 1\nb: c: d\n")),
     "config is a picture": (run("--config c.yaml"), 2, "c.yaml must be valid YAML", write("c.yaml", PICTURE)),
     "config is a list": (run("--config c.yaml"), 2, "must contain names and values", write("c.yaml", "- max_tests\n")),

@@ -174,5 +174,5 @@ def test_no_neurons_have_no_diagnostics() -> None:
 
 @pytest.mark.parametrize("draws", [torch.randn(5, 4, 3), torch.randn(4, 100), torch.ones(5, 4, 100, dtype=torch.int64)])
 def test_draws_of_the_wrong_kind_are_rejected(draws: Tensor) -> None:
-    with pytest.raises(UsageError, match="4 draws a chain or more, got"):
+    with pytest.raises(UsageError, match="at least 4 draws per chain, got"):
         summarise(draws)

@@ -78,7 +78,7 @@ def test_many_seeds_with_many_tests_are_handled():
 
 
 def test_more_faults_than_tests_are_rejected():
-    with pytest.raises(UsageError, match="no larger"):
+    with pytest.raises(UsageError, match="one count per seed"):
         fault_rate([1, 2], [2, 0])
     with pytest.raises(UsageError, match="at most"):
         unseen_mass([3, 4], 6)

@@ -98,7 +98,7 @@ HOSTILE = {
     "text for a program": (text("whole.pt"), "--model whole.pt", PICKLED),
     "an empty program": (empty("whole.pt"), "--model whole.pt", PICKLED),
     "half a TorchScript program": (halved(files.script, "whole.pt"), "--model whole.pt", PICKLED),
-    "a pickled model": (files.pickled, "--model whole.pt", f"{PICKLED}, it is pickled"),
+    "a pickled model": (files.pickled, "--model whole.pt", f"{PICKLED}, but it is pickled"),
     "a pickled model, another trusted": (files.pickled, "--model whole.pt --trust mine.py", PICKLED),
     "a pickled model, its namesake trusted": (
         harmful_in_a_folder,

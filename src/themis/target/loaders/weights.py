@@ -54,7 +54,7 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
 
 def _read(path: Path, trust: Trust) -> Any:
     if path.exists() and not path.is_file():
-        raise DataError(f"the weights must be a file, but {path} is something else: check the path")
+        raise DataError(f"the weights must be a file, but {path} is not one: check the path")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if is_script(path):
