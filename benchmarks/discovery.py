@@ -3,11 +3,11 @@
     THEMIS_DATA=FOLDER python benchmarks/discovery.py --record [--processes 14] [--random-seeds 5] [--json FILE]
     python benchmarks/discovery.py [--json FILE]
 
-With `--record`, each campaign is run to 80,000 tests without a coverage goal, and the file is written: the tests that
-found something for the first time, what the uniform stream saw, and the coverage after each round. Without it, the
-estimators are judged on the curves of the file, which takes seconds: what they say after T tests is compared with what
-had been found after 4 T, for T up to 20,000. The last table shows when campaigns stop, and the share of what four times
-the tests find that they have found by then, with the rule that coverage is enough and with the present one.
+With `--record`, each campaign that the file does not have is run to 80,000 tests without a coverage goal. Kept are the
+tests that found something for the first time, what the uniform stream saw, and the coverage after each round. Without
+it, the estimators are judged on the curves of the file, which takes seconds: what they say after T tests is compared
+with what had been found after 4 T, for T up to 20,000. The last table shows when campaigns stop, and the share of what
+four times the tests find that they have found by then, with the rule that coverage is enough and with the present one.
 """
 
 from __future__ import annotations
@@ -144,13 +144,15 @@ def record(row: str, policy: str, random_seed: int, n_tests: int) -> Record:
     }
 
 
-def record_all(processes: int, random_seeds: int, n_tests: int) -> list[Record]:
+def record_all(curves: list[Record], processes: int, random_seeds: int, n_tests: int) -> list[Record]:
+    """The curves of all campaigns; those that are there are not run again."""
+    known = {(each["row"], each["policy"], each["random_seed"]): each for each in curves}
     tasks = [(row, "scheduled", k) for k in range(random_seeds) for row in ROWS]
     tasks += [(row, policy, 0) for policy, row in OTHERS]
     tasks += [(row, "scheduled", 100 + k) for k in range(random_seeds) for row in HELD_OUT]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as executor:
-        jobs = [executor.submit(record, *task, n_tests) for task in tasks]
-        return [job.result() for job in jobs]
+        jobs = {task: executor.submit(record, *task, n_tests) for task in tasks if task not in known}
+        return [known[task] if task in known else jobs[task].result() for task in tasks]
 
 
 # Estimators: what is within reach, from a curve of tests that found something
@@ -368,12 +370,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console = Console(width=140)
+    curves = json.loads(arguments.json.read_text())["results"]["curves"] if arguments.json.exists() else []
     if arguments.record:
-        curves = record_all(arguments.processes, arguments.random_seeds, arguments.tests)
+        curves = record_all(curves, arguments.processes, arguments.random_seeds, arguments.tests)
         results = {"evaluation": evaluate(curves, arguments.recall, console), "curves": curves}
         write_results(str(arguments.json), "cpu", results)
     else:
-        evaluate(json.loads(arguments.json.read_text())["results"]["curves"], arguments.recall, console)
+        evaluate(curves, arguments.recall, console)
 
 
 if __name__ == "__main__":
