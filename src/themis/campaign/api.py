@@ -132,7 +132,8 @@ def resume(
     """Resume the run in the folder `out`; it ends as if it had never been stopped.
 
     The arguments other than `out`, `callbacks` and `trust` are needed only if the run cannot create them again, for
-    example because a model lives in memory or an object is your own. Options are the limits that should differ from the first time.
+    example because a model lives in memory or an object is your own. Options are the limits that should differ from the
+    first time.
     `trust=True` allows code that the folder names to run although the folder was not made on this machine by this user.
     """
     if features is not None and data is None:
