@@ -15,6 +15,7 @@ from themis.cli import main
 from themis.criteria import NC
 from themis.criteria.fitting import activations, fit_to
 from themis.criteria.names import choose_criterion
+from themis.measure.calculator import Calculator
 from themis.measure.tests import Results
 from themis.runs.store import Reader
 from themis.search.fuzz import Fuzz
@@ -41,17 +42,25 @@ def data(net):
     return labelled(net)
 
 
-def inputs_of_tests(net):
-    """The inputs of all tests in order; a round has 26 or 25 uniform tests, then those of the search, both padded."""
-    uniform = np.diff([round(0.2 * 128 * k) for k in range(len(net.seen) // 2 + 1)])
-    sizes = np.stack([uniform, 128 - uniform], 1).ravel().tolist()
-    return torch.cat([batch[:n] for batch, n in zip(net.seen, sizes, strict=True)])
+@pytest.fixture
+def sizes(monkeypatch):
+    """The number of tests of each chunk that is measured; the rest of its forward pass is padding."""
+    sizes, measure = [], Calculator.measure
+
+    def counted(self, *arguments, **options):
+        measurement = measure(self, *arguments, **options)
+        sizes.append(len(measurement))
+        return measurement
+
+    monkeypatch.setattr(Calculator, "measure", counted)
+    return sizes
 
 
 @pytest.mark.parametrize("spec", [each for each in SPECS if not each.startswith(("scc", "nlc"))])
-def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec):
+def test_a_criterion_is_shown_every_test_of_the_campaign(net, data, spec, sizes):
     run = themis.run(net, data, "gaussian", criterion=spec, callbacks=[FromNow(net)], **QUICK)
-    tests, net.seen = inputs_of_tests(net), None
+    tests = torch.cat([batch[:n] for batch, n in zip(net.seen, sizes, strict=True)])
+    net.seen = None
     assert len(tests) == run.rounds[-1].tests == 640
     criterion = fit_to(choose_criterion(spec), Target(net), data)
     raised = torch.cat([criterion.update(batch) for batch in activations(Target(net), tests)]).numpy()

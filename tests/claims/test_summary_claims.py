@@ -136,6 +136,7 @@ def test_the_forecast_of_tests_comes_true(policy, goal):
         for parameter in net.parameters():
             parameter.mul_(8)
     options = {"policy": policy, "coverage": goal, "max_tests": 20_000, "plateau": None, "round_size": 100}
+    options["recall"] = None
     run = themis.run(net, torch.rand(100, 1, 8, 8), "gaussian", magnitude=0.5, **options)
     assert run.stop_reason == "coverage"
     needed = run.rounds[-1].tests

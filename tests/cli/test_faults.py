@@ -197,7 +197,7 @@ def test_named_faults_are_described_in_detail(found, listed, capsys):
 
 
 WRONG = {
-    "no run": (["nowhere"], "a run must be a folder with run.sqlite, nowhere is not one"),
+    "no run": (["nowhere"], "a run must be a folder with run.sqlite, but nowhere is not one"),
     "unknown column": (["--where", "theta_sigm < 1"], "no such column: theta_sigm: did you mean 'theta_sigma'?"),
     "no condition": (["--where", "answer ="], 'near ")": syntax error'),
     "two statements": (["--where", "1; DROP TABLE faults"], 'near ";": syntax error'),
@@ -276,7 +276,7 @@ def test_the_first_line_tells_if_a_campaign_was_interrupted_or_failed(tmp_path, 
 
 
 def test_a_run_without_faults_says_so(tmp_path, capsys):
-    themis.run(Wavering(), DATA, "gaussian", out=tmp_path / "a", **{**OPTIONS, "magnitude": 1e-6})
+    themis.run(Wavering(), DATA, "gaussian", out=tmp_path / "a", **{**OPTIONS, "magnitude": 1e-6, "recall": None})
     assert main(["faults", str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out == "0 faults, 0 match, 0 shown; the campaign ended after 300 tests\n"
     assert "has no faults" in refused(capsys, tmp_path / "a", 3)

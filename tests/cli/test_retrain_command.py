@@ -142,7 +142,7 @@ def test_bad_options_are_one_line(home, capsys):
     for words, why in (
         (["retrain", "run", "--mix", "2"], "mix must lie in [0, 1], got 2"),
         (["retrain", "run", "--workers", "2"], "--workers must come with --from"),
-        (["retrain", "nowhere"], "a run must be a folder with run.sqlite, nowhere is not one"),
+        (["retrain", "nowhere"], "a run must be a folder with run.sqlite, but nowhere is not one"),
         (["retrain"], "RUN must be given"),
     ):
         assert main(words) == 2

@@ -88,8 +88,8 @@ WRONG = {
     "a negative number to keep": (run("--max-stored -1"), 2, "max_stored must be 0 or more, got -1"),
     # resume
     "resume nothing": (["resume"], 2, "RUN must be given"),
-    "resume nowhere": (["resume", "nowhere"], 2, "a run must be a folder with run.sqlite, nowhere is not one"),
-    "resume a file": (["resume", "mine.py"], 2, "a run must be a folder with run.sqlite, mine.py is not one"),
+    "resume nowhere": (["resume", "nowhere"], 2, "a run must be a folder with run.sqlite, but nowhere is not one"),
+    "resume a file": (["resume", "mine.py"], 2, "a run must be a folder with run.sqlite, but mine.py is not one"),
     "resume with another random seed": (
         ["resume", "done", "--random-seed", "1"],
         2,

@@ -96,7 +96,7 @@ def test_merging_needs_the_same_class_options_and_training():
     assert one.merge(one.fresh()).score() == one.score()
     with pytest.raises(UsageError, match="with the same options"):
         one.merge(KMNC(6).fit([LAYERS]))
-    with pytest.raises(UsageError, match="have learnt the same"):
+    with pytest.raises(UsageError, match="have learned the same"):
         one.merge(KMNC(5).fit([{name: each * 2 for name, each in LAYERS.items()}]))
 
 

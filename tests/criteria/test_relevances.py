@@ -228,7 +228,7 @@ def test_the_model_is_not_changed(method):
 
 def test_invalid_use_is_rejected():
     target = Target(modules(W1, W2), bounds=(0, 4))
-    with pytest.raises(UsageError, match="gradients, a BlackBox has none"):
+    with pytest.raises(UsageError, match="gradients, but a BlackBox has none"):
         relevance(BlackBox(lambda x: x, bounds=(0, 4)), INPUTS, None)
     for wrong in ({"neurons": "row"}, {"method": "shap"}, {"batch_size": 0}, {"layer": "9"}):
         with pytest.raises(UsageError, match=next(iter(wrong))):

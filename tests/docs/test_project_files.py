@@ -20,7 +20,9 @@ def test_the_map_of_the_code_lists_the_layers_from_the_lowest_to_the_highest():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     lowest = [f"{name.strip()}.py" for name in layers[-1].split(":")]
-    folders = [f"{name}/" for name in reversed(layers[:-1]) if name != "__main__"]
+    modules_and_folders = [name for name in reversed(layers[:-1]) if name != "__main__"]
+    source = ROOT / "src" / "themis"
+    folders = [f"{name}.py" if (source / f"{name}.py").exists() else f"{name}/" for name in modules_and_folders]
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## A map of the code")[2]
     rows = [re.findall(r"`([\w.]+/?)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
     modules = [name for row in rows for name in row if name in lowest]

@@ -49,7 +49,7 @@ def test_the_search_learns_how_far_it_may_go_without_noise_too(target):
     options = {"max_tests": 6000, "plateau": None, "tolerance": 1e-9, "round_size": 300}
     rounds = themis.run(target, smooth, "shift", min_ssim=0.95, **options).rounds
     early, late = rounds[4].dropped, rounds[-1].dropped - rounds[-6].dropped
-    assert late < 0.75 * early, "in five rounds"
+    assert late < 0.9 * early, "in five rounds; small first portions learn within the first of them"
 
 
 def test_dropped_tests_do_not_count_for_the_model(target):

@@ -97,7 +97,8 @@ def test_a_report_that_cannot_be_written_does_not_lose_the_result(here, capsys, 
     assert main(["run", "--model", "mine:net", *BASE, "--max-tests", "300", "--out", "one"]) == 0
     said = capsys.readouterr()
     assert "Results in one" in said.out
-    assert said.err == "themis: could not write the report: no space left; themis report one tries again\n"
+    message = "themis: could not write the report: no space left; themis report one tries again"
+    assert said.err.splitlines() == [f"themis run: imported mine from {here / 'mine.py'}", message]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def fail(out, left):
         themis.run(Failing(left), pictures(), "gaussian", out=out, **options)
 
 
-@pytest.mark.parametrize(("left", "n_rounds"), [(9, 1), (14, 3)], ids=["in its first round", "later"])
+@pytest.mark.parametrize(("left", "n_rounds"), [(9, 1), (24, 3)], ids=["in its first round", "later"])
 def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_path):
     fail(tmp_path / "run", left)
     view = read_view(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_pa
 
 
 def test_a_resumed_campaign_that_fails_at_once_keeps_the_stop_reason(tmp_path):
-    fail(tmp_path / "run", 14)
+    fail(tmp_path / "run", 24)
     before = read_view(tmp_path / "run")
     with pytest.raises(ModelError):
         themis.resume(tmp_path / "run", Failing(1), pictures())
@@ -86,7 +86,7 @@ def test_a_model_with_neurons_that_are_not_finite_has_failed(tmp_path):
 
 
 def test_the_view_of_a_killed_campaign(tmp_path):
-    fail(tmp_path / "run", 14)
+    fail(tmp_path / "run", 24)
     failed = read_view(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     assert read_view(tmp_path / "run").stop == failed.stop

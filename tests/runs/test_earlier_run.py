@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
+import earlier_net
 import numpy as np
 import pytest
-import tiny_net
 
 import themis
 from themis.cli import main
@@ -15,13 +15,13 @@ EARLIER = Path(__file__).with_name("earlier_run")
 
 @pytest.fixture
 def earlier(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(tiny_net.__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(earlier_net.__file__).parent))
     return shutil.copytree(EARLIER, tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore:resumed in another environment")
 def test_an_earlier_run_resumes_with_its_own_tests_and_the_present_search(earlier, tmp_path):
-    net, data = tiny_net.make_net(), tiny_net.make_data()
+    net, data = earlier_net.make_net(), earlier_net.make_data()
     stored = themis.open_run(earlier, net, data).faults.columns
     again = shutil.copytree(earlier, tmp_path / "again")
     resumed, same = (themis.resume(folder, net, data, max_tests=600) for folder in (earlier, again))
@@ -41,7 +41,7 @@ def test_an_earlier_run_resumes_with_its_own_tests_and_the_present_search(earlie
 
 
 def test_an_earlier_run_opens_and_replays(earlier):
-    run = themis.open_run(earlier, tiny_net.make_net(), tiny_net.make_data())
+    run = themis.open_run(earlier, earlier_net.make_net(), earlier_net.make_data())
     assert run.stop == "Stopped because the budget of 320 tests is spent."
     assert len(run.faults) == run.rounds[-1].faults > 50
     for fault in run.faults.most_telling(3):

@@ -213,7 +213,7 @@ def _printed_log(name: str) -> Iterator[None]:
 
     class Printed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"{name}: {record.getMessage()}", file=sys.stderr)
+            print_text(f"{name}: {record.getMessage()}", file=sys.stderr)
 
     log, handler = logging.getLogger("themis"), Printed()
     before = log.level

@@ -108,7 +108,7 @@ def test_a_run_without_labels_is_refused_unless_the_clean_answer_is_the_label(ca
     bare = read_seeds(seeds.inputs)
     other = themis.Target(target.module, oracle="top2")
     perturbation, run = found(other, bare, "gaussian", 0.8)
-    with pytest.raises(DataError, match="needs labels, some seeds have none and oracle 'top2'"):
+    with pytest.raises(DataError, match="needs labels, but some seeds have none and oracle 'top2'"):
         of_faults(run.faults, bare, perturbation, other)
     perturbation, run = found(target, bare, "gaussian", 0.8)
     with pytest.warns(RuntimeWarning, match="own clean answers are used as labels"):

@@ -128,7 +128,7 @@ def test_the_command_creates_the_model_to_locate(tmp_path, monkeypatch, capsys):
     assert cli.main(["run", *source, "--max-tests", "640", "--tolerance", "1e-9", "--quiet", "--out", "run"]) == 0
     capsys.readouterr()
     assert cli.main(["groups", "run", "--locate"]) == 0
-    assert "enters in relu: " in capsys.readouterr().out
+    assert "starts in relu: " in capsys.readouterr().out
     assert cli.main(["groups", "run", "--locate", "--json", "--device", "cpu"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert "relu" in [each["located"]["layers"][0]["layer"] for each in listed]

@@ -8,6 +8,7 @@ turn a 4 into a 9 and a 3 into a 5.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -270,7 +271,8 @@ def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Column)
     means = [_means_by_seed(shares[rows], seed_id[rows]) for rows in (is_member, ~is_member)]
     if min(map(len, means)) < 3:
         return np.ones(shares.shape[1])
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # values that are all the same
         chance: Floats = ttest_ind(*means, axis=0, equal_var=False, alternative="greater").pvalue
     differs = means[0].mean(0) > means[1].mean(0)
     return np.where(np.isnan(chance), np.where(differs, 0.0, 1.0), chance)

@@ -87,7 +87,7 @@ def _runs_on_loading(path: Path) -> str:
     try:
         archive = torch._C.PyTorchFileReader(str(path))
         names = archive.get_all_records()
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} must be a TorchScript program that loads: {first_line(error)}") from error
     if "model.json" in names:
         return "a format of PyTorch before 1.3"
