@@ -89,8 +89,12 @@ def names_in_archive(path: Path) -> list[str]:
     names: list[str] = []
     with suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(path) as archive:
         names += archive.namelist()
-    with suppress(RuntimeError):
+    try:
         names += torch._C.PyTorchFileReader(str(path)).get_all_records()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} must be an archive with legible names, but it is damaged: restore it") from error
+    except RuntimeError:  # not an archive
+        pass
     return names
 
 
