@@ -72,7 +72,8 @@ class Reach:
         if needed <= 0:
             return 0
         growth = float(FACTOR) ** (needed / missing)
-        return math.ceil(self.n_tests * (growth - 1))
+        more: int = math.ceil(self.n_tests * (growth - 1))
+        return more
 
 
 def forecast(found_at: Iterable[int], n_tests: int, n_all: int | None = None) -> Reach:

@@ -118,8 +118,10 @@ def describe_properties(properties: dict[str, Any]) -> list[str]:
     for call in range(1, 1 + sum(name.startswith(f"{PREFIX}tests") for name in properties)):
         ending = "" if call == 1 else f"_{call}"
         values = {name: properties.get(f"{PREFIX}{name}{ending}") for name in SHOWN}
-        rate, low, high = (properties.get(f"{PREFIX}fault_rate{end}{ending}") for end in ("", "_low", "_high"))
-        rates = "unknown" if rate is None else f"{percent(rate, 2)} (95%: {percent(low, 2)} to {percent(high, 2)})"
+        rates = "unknown"
+        if properties.get(f"{PREFIX}fault_rate{ending}") is not None:
+            ends = (percent(properties[f"{PREFIX}fault_rate{end}{ending}"], 2) for end in ("", "_low", "_high"))
+            rates = "{} (95%: {} to {})".format(*ends)
         text = (
             f"{values['perturbation']}, fault rate {rates}, coverage {percent(properties[f'{PREFIX}coverage{ending}'])}"
         )
