@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import tiny_net
+import earlier_net
 import tiny_pictures
 import torch
 from fuzzing import CELLS, check_command, dump_json, mutate_bytes, mutate_place, mutate_plain, time_limit
@@ -261,7 +261,7 @@ MUTATIONS = (
     mutate_file,
     mutate_extra_file,
 )
-MODULES = {"earlier": "tiny_net", "fresh": "tiny_pictures"}
+MODULES = {"earlier": "earlier_net", "fresh": "tiny_pictures"}
 COMMANDS = {
     "faults": "faults {run}",
     "all faults": "faults {run} --json --distinct --limit 0",
@@ -322,7 +322,7 @@ def check_api(folder, mutation, rng):
 
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_folders_are_read_or_refused(originals, tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(tiny_net.__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(earlier_net.__file__).parent))
     codes = fuzz(originals, tmp_path, capsys, N_MUTATIONS, 0)
     assert {0, 3} <= set(codes)
 
@@ -331,5 +331,5 @@ def test_damaged_folders_are_read_or_refused(originals, tmp_path, monkeypatch, c
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_many_damaged_folders_are_read_or_refused(originals, tmp_path, monkeypatch, capsys, seed):
-    monkeypatch.syspath_prepend(str(Path(tiny_net.__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(earlier_net.__file__).parent))
     fuzz(originals, tmp_path, capsys, N_SLOW_MUTATIONS // 3, seed)

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import tiny_net
+import earlier_net
 import torch
 from fuzzing import time_limit
 from safetensors.torch import load_file, save_file
@@ -180,7 +180,7 @@ def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
 
 def test_a_changed_state_is_refused(tmp_path, capsys):
     options = {"max_tests": 60, "round_size": 30, "magnitude": 0.3}
-    themis.run(tiny_net.make_net(), tiny_net.make_data(), "gaussian", out=tmp_path / "run", **options)
+    themis.run(earlier_net.make_net(), earlier_net.make_data(), "gaussian", out=tmp_path / "run", **options)
     [path] = (tmp_path / "run" / "state").iterdir()
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
