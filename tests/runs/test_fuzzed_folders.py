@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
-import pytest
 import earlier_net
+import pytest
 import tiny_pictures
 import torch
 from fuzzing import CELLS, check_command, dump_json, mutate_bytes, mutate_place, mutate_plain, time_limit

@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 import earlier_net
+import pytest
 import torch
 from fuzzing import time_limit
 from safetensors.torch import load_file, save_file
