@@ -1,4 +1,4 @@
-"""Campaigns of one technique on one row, and their results after given numbers of passes."""
+"""Campaigns of one technique on one row, and their results after given numbers of passes or tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 import themis
 from searching.rows import Row, fitted, make_bench
+from themis.campaign.budget import stage_end
 from themis.criteria.names import PAPER
 from themis.perturb import choose_perturbation
 from themis.search import Policy, choose_policy
 
-AT = (2_000, 5_000, 10_000, 20_000)
+AT = {"passes": (2_000, 5_000, 10_000, 20_000), "tests": (25, 50, 100, 200, 500, 1_000)}
+"""Numbers of passes, or of tests, at which results are compared."""
 ROUND_SIZE = 640
 """Tests per round, the default on a CPU; otherwise `paper`, and all policies on a GPU, would learn less often."""
 FINDING_LAYERS = 5
@@ -34,7 +36,9 @@ class Task:
     row: Row
     technique: str
     random_seeds: tuple[int, ...]
-    passes: int
+    unit: str
+    """What limits a campaign: `passes` or `tests`."""
+    limit: int
     seeds: int
     device: str
     packed: str | None
@@ -61,21 +65,29 @@ class Task:
         policy = make_policy("fuzz" if criterion is not None else self.technique)
         own = time_policy(policy)
         perturbation = choose_perturbation(row.perturbation, row.magnitude)
+        in_passes = self.unit == "passes"
         clean = len(bench.seeds) + FINDING_LAYERS
         run = themis.run(
             bench.target, bench.seeds, perturbation, policy=policy, criterion=criterion, random_seed=random_seed,
-            max_passes=clean + self.passes, max_tests=None, coverage=None, plateau=None, round_size=ROUND_SIZE,
+            max_passes=clean + self.limit if in_passes else None, max_tests=None if in_passes else self.limit,
+            coverage=None, plateau=None, round_size=ROUND_SIZE,
         )  # fmt: skip
-        columns = run.faults.columns if len(run.faults) else {"seed_id": np.zeros(0, int), "answer": np.zeros(0, int)}
+        n_tests, n_passes = run.rounds[-1].tests, run.rounds[-1].passes - clean
+        none = dict.fromkeys(("id", "seed_id", "answer"), np.zeros(0, int))
+        columns = run.faults.columns if len(run.faults) else none
         paid = passes_paid(run, clean, 1 + perturbation.passes)
-        counted = [paid <= passes for passes in counts(self.passes)]
-        pairs = [np.stack([columns["seed_id"][rows], columns["answer"][rows]], 1) for rows in counted]
+        spent = paid if in_passes else np.arange(1, n_tests + 1)
+        n_done = [int(np.searchsorted(spent, count, side="right")) for count in counts(self.unit, self.limit)]
+        found = [columns["id"] < n for n in n_done]
+        pairs = [np.stack([columns["seed_id"][rows], columns["answer"][rows]], 1) for rows in found]
         record = {
             "random_seed": random_seed,
             "distinct_faults": [len(np.unique(rows, axis=0)) for rows in pairs],
             "failing_seeds": [len(np.unique(rows[:, 0])) for rows in pairs],
-            "tests": run.rounds[-1].tests,
-            "passes": run.rounds[-1].passes - clean,
+            "tests_at": n_done,
+            "passes_at": [round(float(paid[n - 1])) if n else 0 for n in n_done],
+            "tests": n_tests,
+            "passes": n_passes,
             "kinds": run.kinds,
             "seconds": asdict(run.seconds),
             "policy_seconds": own[0],
@@ -84,28 +96,30 @@ class Task:
 
 
 def passes_paid(run: themis.Run, clean: int, cost: int) -> NDArray[np.float64]:
-    """The number of passes, after the clean ones, that had been used when the test of each fault was finished.
+    """The number of passes, after the clean ones, that had been used when each test was finished.
 
-    A round runs its uniform tests first, with `cost` passes each; its other tests share the other passes evenly.
+    A uniform test takes `cost` passes; the other tests of a round share its other passes evenly.
     """
-    if not len(run.faults):
-        return np.zeros(0)
-    number = run.faults.columns["id"]
-    tests = np.array([0] + [round.tests for round in run.rounds])
-    passes = np.array([clean] + [round.passes for round in run.rounds]) - clean
-    share, size = run.start.settings.uniform_share, np.diff(tests)
-    n_uniform = np.array([round(n * share) for n in size.tolist()])
-    each_of_search = (np.diff(passes) - cost * n_uniform) / np.maximum(size - n_uniform, 1)
-    at = np.searchsorted(tests, number, side="right") - 1
-    within = number - tests[at] + 1
-    of_search = np.maximum(within - n_uniform[at], 0)
-    paid: NDArray[np.float64] = passes[at] + cost * np.minimum(within, n_uniform[at]) + of_search * each_of_search[at]
-    return paid
+    paid, share = [np.zeros(0)], run.start.settings.uniform_share
+    first, before, n_uniform = 0, clean, 0
+    for round_ in run.rounds:
+        is_uniform = np.zeros(round_.tests - first, dtype=bool)
+        at = first
+        while at < round_.tests:
+            end = stage_end(at, round_.tests, share)
+            due = min(end - at, max(0, round(end * share) - n_uniform))
+            is_uniform[at - first : at - first + due] = True
+            at, n_uniform = end, n_uniform + due
+        left = round_.passes - before - cost * is_uniform.sum()
+        each = np.where(is_uniform, cost, left / max(1, (~is_uniform).sum()))
+        paid.append(before - clean + each.cumsum())
+        first, before = round_.tests, round_.passes
+    return np.concatenate(paid)
 
 
-def counts(passes: int) -> list[int]:
-    """The numbers of passes at which results are compared."""
-    return [count for count in AT if count < passes] + [passes]
+def counts(unit: str, limit: int) -> list[int]:
+    """The numbers of passes or tests at which results are compared."""
+    return [count for count in AT[unit] if count < limit] + [limit]
 
 
 def make_policy(name: str) -> Policy:

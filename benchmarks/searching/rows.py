@@ -66,6 +66,19 @@ ROWS = (
 )
 """six: rotation, shift (two dimensions), brightness, contrast and blur, one after the other."""
 
+ATTACK_ROWS = (
+    Row("lenet1 cw", "lenet1-mnist", "cw"),
+    Row("pdf cw", "mlp-pdf", "cw"),
+    Row("drebin cw", "mlp-drebin", "cw"),
+    Row("lenet1 pgd 8/255", "lenet1-mnist", "pgd"),
+    Row("lenet5 pgd 0.1", "lenet5-mnist", "pgd", 0.1),
+    Row("pdf pgd 8/255", "mlp-pdf", "pgd"),
+    Row("drebin pgd 8/255", "mlp-drebin", "pgd"),
+    Row("resnet56 pgd 1/255", "resnet56-cifar10", "pgd", 1 / 255),
+    Row("resnet56 cw", "resnet56-cifar10", "cw"),
+)
+"""Attacks that cost 30 (PGD) or 303 (CW) passes per test, so that campaigns have few tests; for `--tests`."""
+
 
 @dataclass(frozen=True)
 class SearchedModel:
