@@ -72,7 +72,9 @@ class Settings:
         None, "tests per round (default: 640 or five chunks; with policy paper, one per seed)"
     )
     batch_size: int | None = option(
-        None, "tests per forward pass on an accelerator (default: 256); does not change the result"
+        None,
+        "tests per forward pass on an accelerator (default: 256), inputs per call of a black box; does not change the "
+        "result",
     )
     min_ssim: float | None = option(
         None, "drop tests whose similarity (SSIM) to their seed is below this; 1 means identical"

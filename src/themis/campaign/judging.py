@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def judge(setup: Setup, state: State) -> Round:
         seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
         total = state.total_moments().checked(setup.calculator.layers)
         coverage, open_neurons = _cover(setup, len(state.rounds), total, choose_judge(settings.judge))
-        is_goal_reached = coverage.sampled >= (settings.coverage or torch.inf)
+        is_goal_reached = setup.covers_neurons and coverage.sampled >= (settings.coverage or torch.inf)
         if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
             coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
     if open_neurons is not None and len(open_neurons):
@@ -97,6 +97,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             of_criterion={} if state.criterion is None else state.criterion.report(),
             seconds=Seconds(**state.clock.phases, total=0.0),
             environment=setup.environment,
+            requests=None if setup.calculator.sent is None else asdict(setup.calculator.sent),
         )
     setup.calculator.release()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))

@@ -58,7 +58,9 @@ def has_finished(setup: Setup, state: State) -> bool:
 
 
 def _stop_reason(setup: Setup, state: State) -> tuple[str, str] | None:
-    return stop_reason(setup.settings, state.rounds, setup.test_cost, setup.criterion)
+    return stop_reason(
+        setup.settings, state.rounds, setup.test_cost, setup.criterion, covers_neurons=setup.covers_neurons
+    )
 
 
 def run_round(setup: Setup, state: State, recorder: Recorder) -> None:

@@ -23,7 +23,7 @@ from themis.measure.panel import choose_panel
 from themis.measure.tests import Floats, Ints
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
-from themis.runs.run import Start
+from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.settings import Settings
 from themis.target.diagnose import warn_of_chance
@@ -62,6 +62,11 @@ class Setup:
     panel_neurons: Tensor
     space: Space
     facts: SeedFacts
+
+    @property
+    def covers_neurons(self) -> bool:
+        """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
+        return covers_neurons([layer.name for layer in self.calculator.layers], self.settings.preset)
 
     @property
     def test_cost(self) -> int:

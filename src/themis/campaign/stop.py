@@ -21,12 +21,18 @@ def is_little_left(goal: float | None, recall: float | None, risk: Estimate | No
 
 
 def stop_reason(
-    settings: Settings, rounds: list[Round], cost: int, criterion: CampaignCriterion | None = None
+    settings: Settings,
+    rounds: list[Round],
+    cost: int,
+    criterion: CampaignCriterion | None = None,
+    *,
+    covers_neurons: bool = True,
 ) -> tuple[str, str] | None:
     """Why to stop after these rounds, as one word and a clause; None to continue. `cost` is the passes per test.
 
     The coverage that counts is that of the criterion that guides the search if there is one, else that of the
-    sensitivities. Reaching it is a reason to stop only if little is left to find.
+    sensitivities. Reaching it is a reason to stop only if little is left to find. A model without hidden layers
+    (`covers_neurons` is False) has no coverage goal: little left to find is then reason enough.
     """
     if not rounds:
         return None
@@ -40,6 +46,9 @@ def stop_reason(
                 "coverage",
                 f"{criterion.name} {percent(score)} reached the goal of {percent(goal)}{_little_left(settings, last)}",
             )
+    elif not covers_neurons:
+        if goal < inf and settings.recall is not None and last.residual_risk is not None:
+            return "found", _little_left(settings, last).removeprefix(", and ")
     elif last.coverage.sampled >= goal:
         return "coverage", (
             f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
@@ -53,8 +62,10 @@ def stop_reason(
         return "seconds", f"the budget of {settings.max_seconds:g} s is spent"
     if settings.plateau is not None and len(rounds) > settings.plateau:
         before = rounds[-1 - settings.plateau]
-        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion):
-            return "plateau", f"{counted(settings.plateau, 'round')} brought no new distinct fault and no more coverage"
+        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion, covers_neurons):
+            measures_coverage = covers_neurons or (criterion is not None and criterion.leads)
+            coverage = " and no more coverage" if measures_coverage else ""
+            return "plateau", f"{counted(settings.plateau, 'round')} brought no new distinct fault{coverage}"
     return None
 
 
@@ -69,7 +80,9 @@ def _little_left(settings: Settings, last: Round) -> str:
     return f", and little is left to find: {found}{' and ' * bool(risk)}{risk}"
 
 
-def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None) -> bool:
+def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None, covers_neurons: bool) -> bool:
     if criterion is not None and criterion.leads:
         return (before.criterion_score or 0) >= (last.criterion_score or 0)
+    if not covers_neurons:
+        return True
     return before.coverage.all >= last.coverage.all and before.coverage.sampled >= last.coverage.sampled

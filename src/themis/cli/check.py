@@ -99,8 +99,10 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     assert check.clean_gib is not None
     n_layers = len(start.layers)
     rows = [("neurons", f"{start.n_neurons:,} in {counted(n_layers, 'layer')}")]
+    if not start.covers_neurons:
+        rows = [("neurons", "none: the model has no hidden layers, so there is no coverage goal")]
     width = max(len(layer.name) for layer in start.layers[:N_LAYERS])
-    for layer in start.layers[:N_LAYERS]:
+    for layer in start.layers[:N_LAYERS] if start.covers_neurons else ():
         size = "x".join(map(str, layer.shape))
         rows.append(("", f"{layer.name:<{width}}  {size}, {counted(layer.n_neurons, 'neuron')}"))
     if n_layers > N_LAYERS:
@@ -109,8 +111,9 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     all_tests = _duration(tests * check.seconds_per_test)
     fits = check.clean_gib <= settings.clean_memory_gib
     kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
+    if start.covers_neurons:
+        rows.append(("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"))
     rows += [
-        ("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"),
         ("time", f"{1 / check.seconds_per_test:,.0f} tests per second; {counted(tests, 'test')} in {all_tests}"),
         ("faults", f"{check.n_faults} in the first {counted(check.n_tests, 'test')} under {start.perturbation}"),
     ]

@@ -29,7 +29,9 @@ from themis.oracle import Oracle
 from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
+from themis.target.blackbox import BlackBox, fresh_answers
 from themis.target.gradient import is_differentiable
+from themis.target.requests import Sent
 from themis.target.target import AnyTarget, Target
 
 TRACING_PASSES = 5
@@ -134,6 +136,10 @@ class Calculator:
         size = chunk or chunk_size(self.n_neurons, self.device, batch_size)
         self._memory = ChunkBuffers(layers, size, self.dtype, self.device)
         self.has_gradient = target.has_gradient
+        self._sent_before = Sent()
+        if isinstance(target, BlackBox):
+            target.requests.campaign_batch = batch_size
+            self._sent_before = target.requests.sent
         self.clean_outputs = self.reference = torch.empty(0)
         self.observer: Observer | None = None
         self._panel: NeuronSelection | None = None
@@ -164,6 +170,7 @@ class Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
         if isinstance(seeds.inputs, Tensor):
             within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+        before = target.requests.sent if isinstance(target, BlackBox) else Sent()
         layers = target.find_layers(place(seeds.inputs, target.device)[0])
         calculator = Calculator(
             target,
@@ -177,12 +184,20 @@ class Calculator:
             min_ssim=min_ssim,
         )
         calculator.passes += TRACING_PASSES
+        calculator._sent_before = before
         return calculator
 
     @property
     def chunk(self) -> int:
         """The number of tests per forward pass."""
         return self._memory.chunk
+
+    @property
+    def sent(self) -> Sent | None:
+        """What a black box was sent by this calculator, and to find its layers; None for other targets."""
+        if not isinstance(self.target, BlackBox) or self.target.keeps_padding:
+            return None
+        return self.target.requests.sent.since(self._sent_before)
 
     @cached_property
     def labels(self) -> Tensor | None:
@@ -346,7 +361,7 @@ class Calculator:
         else:
             inputs = self._read_inputs(rows)
         self.passes += 2 * len(rows)
-        with torch.no_grad():
+        with torch.no_grad(), fresh_answers(self.target):
             first, second = (self.target.forward(inputs).float() for _ in range(2))
         scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
         difference = float((first - second).abs().amax() / scale)

@@ -28,27 +28,29 @@ class ShowProgress(Callback):
     def on_start(self, start: Start) -> None:
         self.console.print(printable(opening(start)), highlight=False, soft_wrap=True, markup=False)
         self._is_share = start.criterion is None or bool(start.criterion["is_share"])
-        self._goal = start.settings.coverage or 1.0
+        self._covers_neurons = start.covers_neurons
+        total = (start.settings.coverage or 1.0) if start.covers_neurons else start.settings.max_tests
         if self.console.is_terminal:
             is_wide = self.console.width >= 110
             columns: list[ProgressColumn] = [
-                TextColumn("coverage"),
+                TextColumn("coverage" if start.covers_neurons else "tests"),
                 BarColumn(28 if is_wide else 10),
                 TextColumn("{task.fields[line]}", markup=False),
             ]
             if is_wide:
                 columns.append(TimeElapsedColumn())
             self._live = Progress(*columns, console=self.console, transient=True)
-            self._task = self._live.add_task("", total=self._goal, line="first round")
+            self._task = self._live.add_task("", total=total, line="first round")
             self._live.start()
 
     def on_round(self, round: Round) -> None:
-        line = printable(round_line(round, is_share=self._is_share))
+        line = printable(round_line(round, is_share=self._is_share, covers_neurons=self._covers_neurons))
         if self._live is not None:
-            self._live.update(self._task, completed=round.coverage.sampled, line=line)
+            completed = round.coverage.sampled if self._covers_neurons else round.tests
+            self._live.update(self._task, completed=completed, line=line)
         elif perf_counter() - self._printed >= PLAIN_SECONDS:
             self._printed = perf_counter()
-            text = f"round {round.number}: coverage {line}"
+            text = f"round {round.number}: {'coverage ' * self._covers_neurons}{line}"
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def on_end(self, run: Run) -> None:

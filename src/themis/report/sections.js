@@ -42,7 +42,7 @@ function drawNumbers(view) {
       reach.found ? `95%: ${whole(reach.faults.low)} to ${whole(reach.faults.high)}` : `95%: at most ${whole(reach.faults.high)}`,
       `distinct faults that four times the tests would find${reach.found ? `, on about ${many(reach.seeds.value, 'seed')}` : ''}${
         reach.forecast ? `; about ${whole(Number(reach.forecast.toPrecision(2)))} more tests find 95% of them` : ''}`) : null,
-    figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
+    !view.covers_neurons ? null : figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
     figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in total`,
@@ -50,7 +50,7 @@ function drawNumbers(view) {
     figure('Tests', whole(counts.tests), `${whole(counts.passes)} ${counts.passes === 1 ? 'pass' : 'passes'}`,
       view.seconds ? `in ${seconds(view.seconds.total)}` : ''),
     figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given`, clean),
-    figure('Neurons', whole(counts.neurons), `in ${many(counts.layers, 'layer')}`,
+    !view.covers_neurons ? null : figure('Neurons', whole(counts.neurons), `in ${many(counts.layers, 'layer')}`,
       coverage ? `${whole(coverage.dead)} dead, ${whole(coverage.unseen)} not yet moved` : ''),
     view.criterion ? figure('Criterion', view.criterion.is_share ? percent(view.criterion.score) : number(view.criterion.score, 4),
       view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null));
@@ -118,6 +118,8 @@ function drawStrength(view) {
 }
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 
+const NO_HIDDEN_LAYERS = 'The model has no hidden layers, so there are no neurons to cover.';
+
 function drawCoverage(view) {
   const { rounds, coverage } = view;
   if (!rounds.length) return show('coverage', 'Coverage by round', note('No round has finished yet.'));
@@ -129,6 +131,17 @@ function drawCoverage(view) {
     ? coverage.sampled + ((view.goal - coverage.sampled) * (end - last.tests)) / coverage.forecast : view.goal;
   const low = Math.min(...rounds.map((r) => Math.min(r.coverage, r.coverage_all)), spread ? spread.low : 1);
   const of = (name) => [...rounds.map((r) => [r.tests, r[name]])];
+  const found = () => chart({
+    title: 'Distinct faults by tests',
+    text: `Distinct faults found after each of ${rounds.at(-1).number} rounds.`,
+    x: { label: 'tests', low: 0, high: last.tests * 1.02 },
+    y: { label: 'distinct faults', low: 0, high: Math.max(1, last.distinct_faults) * 1.05 },
+    draw: [{ kind: 'line', class: 'fault', points: [[0, 0], ...of('distinct_faults')] }],
+    table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
+  });
+  if (!view.covers_neurons) {
+    return show('coverage', 'Faults by round', el('div', { class: 'charts' }, found()), note(NO_HIDDEN_LAYERS));
+  }
   show('coverage', 'Coverage by round', el('div', { class: 'charts' }, chart({
     title: 'Coverage by tests',
     text: `Share of neurons that have converged, after each of ${rounds.at(-1).number} rounds.`,
@@ -140,14 +153,7 @@ function drawCoverage(view) {
       ...(isNear ? [{ kind: 'line', class: 'forecast', points: [[last.tests, coverage.sampled], [end, reached]], name: 'forecast' }] : [])],
     table: { heads: ['round', 'tests', 'sampled', 'all', 'distinct faults', 'seconds'], rows: rounds.map((r) =>
       [r.number, whole(r.tests), percent(r.coverage), percent(r.coverage_all), whole(r.distinct_faults), r.seconds.toFixed(1)]) },
-  }), chart({
-    title: 'Distinct faults by tests',
-    text: `Distinct faults found after each of ${rounds.at(-1).number} rounds.`,
-    x: { label: 'tests', low: 0, high: last.tests * 1.02 },
-    y: { label: 'distinct faults', low: 0, high: Math.max(1, last.distinct_faults) * 1.05 },
-    draw: [{ kind: 'line', class: 'fault', points: [[0, 0], ...of('distinct_faults')] }],
-    table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
-  })),
+  }), found()),
   note([spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
     isNear ? ` About ${whole(coverage.forecast)} more tests are needed to reach the goal of ${percent(view.goal)}.` : '',
     coverage.caution ? ` Attention: ${coverage.caution}.` : '',
@@ -155,6 +161,7 @@ function drawCoverage(view) {
 }
 
 function drawLayers(view) {
+  if (!view.covers_neurons) return show('layers', 'Layers', note(NO_HIDDEN_LAYERS));
   const most = Math.max(1e-12, ...view.layers.map((l) => (l.sensitivity ? l.sensitivity.high : 0)));
   show('layers', 'Coverage and sensitivity by layer', view.layers.length ? scrolling('Layers', table(
     'The sensitivity is the mean over the neurons of a layer, with a line from the 5th to the 95th percentile. The share in faults is the layer’s share of the sensitivity, averaged over faults.',
@@ -166,6 +173,7 @@ function drawLayers(view) {
 }
 
 function drawNormality(view) {
+  if (!view.covers_neurons) return show('normality', 'Normality', note(NO_HIDDEN_LAYERS));
   const of = view.normality;
   show('normality', 'Normality of the sensitivities', of ? [el('p', {}, of.sentence), scrolling('Normality', table(
     `Medians over ${many(of.n_neurons, 'sampled neuron')} (${whole(of.n_unmoved)} more have no spread). A normal distribution has a skewness and an excess kurtosis of 0.`,

@@ -25,6 +25,7 @@ from themis.runs.estimates import (
     rates_by_theta,
     uniform_estimates,
 )
+from themis.runs.run import covers_neurons
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class ReportView:
     reach: ReachRow | None
     """None in runs of earlier versions."""
     coverage: CoverageRow | None
+    covers_neurons: bool
+    """Whether there is anything to cover: a model without hidden layers has no coverage goal."""
     goal: float | None
     """The coverage at which the campaign stops."""
     clean: CleanScores
@@ -248,6 +251,7 @@ def read_view(
         residual_risk=estimates.residual_risk,
         reach=_reach(last),
         coverage=_coverage(ended, last),
+        covers_neurons=_covers_neurons(run.record),
         goal=run.record["settings"].get("coverage"),
         clean=CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores))),
         outcomes=outcome_names(task, answers, classes),
@@ -296,6 +300,11 @@ def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
         neurons=start.get("n_neurons", 0),
         layers=len(start.get("layers", ())),
     )
+
+
+def _covers_neurons(record: dict[str, Any]) -> bool:
+    layers = record.get("start", {}).get("layers")
+    return not layers or covers_neurons((layer["name"] for layer in layers), record["settings"].get("preset"))
 
 
 def _coverage(summary: dict[str, Any], last: Round | None) -> CoverageRow | None:

@@ -82,6 +82,7 @@ def open_run(
             policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
             of_criterion=_criterion_figures(criterion, run.record["start"]["criterion"] or {}),
             environment=run.record["environment"],
+            requests=figures.get("requests"),
         )
 
 

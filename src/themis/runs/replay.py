@@ -34,6 +34,7 @@ from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.runs.trust import Permission, Trusted, permit
+from themis.target.blackbox import fresh_answers
 from themis.target.target import AnyTarget
 
 CLOSE = 1e-5
@@ -48,7 +49,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
     row = int((seeds.seed_id == fault.seed_id).nonzero()[0])
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
     test = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
-    with calculator.target.opened(), torch.no_grad():
+    with calculator.target.opened(), torch.no_grad(), fresh_answers(calculator.target):
         disturbed, outputs = calculator.run_chunk(test[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
         inputs = disturbed[fault.position].cpu()
         input_gap = None if stored is None else _gap(inputs, stored.inputs[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.faults import Faults, RunHandle
 from themis.settings import Settings
-from themis.target.activations import Layer
+from themis.target.activations import OUTPUT, Layer
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -54,9 +54,19 @@ class Start:
     classes: tuple[str, ...] | None = None
     """The names of the classes by number, if the data has them."""
 
+    @property
+    def covers_neurons(self) -> bool:
+        """Whether there is anything to cover: a model without hidden layers has only its output."""
+        return covers_neurons([layer.name for layer in self.layers], self.settings.preset)
+
     def as_dict(self) -> dict[str, Any]:
         """The start as plain data, without settings and theta, which are stored elsewhere."""
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "theta")}
+
+
+def covers_neurons(layers: Iterable[str], preset: str | None) -> bool:
+    """Whether coverage is a goal for these layers: not if the output is the only one, except in the paper's preset."""
+    return preset == "paper" or any(name != OUTPUT for name in layers)
 
 
 ESTIMATES = ("residual_risk", "reachable_faults", "reachable_seeds", "recall", "forecast_faults_tests")
@@ -108,7 +118,9 @@ class Run:
     stop: str
     """Why it stopped, as a sentence."""
     stop_reason: str
-    """coverage, tests, passes, seconds, plateau or user; error in the summary of a campaign that failed."""
+    """coverage, found, tests, passes, seconds, plateau or user; error in the summary of a campaign that failed.
+
+    `found`: a model without hidden layers has no coverage goal, and little was left to find."""
     faults: Faults
     rounds: list[Round]
     start: Start
@@ -133,6 +145,9 @@ class Run:
     of_criterion: dict[str, Any]
     """Figures reported by the criterion itself."""
     environment: dict[str, Any] = field(repr=False)
+    requests: dict[str, int] | None = None
+    """What a black box was sent since the campaign was started or resumed: `inputs` in `calls`, of which some were
+    `repeated` after an error, and how many inputs were `cached`; None for other models."""
 
     @property
     def handle(self) -> RunHandle:
@@ -156,6 +171,8 @@ class Run:
     @property
     def coverage_caution(self) -> str | None:
         """Why a high coverage says little, if it was reached with few tests; otherwise None."""
+        if not self.start.covers_neurons:
+            return None
         last, start = self.rounds[-1], self.start
         n_run = last.tests - last.dropped
         return coverage_caution(last.coverage.sampled, n_run, start.n_usable, start.settings.scale)
@@ -207,7 +224,8 @@ class Run:
     def __repr__(self) -> str:
         last = self.rounds[-1]
         faults = f"{counted(last.distinct_faults, 'distinct fault')} in {counted(last.tests, 'test')}"
-        return f"<Run: {faults}, coverage {percent(self.coverage)}. {self.stop}>"
+        coverage = f", coverage {percent(self.coverage)}" if self.start.covers_neurons else ""
+        return f"<Run: {faults}{coverage}. {self.stop}>"
 
     def _repr_html_(self) -> str:
         from themis.runs.display.notebook import show_run
@@ -256,6 +274,7 @@ class Run:
             "criterion": self.criterion(),
             "policy": {"name": policy_name(start.settings.policy), **self.policy},
             "near_ties": len(self.near_ties),
+            "requests": self.requests,
             "seconds": asdict(self.seconds),
             "perturbation": start.perturbation,
             "random_seed": start.settings.random_seed,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import ModelError, UsageError
+from themis.options import check_count
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.fingerprint import hash_text
-from themis.target.target import check_options, explain_errors
+from themis.target.requests import CACHE_MIB, Answers, Requests
+from themis.target.target import AnyTarget, check_options, explain_errors
 
 Array = NDArray[Any]
 
@@ -25,7 +29,8 @@ Array = NDArray[Any]
 class BlackBox:
     """A function under test, from NumPy arrays to NumPy arrays.
 
-    It has no gradient: policies that need one use finite differences.
+    It has no gradient: policies that need one use finite differences. It is sent exactly the inputs that are counted as
+    passes; `requests.sent` counts them.
 
     Args:
         predict: Maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and
@@ -38,6 +43,12 @@ class BlackBox:
         oracle: As for `Target`.
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
             version. By default it is the name of the function, which says nothing about its weights.
+        batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
+        workers: Calls that are made at the same time, in threads: for a remote model.
+        retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
+        rate: Most calls per second.
+        cache: True keeps answers in memory, up to 256 MiB, and sends no input again whose answer is kept; a number is
+            another limit in MiB. Replaying a fault asks the model in any case.
     """
 
     predict: Callable[[Array], Any]
@@ -49,12 +60,50 @@ class BlackBox:
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
     version: str = ""
+    batch_size: int | None = None
+    workers: int = 1
+    retries: int = 0
+    rate: float | None = None
+    cache: bool | float = False
 
     def __post_init__(self) -> None:
         for name, function in (("predict", self.predict), ("activations", self.activations)):
             if function is not None and not callable(function):
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+        if self.batch_size is not None:
+            check_count("BlackBox: batch_size", self.batch_size)
+        check_count("BlackBox: workers", self.workers)
+        check_count("BlackBox: retries", self.retries, least=0)
+        for name, value in (("rate", self.rate), ("cache", self.cache)):
+            is_number = isinstance(value, int | float) and isfinite(value)
+            if value is not None and not (is_number and (value > 0 or (name == "cache" and value == 0))):
+                raise UsageError(f"BlackBox: {name} must be a positive number, got {value!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the counts and the cache, which belong to this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "requests"}
+
+    @cached_property
+    def requests(self) -> Requests:
+        """The calls of the function."""
+        mib = CACHE_MIB if self.cache is True else float(self.cache)
+        return Requests(
+            self._answer,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            retries=self.retries,
+            rate=self.rate,
+            cache_bytes=int(mib * 2**20),
+        )
+
+    @property
+    def keeps_padding(self) -> bool:
+        """Whether the function is sent batches of a fixed shape, padded by copies of the last input.
+
+        True for programs on this machine whose last bits depend on the shape of a batch, such as ONNX.
+        """
+        return bool(getattr(self.predict, "keeps_padding", False))
 
     @property
     def device(self) -> torch.device:
@@ -84,12 +133,15 @@ class BlackBox:
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
         """Return the scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
-        outputs, activations = self._call(inputs, needs_activations=on_activation is not None)
+        n_sent = len(inputs) if self.keeps_padding else _without_padding(inputs)
+        answers = self._request(inputs[:n_sent], needs_activations=on_activation is not None)
+        if n_sent < len(inputs):
+            answers = answers.rows(torch.arange(len(inputs)).clamp(max=n_sent - 1))
         if on_activation is not None:
-            for name in activations:
+            for name, activation in (answers.activations or {}).items():
                 if name in (layers or ()):
-                    on_activation(name, as_tensor(activations[name], f"layer {name!r}"))
-        return outputs
+                    on_activation(name, activation)
+        return answers.outputs
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -97,35 +149,52 @@ class BlackBox:
         yield
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
-        outputs, activations = self._call(inputs.contiguous(), needs_activations=True)
-        shapes = {name: tuple(np.shape(activation)) for name, activation in activations.items()}
+        with self.requests.fresh():
+            answers = self._request(inputs.contiguous(), needs_activations=True)
+        shapes = {name: tuple(values.shape) for name, values in (answers.activations or {}).items()}
         if OUTPUT in shapes:
             raise UsageError(f"a layer must not be named {OUTPUT!r}, which is the name of the output: rename it")
-        shapes[OUTPUT] = tuple(outputs.shape)
+        shapes[OUTPUT] = tuple(answers.outputs.shape)
         return [
             TracedActivation(name, shape, (k, 0, 0), is_activation=True)
             for k, (name, shape) in enumerate(shapes.items())
         ]
 
-    def _call(self, inputs: Tensor, needs_activations: bool) -> tuple[Tensor, Mapping[str, Array]]:
+    def _request(self, inputs: Tensor, needs_activations: bool) -> Answers:
         with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
-            own = inputs.detach().clone()  # the function may overwrite what it gets
+            own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
-            array = prepared.detach().cpu().float().numpy()
-            kept = array.copy() if needs_activations and self.activations is not None else array
-            result = self.predict(array)
-            activations: Mapping[str, Array] = {}
-            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
-                result, activations = result
-            if needs_activations and self.activations is not None:
-                activations = {**activations, **self.activations(kept)}
+            return self.requests(prepared.detach().cpu().float().numpy(), needs_activations)
+
+    def _answer(self, inputs: Array, needs_activations: bool) -> Answers:
+        """The answers of the function to one batch."""
+        kept = inputs.copy() if needs_activations and self.activations is not None else inputs
+        result = self.predict(inputs)
+        activations: Mapping[str, Array] = {}
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+            result, activations = result
+        if needs_activations and self.activations is not None:
+            activations = {**activations, **self.activations(kept)}
         outputs = as_tensor(result, "the output")
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(
                 f"the model must return one output per input, got shape {list(outputs.shape)} for {len(inputs)} "
                 "inputs: return an array with one row per input"
             )
-        return outputs, activations
+        if not needs_activations:
+            return Answers(outputs, None)
+        return Answers(outputs, {name: as_tensor(value, f"layer {name!r}") for name, value in activations.items()})
+
+
+def fresh_answers(target: AnyTarget) -> AbstractContextManager[None]:
+    """A block in which a target computes every answer anew, even if a cache has it."""
+    return target.requests.fresh() if isinstance(target, BlackBox) else nullcontext()
+
+
+def _without_padding(inputs: Tensor) -> int:
+    """The number of inputs up to the first of the copies of the last one that a batch may end with."""
+    differs = (inputs != inputs[-1:]).flatten(1).any(1).nonzero()
+    return 1 if not len(differs) else int(differs[-1]) + 2
 
 
 def as_tensor(value: Any, name: str) -> Tensor:

@@ -24,15 +24,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found"),
         ),
         *([("within reach", describe_reach(last))] if last.reachable_faults is not None else []),
-        (
-            "coverage",
-            f"{percent(last.coverage.sampled)} of the sampled neurons; {_estimate_all(run)}",
-        ),
-        (
-            "neurons",
-            f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {last.coverage.n_dead:,} dead, "
-            f"{last.coverage.n_unseen:,} not yet moved",
-        ),
+        *(_neurons(run) if start.covers_neurons else []),
         *([("criterion", _criterion(run))] if start.criterion is not None else []),
         *([("rivals", _rivals(run))] if "differences" in run.policy else []),
         (
@@ -40,10 +32,11 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{last.tests:,} ({counted(last.passes, 'pass', 'passes')}) in {run.seconds.total:.1f} s, "
             f"{last.tests / max(run.seconds.total, 1e-9):,.0f} per second",
         ),
+        *([] if run.requests is None else [("requests", _requests(run.requests))]),
         *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
     ]
-    if run.stop_reason != "coverage" and last.coverage.forecast:
+    if run.stop_reason != "coverage" and last.coverage.forecast and start.covers_neurons:
         more = last.coverage.forecast
         text = "the coverage goal is out of reach"
         if more < UNREACHABLE:
@@ -53,12 +46,32 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         more_tests = f"about {_rounded(last.forecast_faults_tests):,} more tests"
         rows.append(("forecast", f"{more_tests} to find 95% of the distinct faults within reach"))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
-        rows.append(("attention", "no neuron has moved: the perturbation changes nothing, so widen its range"))
+        subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
+        rows.append(("attention", f"{subject}: the perturbation changes nothing, so widen its range"))
     if run.coverage_caution is not None:
         rows.append(("attention", run.coverage_caution))
-    if run.normality is not None:
+    if run.normality is not None and start.covers_neurons:
         rows.append(("normality", run.normality.verdict))
     return rows
+
+
+def _neurons(run: Run) -> list[tuple[str, str]]:
+    start, coverage = run.start, run.rounds[-1].coverage
+    return [
+        ("coverage", f"{percent(coverage.sampled)} of the sampled neurons; {_estimate_all(run)}"),
+        (
+            "neurons",
+            f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {coverage.n_dead:,} dead, "
+            f"{coverage.n_unseen:,} not yet moved",
+        ),
+    ]
+
+
+def _requests(sent: dict[str, int]) -> str:
+    text = f"{counted(sent['inputs'], 'input')} sent in {counted(sent['calls'], 'call')}"
+    if sent["repeated"]:
+        text += f", {sent['repeated']:,} of them repeated after an error"
+    return text + (f"; {counted(sent['cached'], 'input')} answered from the cache" if sent["cached"] else "")
 
 
 def describe_reach(round: Round) -> str:
@@ -87,12 +100,14 @@ def opening(start: Start) -> str:
         f"{t.name} {t.low:g} to {t.high:g}{f' ({t.unit})' if t.unit and shows_units else ''}" for t in start.theta
     )
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
+    layers = f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')},"
+    memory = f"; clean activations of {kept} seeds are kept"
+    if not start.covers_neurons:
+        layers, memory = "no hidden layers, so no coverage goal;", ""
     return (
-        f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')}, "
-        f"{start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
+        f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
-        f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}; "
-        f"clean activations of {kept} seeds are kept"
+        f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}{memory}"
         + _guide(start)
         + (f"\nresumed after {counted(start.tests_before, 'test')}" if start.tests_before else "")
     )
@@ -138,16 +153,17 @@ def _oracle(start: Start) -> str:
     return f"{start.oracle.partition(':')[0]}, chosen from the outputs and labels"
 
 
-def round_line(round: Round, *, is_share: bool = True) -> str:
+def round_line(round: Round, *, is_share: bool = True, covers_neurons: bool = True) -> str:
     """The progress after a round; `is_share` tells whether the score of the criterion is a share."""
-    forecast = round.coverage.forecast
+    forecast = round.coverage.forecast if covers_neurons else None
     more = "" if not forecast or forecast >= UNREACHABLE else f", about {forecast:,} to go"
     score = round.criterion_score
     reachable = round.reachable_faults
     reach = f" of about {reachable.value:,.0f}" if reachable is not None and round.distinct_faults else ""
     criterion = "" if score is None else f"criterion {percent(score) if is_share else f'{score:,.4g}'}, "
+    coverage = f"{percent(round.coverage.sampled)}, " if covers_neurons else ""
     return (
-        f"{percent(round.coverage.sampled)}, {criterion}{counted(round.distinct_faults, 'distinct fault')}{reach}, "
+        f"{coverage}{criterion}{counted(round.distinct_faults, 'distinct fault')}{reach}, "
         f"{counted(round.tests, 'test')}, {_rate(round):,.0f}/s{more}"
     )
 

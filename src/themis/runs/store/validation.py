@@ -46,7 +46,7 @@ SHARE = number(0, 1)
 COUNT = whole(0, MAX_TESTS * 100)
 TESTS = whole(0, MAX_TESTS)
 HASH = text(200)
-REASONS = ("coverage", "tests", "passes", "seconds", "plateau", "user", "error")
+REASONS = ("coverage", "found", "tests", "passes", "seconds", "plateau", "user", "error")
 
 
 @contextmanager
@@ -248,6 +248,7 @@ FORECAST = {
     "forecast_faults_tests": optional(whole()),
 }
 """Figures of a summary that earlier versions did not have."""
+REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT), is_closed=True)
 SUMMARY = record(
     {
         "stop": text(1 << 20),
@@ -284,7 +285,7 @@ SUMMARY = record(
         "random_seed": whole(),
         "version": NAME,
     },
-    {"near_ties": TESTS, **FORECAST},
+    {"near_ties": TESTS, "requests": optional(REQUESTS), **FORECAST},
 )
 """The file summary.json."""
 

@@ -53,6 +53,7 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
             raise ModelError(f"the cell must return a tensor or a tuple of them, got {type(result).__name__}")
         return scores.asnumpy(), activations
 
+    predict.keeps_padding = True  # type: ignore[attr-defined]
     return BlackBox(predict, **options)
 
 

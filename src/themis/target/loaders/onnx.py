@@ -36,6 +36,8 @@ class OnnxModel:
     used. A graph with a fixed batch size is run in batches of that size, and the last one is padded.
     """
 
+    keeps_padding = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         onnx, self._runtime = _import("onnx"), _import("onnxruntime")

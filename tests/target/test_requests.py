@@ -1,0 +1,136 @@
+"""How a black box is called: batches, threads, retries, a rate limit and a cache."""
+
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import themis
+from themis import BlackBox, ModelError, UsageError
+from themis.target import requests
+from themis.target.requests import Sent
+
+WEIGHTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+DATA = torch.rand(20, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Counting:
+    """A linear model that records the size of each call, and raises in the first `n_failures` calls."""
+
+    def __init__(self, n_failures=0, seconds=0.0):
+        self.sizes, self.n_failures, self.seconds, self.lock = [], n_failures, seconds, threading.Lock()
+        self.n_active = self.most_active = 0
+
+    def __call__(self, inputs):
+        with self.lock:
+            self.sizes.append(len(inputs))
+            self.n_active += 1
+            self.most_active = max(self.most_active, self.n_active)
+            fails = len(self.sizes) <= self.n_failures
+        time.sleep(self.seconds)
+        with self.lock:
+            self.n_active -= 1
+        if fails:
+            raise ConnectionError("busy")
+        return inputs @ WEIGHTS
+
+
+def run(target, **options):
+    return themis.run(target, DATA, "gaussian", **{"magnitude": 0.5, "max_tests": 30, **options})
+
+
+def test_exactly_the_inputs_that_are_counted_are_sent():
+    model = Counting()
+    result = run(BlackBox(model))
+    assert sum(model.sizes) == result.rounds[-1].passes == result.requests["inputs"] == 5 + 20 + 4 + 30
+    assert result.requests == {"inputs": 59, "calls": len(model.sizes), "repeated": 0, "cached": 0}
+    assert result.summary()["requests"] == result.requests
+    before = len(model.sizes)
+    assert result.faults[0].replay().is_same
+    assert model.sizes[before:] == [1]
+
+
+@pytest.mark.parametrize(("of_box", "of_campaign", "most"), [(4, None, 4), (None, 6, 6), (8, 6, 6), (2, 6, 2)])
+def test_the_batch_size_limits_calls_and_changes_nothing_else(of_box, of_campaign, most):
+    model = Counting()
+    result = run(BlackBox(model, batch_size=of_box), batch_size=of_campaign)
+    assert max(model.sizes) == most
+    assert [fault.id for fault in result.faults] == [fault.id for fault in run(BlackBox(Counting())).faults]
+
+
+def test_calls_are_made_at_the_same_time():
+    alone, together = Counting(seconds=0.01), Counting(seconds=0.01)
+    expected = BlackBox(alone, batch_size=2).forward(DATA)
+    assert torch.equal(BlackBox(together, batch_size=2, workers=5).forward(DATA), expected)
+    assert (alone.most_active, together.most_active) == (1, 5)
+
+
+def test_a_call_that_fails_is_repeated_and_the_waits_grow(monkeypatch):
+    waits = []
+    monkeypatch.setattr(requests.time, "sleep", waits.append)
+    box = BlackBox(Counting(n_failures=3), retries=3)
+    box.forward(DATA)
+    assert [wait for wait in waits if wait] == [0.5, 1.0, 2.0]
+    assert box.requests.sent == Sent(inputs=80, calls=4, repeated=3)
+    with pytest.raises(ModelError, match="the model raised ConnectionError on inputs"):
+        BlackBox(Counting(n_failures=3), retries=2).forward(DATA)
+
+
+def test_the_rate_is_kept_by_all_workers():
+    box = BlackBox(Counting(), batch_size=2, workers=10, rate=100)
+    started = time.monotonic()
+    box.forward(DATA)
+    assert time.monotonic() - started >= 0.09
+
+
+def test_the_cache_answers_what_was_asked_before():
+    model = Counting()
+    box = BlackBox(lambda inputs: (model(inputs), {"inputs": inputs}), cache=True)
+    outputs = box.forward(DATA, lambda name, activation: None, {"inputs": None})
+    seen = {}
+    again = box.forward(DATA.flip(0), lambda name, activation: seen.update({name: activation}), {"inputs": None})
+    assert torch.equal(again, outputs.flip(0))
+    assert torch.equal(seen["inputs"], DATA.flip(0))
+    assert box.requests.sent == Sent(inputs=20, calls=1, cached=20)
+    with box.requests.fresh():
+        box.forward(DATA)
+    assert box.requests.sent.inputs == 40
+
+
+def test_the_cache_is_bounded():
+    box = BlackBox(Counting(), cache=5 * 12 / 2**20)  # five answers of three numbers
+    box.forward(DATA)
+    box.forward(DATA[-5:])
+    assert box.requests.sent.inputs == 20
+    box.forward(DATA[:5])
+    assert box.requests.sent.inputs == 25
+
+
+def test_a_cache_does_not_hide_a_model_that_changes_its_answers():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ModelError, match="must give the same output for the same input"):
+        run(BlackBox(lambda inputs: inputs @ WEIGHTS + rng.normal(size=(len(inputs), 3)), cache=True))
+
+
+def test_a_black_box_can_be_pickled_after_its_first_call():
+    box = BlackBox(np.sin, cache=True)
+    outputs = box.forward(DATA)
+    assert torch.equal(pickle.loads(pickle.dumps(box)).forward(DATA), outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"workers": 1.5}, "workers must be a whole number of at least 1, got 1.5"),
+        ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
+        ({"rate": 0}, "rate must be a positive number, got 0"),
+        ({"cache": -1}, "cache must be a positive number, got -1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        BlackBox(np.sin, **options)
