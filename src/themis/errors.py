@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+NO_TEXT = (
+    "text is not supported; to test the rest of a language model, give the embeddings of the tokens as inputs [tokens, "
+    "features], and a module that takes them"
+)
+"""What to say when strings or token ids arrive."""
+
 
 class ThemisError(Exception):
     """Base class of all errors that Themis raises on purpose."""

@@ -42,7 +42,7 @@ def test_a_sheet_is_a_picture_with_one_row_per_perturbation(tmp_path, capsys):
     assert main(["perturbations", "rain", "gaussian_blur", "fgsm", "--sheet", str(out)]) == 0
     text = capsys.readouterr().out
     assert "Drew 2 perturbations" in text
-    assert "Not drawn, because they need a model, a table or other channels: fgsm" in text
+    assert "Not drawn, because they need a model or other inputs: fgsm" in text
     with Image.open(out) as picture:
         assert picture.width > 800
         assert picture.height > 350
@@ -55,6 +55,16 @@ def test_a_sheet_can_be_drawn_on_pictures_of_the_user(tmp_path):
     words = ["--data", f"npy:{tmp_path / 'mine.npy'}", "--index", "1", "--sheet", str(tmp_path / "sheet.png")]
     assert main(["perturbations", "fog", *words]) == 0
     assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_signals_are_drawn_as_curves_on_heartbeats_or_on_data(tmp_path, capsys):
+    np.save(tmp_path / "mine.npy", np.random.default_rng(0).random((2, 3, 90), np.float32))
+    for words in ([], ["--data", f"npy:{tmp_path / 'mine.npy'}"]):
+        out = tmp_path / f"{len(words)}.png"
+        assert main(["perturbations", "drift", "low_pass", *words, "--sheet", str(out)]) == 0
+        assert "Drew 2 perturbations" in capsys.readouterr().out
+        with Image.open(out) as picture:
+            assert np.asarray(picture.convert("L")).std() > 5
 
 
 def test_strength_runs_from_the_identity_to_the_far_end():
@@ -72,7 +82,7 @@ def test_strength_runs_from_the_identity_to_the_far_end():
         (["--family", "wether"], "did you mean 'weather'"),
         (["rain", "--sheet", "out.docx"], "must end in .png"),
         (["rain", "--sheet", "out.png", "--data", "digits", "--index", "99999"], "--index must lie in"),
-        (["fgsm", "--sheet", "out.png"], "cannot draw fgsm on a picture"),
+        (["fgsm", "--sheet", "out.png"], "cannot draw fgsm on an input"),
         (["rain", "--sheet", "nowhere/out.png"], "must be a file in an existing folder"),
         (["rain", "--sheet", "out.png", "--bounds", "1,0"], "bounds"),
         (["rain", "--family", "camera"], "none of the named perturbations is in family 'camera'"),

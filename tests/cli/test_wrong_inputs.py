@@ -157,7 +157,7 @@ WRONG = {
     "labels all wrong": (run("--data mine:wrong_labels"), 3, "must answer some clean inputs correctly, got 0 of 30"),
     "labels of text": (run("--data mine:text_labels"), 3, "must give (input tensor, class number)"),
     "a column of text": (run("--data mine:text_column"), 3, "labels"),
-    "words for inputs": (run("--data mine:words"), 3, "must give (input tensor, class number)"),
+    "words for inputs": (run("--data mine:words"), 3, "got strings: text is not supported"),
     "no labels for wrong": (run("--oracle wrong"), 3, "oracle 'wrong' needs labels, got none"),
     "ragged inputs": (run("--data mine:ragged"), 3, "all inputs must have the same shape"),
     "a stream": (run("--data mine:stream"), 3, "an iterable without length"),

@@ -78,6 +78,8 @@ def test_grey_pictures_have_one_channel_unless_asked_otherwise(here):
     save_pictures(here / "grey", PIXELS[:, :1])
     assert_reads("images:grey", PIXELS[:, :1] / np.float32(255))
     assert_reads("images:grey?mode=rgb", PIXELS[:, [0, 0, 0]] / np.float32(255))
+    for name in ("grey", "gray", "L", "GRAY"):
+        assert read_data(f"images:grey?mode={name}").shape[1] == 1
     Image.fromarray(PIXELS[0, 0]).convert("RGB").save(here / "grey" / "99.png")
     assert len(inputs_of("images:grey")) == 7
 
@@ -369,7 +371,7 @@ def test_names_and_options_are_checked(here):
     for spec, message in cases.items():
         with pytest.raises(UsageError, match=message):
             read_data(spec)
-    for name in ("images", "npz", "npy", "csv", "parquet", "idx", "cifar", "hf"):
+    for name in ("images", "npz", "npy", "csv", "parquet", "idx", "cifar", "wav", "hf"):
         with pytest.raises(UsageError, match=f"write {name}:"):
             read_data(name)
     assert set(READERS) >= {"digits", "mnist", "cifar10", "imagenet", "pdf", "drebin", "udacity"}

@@ -28,7 +28,7 @@ def test_a_block_runs(block, capsys):
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
         result = themis.run(net, torch.rand(9, 3, 6, 6), space["BAND"], max_tests=50)
         assert result.start.perturbation == "band"
-    elif "rainy" in space or "dimmed" in space:
+    elif "rainy" in space or "dimmed" in space or "noisy" in space:
         assert "True" in capsys.readouterr().out
     else:
         pytest.fail("a block that nothing is checked of")

@@ -14,9 +14,11 @@ NAMES = list(PERTURBATIONS)
 RANDOM = [name for name in NAMES if PERTURBATIONS[name].is_random]
 ATTACKS = [name for name in NAMES if PERTURBATIONS[name].needs_gradient]
 TABLES = [name for name in NAMES if PERTURBATIONS[name].inputs == "table"]
+SIGNALS = [name for name in NAMES if PERTURBATIONS[name].inputs == "signal"]
 SMOOTH = [name for name in NAMES if PERTURBATIONS[name].is_smooth]
 EXEMPT = {"cw", "jpeg"}  # docs/perturbations.md says why
 PICTURE = (3, 23, 19)  # a number of values that fits no vector of the processor
+SIGNAL = (2, 211)
 
 
 class Net(nn.Module):
@@ -25,7 +27,7 @@ class Net(nn.Module):
     def __init__(self, shape):
         super().__init__()
         torch.manual_seed(0)
-        wide = 4 * torch.Size(shape).numel() if len(shape) == 1 else 4 * 16
+        wide = 4 * torch.Size(shape).numel() if len(shape) < 3 else 4 * 16
         self.first = nn.Conv2d(shape[0], 4, 3, padding=1) if len(shape) == 3 else None
         self.last = nn.Linear(wide if self.first is None else 64, 5)
 
@@ -33,7 +35,7 @@ class Net(nn.Module):
         if self.first is not None:
             x = F.adaptive_avg_pool2d((20 * self.first(x - 0.5)).sin(), 4).flatten(1)
         else:
-            x = (x - 0.5).repeat(1, 4)
+            x = (x - 0.5).flatten(1).repeat(1, 4)
         return self.last(x) * 3
 
 
@@ -46,9 +48,22 @@ def pictures(n=4, shape=PICTURE, bounds=(0.0, 1.0)):
     return unit * (bounds[1] - bounds[0]) + bounds[0]
 
 
+def signals(n=4, shape=SIGNAL, bounds=(0.0, 1.0)):
+    """A few waves and some noise, away from the bounds; another mix in every channel."""
+    draw = torch.Generator().manual_seed(4)
+    times = torch.arange(shape[1]) / shape[1]
+    jitter, phases = (torch.rand(n, shape[0], 3, 1, generator=draw) for _ in range(2))
+    rates = torch.tensor([0.02, 0.1, 0.25])[:, None] * shape[1] + 2 * jitter
+    waves = (2 * torch.pi * (times * rates + phases)).sin().sum(2)
+    unit = (0.5 + 0.08 * waves + 0.04 * torch.rand(n, *shape, generator=draw)).clamp(0.1, 0.9)
+    return unit * (bounds[1] - bounds[0]) + bounds[0]
+
+
 def inputs_for(name, n=4, **how):
     if name in TABLES:
         return table_rows.rows(n)
+    if name in SIGNALS:
+        return signals(n, **how)
     shape = how.pop("shape", PICTURE)
     return pictures(n, shape, **how)
 

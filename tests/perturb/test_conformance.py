@@ -9,6 +9,7 @@ from perturbation_cases import (
     ATTACKS,
     EXEMPT,
     NAMES,
+    SIGNALS,
     SMOOTH,
     TABLES,
     apply,
@@ -29,7 +30,7 @@ def test_it_describes_itself(name):
     perturbation = PERTURBATIONS[name]
     assert perturbation.name == name
     assert perturbation.about.endswith("."), "a sentence"
-    assert perturbation.family in ("noise", "weather", "camera", "geometry", "attack", "table")
+    assert perturbation.family in ("noise", "weather", "camera", "geometry", "attack", "table", "signal")
     assert all(each.unit for each in perturbation.theta), "every theta has a unit"
 
 
@@ -150,7 +151,7 @@ def test_half_precision(name, dtype):
 @pytest.mark.parametrize(
     "shape", [(3, 1, 1), (1, 24, 20), (3, 5, 40), (4, 9, 9), (3, 512, 512)], ids=lambda shape: "x".join(map(str, shape))
 )
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TABLES, *SIGNALS)])
 def test_any_picture(name, shape):
     perturbation = PERTURBATIONS[name]
     if perturbation.channels not in (None, shape[0]):
@@ -167,4 +168,18 @@ def test_any_picture(name, shape):
     if disturbed.requires_grad:
         assert bool(torch.autograd.grad(disturbed.sum(), theta)[0].isfinite().all())
     if shape[-1] > 1:
+        assert not torch.equal(disturbed, inputs)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (12, 40), (1, 5000)], ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("name", SIGNALS)
+def test_any_signal(name, shape):
+    check_fits(PERTURBATIONS[name], shape)
+    inputs = inputs_for(name, 2, shape=shape)
+    theta = strongest(name, 2).requires_grad_()
+    disturbed = apply(name, inputs, theta)
+    assert disturbed.shape == inputs.shape
+    assert bool(disturbed.isfinite().all())
+    assert bool(torch.autograd.grad(disturbed.sum(), theta)[0].isfinite().all())
+    if shape[-1] > 2:
         assert not torch.equal(disturbed, inputs)

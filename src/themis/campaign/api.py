@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from themis.campaign.callback import Callback, Callbacks
@@ -45,6 +46,7 @@ from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
+from themis.target.tokens import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
 """Options that `resume` may change: when to stop, and how many faults are stored. None of them changes a test."""
@@ -96,6 +98,7 @@ def run(
     seeds = seeds if split is None else split.search(seeds)
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
+        refuse_tokens(target, seeds.take(torch.arange(1))[0])
         environment = describe_environment(target.device)
         criterion = prepare_criterion(settings, policy, target, seeds, train)
         if store:

@@ -17,6 +17,7 @@ from themis.runs.run import Start
 from themis.settings import Settings
 from themis.target.diagnose import Suspicion, is_near_chance, suspect
 from themis.target.target import AnyTarget
+from themis.target.tokens import refuse_tokens
 
 N_SEEDS, N_TESTS = 256, 512
 GIB = 2**30
@@ -62,6 +63,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     is_training = bool(getattr(module, "training", False))
     inputs = seeds.take(torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
+        refuse_tokens(target, inputs[0])
         outputs = target.forward(inputs.to(target.device)).float().cpu()
         right = _n_right(outputs, seeds.labels)
         chance = right is not None and is_near_chance(right, len(seeds), outputs.shape[1])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation, Theta
 
 HELP = (
-    "List the perturbations with the range and the unit of their theta. --sheet draws them on a picture, with "
-    "increasing strength from left to right. Perturbations can be combined and restricted as in --perturb: "
+    "List the perturbations with the range and the unit of their theta. --sheet draws them on a picture or a signal, "
+    "with increasing strength from left to right. Perturbations can be combined and restricted as in --perturb: "
     "'rain(angle=-10:10) + fog'."
 )
 EXAMPLES = """
@@ -32,7 +32,7 @@ themis perturbations rain fog
 themis perturbations --family weather --sheet weather.png
 themis perturbations 'rain + motion_blur' --sheet mine.png --data images:photos --index 3
 """
-FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table")
+FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table", "signal")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,8 +41,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     sheet = parser.add_argument_group("contact sheet")
     add_option(sheet, "sheet", str | None, None, "picture to write (.png, .pdf or .svg), with one row per perturbation")
-    add_option(sheet, "data", str | None, None, "pictures to perturb, as in themis run (default: a portrait)")
-    add_option(sheet, "index", int, 0, "index of the picture in the data")
+    add_option(
+        sheet, "data", str | None, None, "inputs to perturb, as in themis run (default: a portrait, or heartbeats)"
+    )
+    add_option(sheet, "index", int, 0, "index of the input in the data")
     add_option(sheet, "bounds", tuple[float, float], (0.0, 1.0), "range of a raw input, such as 0,255")
     add_option(sheet, "magnitude", float | None, None, "largest strength of the perturbations, as in themis run")
     add_option(sheet, "random_seed", int, 0, "seed of the drops, flakes and noise")
@@ -129,36 +131,50 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     from themis.runs.store.ownership import fresh_file
     from themis.target.target import check_options
 
-    picture, bounds = _picture(arguments), arguments.bounds
+    has_signals = all(perturbation.inputs == "signal" for perturbation in perturbations)
+    picture, bounds = _picture(arguments, has_signals=has_signals), arguments.bounds
     shape = tuple(picture.shape)
-    if len(shape) != 3:
-        raise UsageError(f"--data must contain pictures [channels, height, width], got inputs {list(shape)}")
+    if len(shape) not in (2, 3):
+        raise UsageError(
+            "--data must contain pictures [channels, height, width] or signals [channels, samples], got inputs "
+            f"{list(shape)}"
+        )
     picture = within_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))[0]
     drawn = [perturbation for perturbation in perturbations if can_draw(perturbation, shape)]
     skipped = [perturbation.name for perturbation in perturbations if perturbation not in drawn]
     path = Path(arguments.sheet)
     if not drawn:
         raise UsageError(
-            f"cannot draw {', '.join(skipped)} on a picture {list(shape)}: attacks need a model, perturbations of "
-            "tables cannot be drawn, and some perturbations need 3 channels"
+            f"cannot draw {', '.join(skipped)} on an input {list(shape)}: attacks need a model, perturbations of "
+            "tables cannot be drawn, those of pictures and of signals need such inputs, and some need 3 channels"
         )
     with fresh_file(path, replaces=arguments.force) as part, part.open("wb") as file:
         options: dict[str, Any] = {"noise_seed": arguments.random_seed, "format": path.suffix[1:].lower()}
         draw_sheet(picture, drawn, file, bounds=(bounds[0], bounds[1]), **options)
     print_text(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
     if skipped:
-        print_text(f"Not drawn, because they need a model, a table or other channels: {', '.join(skipped)}")
+        print_text(f"Not drawn, because they need a model or other inputs: {', '.join(skipped)}")
 
 
-def _picture(arguments: Namespace) -> Tensor:
+def _picture(arguments: Namespace, *, has_signals: bool) -> Tensor:
     if arguments.data is None:
-        return _portrait()
+        return _heartbeats() if has_signals else _portrait()
     from themis.data.seeds import read_seeds
 
     seeds = read_seeds(Origin(data=arguments.data).read())
     if not 0 <= arguments.index < len(seeds):
         raise UsageError(f"--index must lie in 0..{len(seeds) - 1}, got {arguments.index}")
     return seeds.inputs[arguments.index]
+
+
+def _heartbeats() -> Tensor:
+    """A signal that resembles three beats of an electrocardiogram, `[1, 600]` in 0..1."""
+    import torch
+
+    beat = torch.linspace(-1, 1, 200)
+    waves = ((-0.35, 0.12, 0.12), (-0.06, 0.02, -0.12), (0.0, 0.025, 0.8), (0.06, 0.02, -0.2), (0.4, 0.15, 0.22))
+    shape = sum(height * (-((beat - place) ** 2) / (2 * (width / 2) ** 2)).exp() for place, width, height in waves)
+    return 0.3 + 0.7 * torch.as_tensor(shape).repeat(3)[None]
 
 
 def _portrait() -> Tensor:

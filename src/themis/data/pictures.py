@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.data.files import data_errors, required_path
+from themis.data.folders import labelled_files
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_reader, scaled
 from themis.errors import DataError, MissingExtraError, UsageError
@@ -26,6 +26,7 @@ MAX_PIXELS = 1 << 26
 """Largest picture that is decoded: 67 million pixels."""
 
 Mode = Literal["RGB", "L"]
+MODES: dict[str, Mode] = {"rgb": "RGB", "grey": "L", "gray": "L", "l": "L"}
 Pixels = NDArray[np.uint8]
 
 
@@ -36,25 +37,12 @@ def image_seeds(
 
     They become `[seeds, channels, height, width]` in 0..1. Classes are numbered in the order of the folders' names.
     size: the short side is scaled to it and the central square taken. crop: the central square of this side, taken
-    afterwards. mode: `rgb` or `grey`; by default that of the first picture.
+    afterwards. mode: `rgb` or `grey` (also `gray` and `L`); by default that of the first picture.
     """
     folder = required_path(path, "images").absolute()
-    if not os.path.isdir(folder):
-        raise DataError(f"the folder of pictures must exist, but {folder} does not: check the path")
-    with data_errors(folder, "a folder that can be listed"):
-        classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        files_by_class = [_pictures_in(class_folder) for class_folder in classes]
-        loose = _pictures_in(folder)
-    if any(files_by_class) and loose:
-        raise DataError(
-            f"{folder} must hold either class folders or pictures, but it has both, such as {loose[0].name}: move the "
-            "pictures away"
-        )
-    files = [file for class_files in files_by_class for file in class_files] or loose
-    labels = [k for k, class_files in enumerate(files_by_class) for _ in class_files] or None
+    files, labels, classes = labelled_files(folder, SUFFIXES, "pictures")
     sides = {"size": parse_side(size, "size"), "crop": parse_side(crop, "crop")}
-    seeds = picture_seeds(files, labels, **sides, mode=mode, subject=str(folder))
-    return seeds if labels is None else seeds.with_classes([path.name for path in classes])
+    return picture_seeds(files, labels, **sides, mode=mode, subject=str(folder)).with_classes(classes)
 
 
 def picture_seeds(
@@ -158,10 +146,6 @@ def _too_large(name: Path | str, size: str) -> DataError:
     return DataError(f"{name} must have at most {MAX_PIXELS:,} pixels, got {size}: scale it down, or drop it")
 
 
-def _pictures_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-
-
 def parse_side(value: int | str | None, name: str) -> int | None:
     """The number of pixels that an option gives."""
     if value is None:
@@ -178,6 +162,6 @@ def parse_side(value: int | str | None, name: str) -> int | None:
 def _parse_mode(mode: str | None) -> Mode | None:
     if mode is None:
         return None
-    if mode not in ("rgb", "grey"):
+    if mode.lower() not in MODES:
         raise UsageError(f"mode must be 'rgb' or 'grey', got {mode!r}: leave it out to use that of the first picture")
-    return "RGB" if mode == "rgb" else "L"
+    return MODES[mode.lower()]

@@ -23,6 +23,7 @@ from themis.data.datasets import (
 from themis.data.hub import hub_seeds
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds
+from themis.data.sound import wav_seeds
 from themis.data.tables import csv_seeds, parquet_seeds
 from themis.errors import UsageError, nearest
 
@@ -36,6 +37,7 @@ READERS: dict[str, Callable[..., Seeds]] = {
     "parquet": parquet_seeds,
     "idx": idx_seeds,
     "cifar": cifar_seeds,
+    "wav": wav_seeds,
     "hf": hub_seeds,
     "digits": read_digits,
     "mnist": read_mnist,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
-from themis.errors import DataError, UsageError
+from themis.errors import NO_TEXT, DataError, UsageError
 
 N_REPEATED = 3
 """Items of a data set that are read twice."""
@@ -124,6 +124,7 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
         return (data if rows is None else data[rows]).in_memory()
     inputs: Any
     labels: Any
+    _refuse_text(data)
     dataset = _dataset_of(data)
     if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # already in memory
         tensors = dataset.tensors
@@ -139,6 +140,7 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
 
 def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> Seeds:
     """Seeds from arrays or tensors, divided by `divisor`; the rows of a memory-mapped array are read when needed."""
+    _refuse_text(inputs)
     values = inputs if isinstance(inputs, np.ndarray) else _tensor(inputs, "inputs")
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
         raise DataError(f"inputs must be numbers, got an array of {values.dtype}: convert them first")
@@ -171,6 +173,20 @@ def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
     """The ids of some of the seeds for a message, the first few of them."""
     ids = seeds.seed_id.numpy()[is_listed]
     return f"seed{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:N_LISTED]))}{', ...' * (len(ids) > N_LISTED)}"
+
+
+def _refuse_text(inputs: Any) -> None:
+    """Refuse text at once: strings, arrays and lists of them, and what a tokeniser returns."""
+    first = inputs[0] if isinstance(inputs, list | tuple) and len(inputs) else inputs
+    kind = None
+    if isinstance(first, str):
+        kind = "strings"
+    elif isinstance(first, Mapping) and "input_ids" in first:
+        kind = "token ids (input_ids)"
+    elif isinstance(first, np.ndarray) and first.dtype.kind in "US":
+        kind = f"an array of {first.dtype}"
+    if kind is not None:
+        raise DataError(f"inputs must be numbers, got {kind}: {NO_TEXT}")
 
 
 def _tensor(values: Any, subject: str) -> Tensor:
@@ -252,6 +268,7 @@ class _Items:
     def read(self, k: int) -> Tensor:
         item = self._item(k)
         is_pair = isinstance(item, tuple | list)
+        _refuse_text(item[:1] if is_pair else item)
         try:
             inputs = torch.as_tensor(item[0] if is_pair else item)
             if is_pair and len(item) > 1:

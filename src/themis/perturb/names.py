@@ -11,6 +11,7 @@ from themis.perturb.noise import NOISE
 from themis.perturb.perturbation import Perturbation
 from themis.perturb.rain import RAIN
 from themis.perturb.sensor import SENSOR
+from themis.perturb.signal import SIGNAL
 from themis.perturb.spec import read_perturbation
 from themis.perturb.table import TABLE
 from themis.perturb.weather import WEATHER
@@ -26,6 +27,7 @@ FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
     GEOMETRY,
     ATTACKS,
     TABLE,
+    SIGNAL,
 )
 
 PERTURBATIONS: dict[str, Perturbation] = {

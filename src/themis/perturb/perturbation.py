@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 VALUES_AT_ONCE = 1 << 20
 """Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
 do not depend on it."""
+OTHER_REMEDIES = {
+    1: "for a table, use 'edit' or 'edit_worst'",
+    2: "for signals [channels, samples], choose one of themis perturbations --family signal",
+}
+"""What to use instead of a perturbation of pictures, by the number of dimensions of an input."""
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 
 
@@ -85,7 +90,7 @@ class Perturbation:
         passes: The model passes that it spends per test.
         needs_gradient: Whether it uses the model's gradient, which a `BlackBox` does not have.
         inputs: What it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever
-            the bounds are; `table`, rows of features.
+            the bounds are; `table`, rows of features; `signal`, `[channels, samples]`.
         channels: How many channels a picture must have, if that matters.
         is_smooth: Whether the gradient in theta is the slope of the result, or only a guide.
         has_identity: Whether the input is unchanged if every theta is at its identity.
@@ -100,7 +105,7 @@ class Perturbation:
     theta_is_magnitude: bool = False
     passes: int = 0
     needs_gradient: bool = False
-    inputs: Literal["any", "picture", "table"] = "any"
+    inputs: Literal["any", "picture", "table", "signal"] = "any"
     channels: int | None = None
     is_smooth: bool = True
     has_identity: bool = True
@@ -155,7 +160,7 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     name, got = perturbation.name, list(shape)
     if perturbation.inputs == "picture":
         if len(shape) != 3:
-            remedy = "for a table, use 'edit' or 'edit_worst'" if len(shape) == 1 else "reshape them"
+            remedy = OTHER_REMEDIES.get(len(shape), "reshape them")
             raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
         if shape[0] > 4 and shape[2] <= 4:
             raise UsageError(
@@ -168,9 +173,17 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
             )
     elif perturbation.inputs == "table" and len(shape) != 1:
         raise UsageError(
-            f"{name!r} needs rows of a table [features], got inputs {got}: it has no meaning for pictures, choose "
+            f"{name!r} needs rows of a table [features], got inputs {got}: it has no meaning for other inputs, choose "
             "another, see themis perturbations"
         )
+    elif perturbation.inputs == "signal":
+        if len(shape) != 2:
+            remedy = "reshape them to [1, samples]" if len(shape) == 1 else "choose another, see themis perturbations"
+            raise UsageError(f"{name!r} needs signals [channels, samples], got inputs {got}: {remedy}")
+        if shape[0] > 4 and shape[1] <= 4:
+            raise UsageError(
+                f"{name!r} needs signals [channels, samples], got {got} with the channels last: transpose them"
+            )
 
 
 def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:

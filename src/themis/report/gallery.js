@@ -38,6 +38,7 @@ function drawGallery(view) {
   show('gallery', 'Faults',
     note(`${many(n, 'fault')}${listed < n ? `, of which the ${whole(listed)} most telling are listed` : ''}. ${
       { pictures: `${whole(Object.keys(view.inputs.disturbed).length)} of them ${Object.keys(view.inputs.disturbed).length === 1 ? 'is' : 'are'} shown with pictures${Object.keys(view.inputs.disturbed).length < n ? '; replay the others to see their inputs' : ''}.`,
+        signals: `${whole(Object.keys(view.inputs.disturbed).length)} of them ${Object.keys(view.inputs.disturbed).length === 1 ? 'is' : 'are'} shown with curves: clean in grey, disturbed in red.`,
         features: `The changed features are listed for ${whole(Object.keys(view.inputs.changes).length)} of them.`,
         none: 'No inputs were kept; replay a fault to see its input.' }[view.inputs.kind]}`),
     el('form', { class: 'filters', 'aria-label': 'Filter and sort faults', onsubmit: (event) => event.preventDefault() },
@@ -136,6 +137,11 @@ function input(view, k, before, after) {
       ['feature', 'before', 'after'], changes.rows.map(([name, a, b]) => [name, number(a, 4), number(b, 4)])) : note('No feature changed.'));
   }
   if (!disturbed) return note(c.kept[k] ? 'The input was kept, but it is not shown in this report.' : 'The input was not kept; replay the fault to see it.');
+  if (view.inputs.kind === 'signals') {
+    const text = `Clean and disturbed signal of fault ${id}, answered ${before} and ${after}`;
+    return el('figure', { class: 'curves' }, el('img', { src: disturbed, alt: text, decoding: 'async' }),
+      el('figcaption', {}, 'clean in grey, disturbed in red'));
+  }
   const picture = (source, text) => el('img', { src: source, alt: text, width: 96, height: 96, decoding: 'async' });
   const clean = picture(view.inputs.clean[String(c.seed_id[k])], `Clean input of seed ${c.seed_id[k]}, answered ${before}`);
   const broken = picture(disturbed, `Disturbed input of fault ${id}, answered ${after}`);

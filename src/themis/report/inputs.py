@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from themis.runs.display.png import data_uri, is_picture, to_pixels
+from themis.runs.display.signal import curves, is_signal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +34,13 @@ class FeatureChanges:
 
 @dataclass(frozen=True)
 class ShownInputs:
-    """Pictures as data URIs by seed id and by fault id, or the changed features by fault id."""
+    """Pictures as data URIs by seed id and by fault id, or the changed features by fault id.
+
+    The picture of a disturbed signal shows the clean one too.
+    """
 
     kind: str = "none"
-    """pictures, features or none."""
+    """pictures, signals, features or none."""
     shape: tuple[int, ...] | None = None
     clean: dict[int, str] = field(default_factory=dict)
     disturbed: dict[int, str] = field(default_factory=dict)
@@ -59,6 +63,12 @@ def read_inputs(
                 continue
             tensors = stored[id]
             shape = tuple(tensors.inputs.shape[1:])
+            if is_signal(shape):
+                kind, disturbed[id] = "signals", data_uri(curves(tensors.clean_inputs[0], tensors.inputs[0]))
+                size += len(disturbed[id])
+                if size > MAX_BYTES:
+                    break
+                continue
             if not is_picture(shape):
                 kind = "features"
                 changes[id] = _changes(tensors, names, run.record.get("feature_axes") or {})
@@ -70,7 +80,9 @@ def read_inputs(
                 clean[seed_id] = _draw(tensors.clean_inputs, bounds)
                 size += len(clean[seed_id])
             if size > MAX_BYTES:
-                return ShownInputs(kind, shape, clean, disturbed, changes)
+                break
+        if size > MAX_BYTES:
+            break
     return ShownInputs(kind, shape, clean, disturbed, changes)
 
 

@@ -1,4 +1,4 @@
-"""A contact sheet: a picture under perturbations, one row each, with the strength increasing from left to right."""
+"""A contact sheet: an input under perturbations, one row each, with the strength increasing from left to right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.disturb import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
-from themis.runs.display.figure import INK, QUIET, blank_figure, pixels, save_figure
+from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, pixels, save_figure
+from themis.runs.display.signal import is_signal, plot_signals
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
@@ -30,7 +31,7 @@ def strengthened(perturbation: Perturbation, strength: float) -> dict[str, float
 
 
 def can_draw(perturbation: Perturbation, shape: tuple[int, ...]) -> bool:
-    """Whether the perturbation can disturb a picture of this shape without a model."""
+    """Whether the perturbation can disturb a picture or a signal of this shape without a model."""
     try:
         check_fits(perturbation, shape)
     except UsageError:
@@ -48,13 +49,18 @@ def draw_sheet(
     noise_seed: int = 0,
     format: str | None = None,
 ) -> None:
-    """Draw a picture `[channels, height, width]` under each perturbation, with theta and the SSIM below each."""
+    """Draw a picture `[channels, height, width]` under each perturbation, with theta and the SSIM below each.
+
+    A signal `[channels, samples]` is drawn as curves, disturbed over clean.
+    """
     if not perturbations:
         raise UsageError("there is no perturbation to draw: choose perturbations of pictures that need no model")
     names = [wrap(perturbation.name, 24) for perturbation in perturbations]
     thetas = [wrap(", ".join(theta.name for theta in perturbation.theta), 42) for perturbation in perturbations]
     n_lines = max(len(name) * 1.6 + len(theta) for name, theta in zip(names, thetas, strict=True))
-    tall, below = picture.shape[1] / picture.shape[2], 0.13 * max(n_lines, 3) + 0.1
+    is_curve = is_signal(tuple(picture.shape))
+    tall = 0.5 if is_curve else picture.shape[1] / picture.shape[2]
+    below = 0.13 * max(n_lines, 3) + 0.1
     columns, rows = len(strengths) + 1, len(perturbations)
     wide, high = 1.75, 1.75 * tall + below  # inches per cell
     width, height = wide * columns + 0.1, high * rows + 0.35
@@ -63,7 +69,10 @@ def draw_sheet(
     def draw(row: int, column: int, drawn: Tensor) -> None:
         left, bottom = (0.05 + wide * column) / width, (height - 0.3 - high * (row + 1) + below) / height
         axes = figure.add_axes((left, bottom, (wide - 0.06) / width, (high - below) / height))
-        axes.imshow(pixels(drawn, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        if is_curve:
+            plot_signals(axes, [(picture, FAINT), (drawn, WRONG)] if column else [(picture, INK)])
+        else:
+            axes.imshow(pixels(drawn, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
         axes.axis("off")
 
     def write(row: int, column: int, text: str, down: float = 0.0, **style: Any) -> None:

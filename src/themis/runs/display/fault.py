@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from themis.runs.display.signal import is_signal, separate_curves
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,6 +55,8 @@ def caption(fault: Fault) -> str:
 def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
     """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables."""
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
+    if is_signal(tuple(clean.shape)):
+        return separate_curves(clean, disturbed)
     if clean.ndim != 3 or min(clean.shape[1:]) < 2:
         return []
     low, high = shown.bounds or _guess_bounds(clean, disturbed)

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from themis.errors import MissingExtraError, UsageError
+from themis.runs.display.signal import is_signal, plot_signals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from themis.runs.faults import Fault
     from themis.runs.run import Run
 
-INK, RIGHT, WRONG, QUIET = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b"
+INK, RIGHT, WRONG, QUIET, FAINT = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#b8c2cc"
 
 
 def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[str] | None = None) -> list[Fault]:
@@ -41,12 +42,15 @@ def draw_pairs(
     bounds: tuple[float, float],
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Draw each fault with its clean and its disturbed input, which are pictures `[channels, height, width]`."""
+    """Draw each fault with its clean and its disturbed input: pictures `[channels, height, width]`, or signals."""
     if not pictures:
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
     shape = pictures[0][1].shape
-    if len(shape) != 3:
-        raise UsageError(f"only pictures [channels, height, width] can be drawn, got inputs of shape {list(shape)}")
+    if len(shape) != 3 and not is_signal(tuple(shape)):
+        raise UsageError(
+            "only pictures [channels, height, width] and signals [channels, samples] can be drawn, got inputs of shape "
+            f"{list(shape)}: export a table as .csv or .parquet"
+        )
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     captions = [_caption(fault) for fault, _, _ in pictures]
@@ -71,7 +75,10 @@ def draw_pairs(
         before, after = _titles(fault, classes)
         for at, (picture, text, colour) in enumerate(((clean, before, RIGHT), (disturbed, after, WRONG))):
             axes = figure.add_subplot(pair[at])
-            axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            if len(shape) == 2:
+                plot_signals(axes, [(clean, FAINT), (picture, colour)] if at else [(picture, colour)])
+            else:
+                axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
