@@ -30,6 +30,8 @@ NAMES = {
         *("rotate", "shift", "scale", "shear", "perspective", "elastic"),
         *("fgsm", "pgd", "pgd_l2", "apgd", "cw"),
         *("edit", "edit_worst", "table_noise"),
+        *("signal_noise", "gain", "clipping", "low_pass", "high_pass", "band_stop", "time_shift", "time_stretch"),
+        *("dropouts", "drift"),
     ),
     "policy": ("random", "corners", "paper", "scheduled", "fuzz", "deepxplore"),
     "preset": ("paper",),
