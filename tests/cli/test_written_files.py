@@ -191,6 +191,7 @@ def test_an_experiment_does_not_begin_in_a_folder_with_other_files(here, capsys,
 
 FULL = """
 import resource, sys
+sys.dont_write_bytecode = True  # a module that is imported later would leave a truncated file of bytecode behind
 from themis.cli import main
 import torch, numpy, matplotlib.figure, pyarrow.parquet  # what is written when they are imported does not count
 torch.set_num_threads(1)

@@ -215,6 +215,7 @@ def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monke
 
 FULL = """
 import resource, sys, torch, themis
+sys.dont_write_bytecode = True  # a module that is imported later would leave a truncated file of bytecode behind
 torch.set_num_threads(1)
 path, limit = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
