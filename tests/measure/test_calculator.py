@@ -79,7 +79,7 @@ def test_moments_equal_those_of_the_complete_sensitivities(neurons):
     results, faults = measure_all(calculator, tests, into)
     clean = activations(calculator, calculator.inputs)
     rows = torch.from_numpy(tests.seed)
-    _, disturbed = calculator.disturb(
+    _, disturbed, _ = calculator.disturb(
         rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
     )
     sensitivity = (activations(calculator, disturbed) - clean[rows]).abs()
@@ -166,7 +166,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
 
     def climbed(theta):
         rows = torch.from_numpy(tests.seed)
-        _, disturbed = disturb(calculator, tests, theta)
+        _, disturbed, _ = disturb(calculator, tests, theta)
         return (activations(calculator, disturbed) - clean[rows]).abs()[:, neurons].sum(1)
 
     theta = torch.from_numpy(tests.theta)
@@ -185,7 +185,7 @@ def test_the_panel_gets_the_signed_differences_of_its_neurons():
     differences, seed = calculator.measure(tests, calculator.accumulator()).panel
     assert seed.tolist() == tests.seed.tolist()
     rows = torch.from_numpy(tests.seed)
-    _, disturbed = calculator.disturb(
+    _, disturbed, _ = calculator.disturb(
         rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
     )
     expected = activations(calculator, disturbed) - activations(calculator, calculator.inputs)[rows]

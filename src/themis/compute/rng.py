@@ -54,9 +54,20 @@ def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
 class Rng:
     """Noise for a batch of tests: row `k` depends on `noise_seed[k]` and on how much was drawn before it."""
 
-    def __init__(self, noise_seed: Tensor) -> None:
-        self._noise_seed, self._drawn = noise_seed, 0
+    def __init__(self, noise_seed: Tensor, drawn: int = 0) -> None:
+        """`drawn` is how many numbers have been drawn before, as the attribute of another one says."""
+        self._noise_seed, self._drawn = noise_seed, drawn
         self._native = native.library() if noise_seed.device.type == "cpu" else None
+
+    @property
+    def noise_seed(self) -> Tensor:
+        """The noise seeds of the tests."""
+        return self._noise_seed
+
+    @property
+    def drawn(self) -> int:
+        """How many numbers have been drawn for each test."""
+        return self._drawn
 
     @cached_property
     def _halves(self) -> tuple[Tensor, Tensor]:

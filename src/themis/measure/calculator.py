@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from themis.measure.kernels_cuda import can_fold
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
 from themis.measure.tests import Bools, FaultDetails, Results, Tests
-from themis.oracle import Oracle
+from themis.oracle import Motion, Oracle
 from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
@@ -47,6 +47,23 @@ REPEAT_TOLERANCE = 1e-4
 
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
+
+
+class DisturbedInputs(NamedTuple):
+    """The inputs of tests, clean and disturbed."""
+
+    clean: Tensor
+    disturbed: Tensor
+    motion: Motion | None
+    """How the disturbed pictures have moved; None if the oracle need not know."""
+
+
+class ChunkAnswers(NamedTuple):
+    """The disturbed inputs of tests, how they have moved, and the model's outputs."""
+
+    inputs: Tensor
+    outputs: Tensor
+    motion: Motion | None
 
 
 class Observer(Protocol):
@@ -97,6 +114,7 @@ class _DisturbedChunk:
     noise_seed: Tensor
     inputs: Tensor
     disturbed: Tensor
+    motion: Motion | None
     order: Tensor
     """The position of each row among the tests before dissimilar ones were moved to the end."""
     n_run: int
@@ -299,21 +317,23 @@ class Calculator:
             results = replace(results, raised=self.observer.take(results.was_run))
         return replace(measurement, results=results, passes=self.passes - before, chunk=self.chunk)
 
-    def run_chunk(self, tests: Tests, chunk: int) -> tuple[Tensor, Tensor]:
-        """Inputs and outputs of at most `chunk` tests, computed at that shape; nothing is folded."""
+    def run_chunk(self, tests: Tests, chunk: int) -> ChunkAnswers:
+        """Run at most `chunk` tests at that shape; nothing is folded."""
         rows, theta, noise_seed = self._columns(tests, chunk)
+        n = len(tests)
         with torch.no_grad():
-            _, disturbed = self.disturb(rows, theta, noise_seed, len(tests))
-            self.passes += len(tests)
-            return disturbed[: len(tests)], self.target.forward(disturbed)[: len(tests)].float()
+            _, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
+            self.passes += n
+            outputs = self.target.forward(disturbed)[:n].float()
+            return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
 
-    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> tuple[Tensor, Tensor]:
+    def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> DisturbedInputs:
         """The inputs of the seeds `rows`, clean and disturbed at `theta`; rows from `n_tests` on are padding."""
         inputs = self._read_inputs(rows)
         size = attack_size(len(rows), self.layers, self.device) if self.perturbation.passes else len(rows)
         if size == len(rows):
-            return inputs, self._perturb(inputs, rows, theta, noise_seed, n_tests)
-        blocks: list[Tensor] = []
+            return DisturbedInputs(inputs, *self._perturb(inputs, rows, theta, noise_seed, n_tests))
+        blocks: list[tuple[Tensor, Motion | None]] = []
         before: list[Tensor] = []
         for first in range(0, n_tests, size):
             block = [padded(column[first : first + size], size) for column in (rows, theta, noise_seed)]
@@ -324,15 +344,22 @@ class Calculator:
             seed, point, noise = before = block
             part = padded(inputs[first : first + size], size)
             blocks.append(self._perturb(part, seed, point, noise, min(size, n_tests - first)))
-        return inputs, padded(torch.cat(blocks)[:n_tests], len(rows))
+        disturbed = padded(torch.cat([block for block, _ in blocks])[:n_tests], len(rows))
+        motions = [motion for _, motion in blocks if motion is not None]
+        if not motions:
+            return DisturbedInputs(inputs, disturbed, None)
+        repeated = torch.arange(len(rows), device=self.device).clamp(max=n_tests - 1)
+        return DisturbedInputs(inputs, disturbed, Motion.joined(motions)[repeated])
 
-    def _perturb(self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> Tensor:
-        """The disturbed inputs; those from `n_tests` on are padding, whose passes do not count."""
+    def _perturb(
+        self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int
+    ) -> tuple[Tensor, Motion | None]:
+        """The disturbed inputs and their motion; those from `n_tests` on are padding, whose passes do not count."""
         context = self._context(rows)
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_tests // len(rows)
         self._own_passes = max(self._own_passes, -(-context.passes // len(rows)))
-        return disturbed
+        return disturbed, context.motion
 
     def cost(self, needs_gradient: bool, n_rivals: int = 0) -> int:
         """Passes per test; with its gradient in theta if it needs one, and those of rival models beside the target."""
@@ -344,11 +371,7 @@ class Calculator:
 
     def margin_objective(self) -> Objective:
         """The objective that leads towards another answer."""
-
-        def lost_margin(inputs: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
-            return -self._compare(rows, outputs).margin.sum()
-
-        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), output_term=lost_margin, is_margin=True)
+        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), is_margin=True)
 
     def check_repeats(self) -> None:
         """Refuse a model whose answers to the same inputs differ from one run to the next.
@@ -386,7 +409,7 @@ class Calculator:
         noise_seed = torch.arange(n, device=self.device)
         self.passes += 3 * n
         self.has_gradient = is_differentiable(
-            lambda theta: self.target.forward(self.disturb(rows, theta, noise_seed, n)[1]).float(),
+            lambda theta: self.target.forward(self.disturb(rows, theta, noise_seed, n).disturbed).float(),
             middle.float().repeat(n, 1),
         )
 
@@ -409,7 +432,7 @@ class Calculator:
             outputs = outputs.detach()[:n].float()
             if self.observer is not None:
                 self.observer.end(n, outputs, rows)
-            verdict = self._compare(rows, outputs)
+            verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
             inputs, disturbed = chunk.inputs[:n], chunk.disturbed.detach()[:n]
             faults = self._describe_faults(inputs, disturbed, outputs, verdict, fold.sensitivity_by_layer())
             results = self._results(chunk, verdict, gradient)
@@ -458,7 +481,7 @@ class Calculator:
                 self._panel,
                 lambda rows, theta, noise_seed: self.disturb(rows, theta, noise_seed, len(rows)),
                 self._forward,
-                self._compare,
+                self.compare,
                 are_finite,
                 self.device,
                 ascends,
@@ -522,9 +545,9 @@ class Calculator:
         n = len(tests)
         rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device))
         leaf = theta.requires_grad_(needs_gradient)
-        inputs, disturbed = self.disturb(rows, theta, noise_seed, n)
+        inputs, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
         order = torch.arange(len(rows), device=self.device)
-        chunk = _DisturbedChunk(tests, rows, theta, noise_seed, inputs, disturbed, order, n, leaf)
+        chunk = _DisturbedChunk(tests, rows, theta, noise_seed, inputs, disturbed, motion, order, n, leaf)
         if self.min_ssim is None:
             return chunk
         order, n_similar = similar_first(inputs, disturbed, n, self.target.bounds, self.min_ssim)
@@ -537,6 +560,7 @@ class Calculator:
             noise_seed=noise_seed[order],
             inputs=inputs[order],
             disturbed=disturbed[order],
+            motion=motion and motion[order],
             order=order,
             n_run=n_similar,
         )
@@ -553,6 +577,9 @@ class Calculator:
             self.passes += n
             return fold, outputs, None
         value, output_term = fold.objective_value, objective.objective.output_term
+        if objective.objective.is_margin:
+            motion = chunk.motion and chunk.motion[:n]
+            value = value - self.compare(chunk.rows[:n], outputs[:n].float(), motion).margin.sum()
         if output_term is not None:
             value = value + output_term(chunk.disturbed[:n], outputs[:n].float(), chunk.rows[:n])
         gradient = by_backward(value, chunk.leaf)[chunk.order][:n]
@@ -567,7 +594,7 @@ class Calculator:
         def value_at(theta: Tensor) -> Tensor:
             meter = ObjectiveMeter(locate, chunk.n_run, objective)
             with torch.no_grad():
-                _, disturbed = self.disturb(chunk.rows, theta, chunk.noise_seed, chunk.n_run)
+                _, disturbed, _ = self.disturb(chunk.rows, theta, chunk.noise_seed, chunk.n_run)
                 self._forward(disturbed, meter.on_activation)
             self.passes += chunk.n_run
             return meter.objective_value
@@ -589,9 +616,10 @@ class Calculator:
         finally:
             self.observer = observer
 
-    def _compare(self, rows: Tensor, outputs: Tensor) -> Verdict:
+    def compare(self, rows: Tensor, outputs: Tensor, motion: Motion | None) -> Verdict:
+        """The oracle's verdict on tests of the seeds `rows`, whose pictures have moved."""
         labels = None if self.labels is None else self.labels[rows]
-        return self.oracle.compare(self.clean_outputs[rows], outputs, labels)
+        return self.oracle.verdict(self.clean_outputs[rows], outputs, labels, motion)
 
     def _results(self, chunk: _DisturbedChunk, verdict: Verdict, gradient: Tensor | None) -> Results:
         """One row per test, in the order of the tests; tests that were not run are not faults."""
@@ -644,7 +672,7 @@ class Calculator:
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
         """The measurement of tests that were all dropped."""
         outputs = self.clean_outputs[:0]
-        verdict = self._compare(chunk.rows[:0], outputs)
+        verdict = self.compare(chunk.rows[:0], outputs, None)
         gradient = chunk.theta.detach()[:0] if needs_gradient else None
         by_layer = torch.empty(0, len(self.layers), device=self.device)
         faults = self._describe_faults(chunk.inputs[:0], chunk.inputs[:0], outputs, verdict, by_layer)
@@ -653,11 +681,10 @@ class Calculator:
     # Forward passes
 
     def _context(self, rows: Tensor) -> Context:
-        def margin(outputs: Tensor) -> Tensor:
-            return self._compare(rows, outputs).margin
-
         features = self.seeds.features if self.perturbation.inputs == "table" else None
-        return Context(self.target.bounds, self.target, self.reference[rows], self.oracle.loss, margin, features)
+        return Context.of_task(
+            self.target, self.oracle, self.clean_outputs, self.labels, features, reference=self.reference, rows=rows
+        )
 
     def _read_inputs(self, rows: Tensor) -> Tensor:
         """The clean inputs of the seeds `rows`; those in memory were checked when the calculator was created."""

@@ -20,18 +20,19 @@ from themis.measure.gradient import by_backward
 from themis.measure.kernels_cuda import fold, take_panel
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests
+from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict
 from themis.target.activations import Layer
 
 WARM_UP = 2
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
 
-Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps seeds, theta and noise seeds to clean and disturbed inputs."""
+Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Motion | None]]
+"""Maps seeds, theta and noise seeds to clean and disturbed inputs, and how the disturbed ones have moved."""
 Forward = Callable[[Tensor, Callable[[Layer, Tensor], None]], Tensor]
 """Runs the model on inputs and shows each layer's activations `[inputs, neurons]`."""
-Compare = Callable[[Tensor, Tensor], Verdict]
-"""Maps seeds and outputs to a verdict."""
+Compare = Callable[[Tensor, Tensor, Motion | None], Verdict]
+"""Maps seeds, outputs and the motion of the inputs to a verdict."""
 
 
 class CaptureError(Exception):
@@ -157,15 +158,15 @@ class CapturedChunk:
                 column += len(positions)
 
         theta = self._theta.detach().requires_grad_(self.ascends is not None)
-        self._inputs, disturbed = self._disturb(self._rows, theta, self._noise_seed)
+        self._inputs, disturbed, motion = self._disturb(self._rows, theta, self._noise_seed)
         outputs = self._forward(disturbed, on_activation).float()
         if self.ascends == "margin":
-            value = -self._compare(self._rows, outputs).margin.sum()
+            value = -self._compare(self._rows, outputs, motion).margin.sum()
         gradient = [] if self.ascends is None else [by_backward(value, theta).nan_to_num(0.0).double()]
         with torch.no_grad():
             self._disturbed, self._outputs = disturbed.detach(), outputs.detach()
             self._by_layer = torch.stack(by_layer, 1)
-            verdict = self._verdict = self._compare(self._rows, self._outputs)
+            verdict = self._verdict = self._compare(self._rows, self._outputs, motion)
             columns = (verdict.is_fault, verdict.outcome, verdict.margin, self._is_finite(self._outputs))
             self._columns = torch.cat([torch.stack([column.double() for column in columns], 1), *gradient], 1)
 

@@ -3,6 +3,7 @@
 from themis.oracle.choose import ORACLES, choose_oracle, is_own_oracle
 from themis.oracle.classes import Changed, Top, Wrong, are_probabilities, confidence
 from themis.oracle.compare import Compare
+from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, NOT_FINITE, Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
@@ -14,6 +15,7 @@ __all__ = [
     "ORACLES",
     "Changed",
     "Compare",
+    "Motion",
     "Multilabel",
     "Oracle",
     "Regression",

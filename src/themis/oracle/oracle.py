@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
+from themis.oracle.motion import Motion
 
 NOT_FINITE = -1
 """Outcome of a test whose output contains a NaN or an infinity; no other outcome has this number."""
@@ -34,6 +35,9 @@ class Verdict(NamedTuple):
 @dataclass(frozen=True)
 class Oracle(ABC):
     """Decides which tests of a task are faults. A new task implements the abstract methods."""
+
+    is_spatial: ClassVar[bool] = False
+    """Whether answers and labels say where something is in the picture, so that they move with it."""
 
     is_probability: bool = field(default=False, kw_only=True)
     """Whether the outputs are probabilities rather than scores; set by `settle`."""
@@ -61,6 +65,20 @@ class Oracle(ABC):
     @abstractmethod
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         """Return which tests are faults."""
+
+    def verdict(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None, motion: Motion | None) -> Verdict:
+        """Return which tests are faults, given how their pictures have moved; every test is compared by it."""
+        if motion:
+            clean_outputs, labels = self.move(clean_outputs, labels, motion)
+        return self.compare(clean_outputs, outputs, labels)
+
+    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
+        """Return clean outputs and labels as `compare` expects them for pictures that have moved; for spatial tasks."""
+        raise NotImplementedError(f"{type(self).__name__} is spatial, but does not define how answers move")
+
+    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
+        """Return the labels of pictures that have moved, to train on; for spatial tasks."""
+        raise NotImplementedError(f"{type(self).__name__} is spatial, but does not define how labels move")
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return how far outputs are from the reference answers, `[tests]`; attacks maximise it."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
 from themis.oracle.classes import IGNORED, are_probabilities, class_loss
+from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 TOLERANCE = 0.1
@@ -22,10 +24,14 @@ class Segmentation(Oracle):
 
     The outcome is the class that lost most. The IoU is that with the label map `[seeds, height, width]` or, without
     labels, with the clean answer; its mean is over the classes that occur in either map. Pixels labelled 255 do not
-    count, unless the model has that many classes.
+    count, unless the model has that many classes. Maps move with the picture; pixels that show nothing of the clean
+    picture, or lie between pixels of different classes, do not count.
     """
 
+    is_spatial: ClassVar[bool] = True
     tolerance: float = TOLERANCE
+    n_classes: int | None = field(default=None, kw_only=True)
+    """The number of classes of the model; set by `settle`."""
 
     @staticmethod
     def parse(text: str) -> Segmentation:
@@ -39,7 +45,7 @@ class Segmentation(Oracle):
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         _check_maps(clean_outputs)
-        return replace(self, is_probability=are_probabilities(clean_outputs))
+        return replace(self, is_probability=are_probabilities(clean_outputs), n_classes=clean_outputs.shape[1])
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         _check_maps(clean_outputs)
@@ -68,10 +74,22 @@ class Segmentation(Oracle):
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         before, of_class_before = self._overlap(clean_outputs, clean_outputs, labels)
         after, of_class_after = self._overlap(clean_outputs, outputs, labels)
-        margin = self.tolerance - (before - after)
+        margin = self.tolerance - (before - after).nan_to_num(0)  # no pixel counts if everything has left the picture
         lost = (of_class_before - of_class_after).nan_to_num(-torch.inf)
         outcome = torch.where(margin < 0, lost.argmax(1), KEPT)
         return mark_not_finite(Verdict(margin < 0, outcome, margin, after), outputs)
+
+    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
+        answer = clean_outputs.argmax(1)
+        maps = torch.stack([answer, self.reference(clean_outputs, labels)], 1)
+        answer, reference = motion.maps(maps, IGNORED).unbind(1)
+        reference = torch.where(answer == IGNORED, IGNORED, reference)
+        scores = torch.zeros_like(clean_outputs).scatter_(1, answer.clamp(min=0)[:, None], 1.0)
+        return scores, reference
+
+    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
+        is_class = self.n_classes is not None and self.n_classes > VOID
+        return motion.maps(labels, IGNORED if is_class else VOID)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         return class_loss(outputs, reference, self.is_probability)

@@ -68,7 +68,9 @@ def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 SHARE = "share of the input range"
 
-_attack = partial(Perturbation, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack")
+_attack = partial(
+    Perturbation, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack", moves=False
+)
 
 ATTACKS = (
     _attack(

@@ -170,7 +170,7 @@ def _with_slopes(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
     return result
 
 
-_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera")
+_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera", moves=False)
 
 BLUR = (
     _camera(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.errors import UsageError, nearest
+from themis.oracle.motion import Size, Source
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, apply_inside
 
@@ -52,7 +53,15 @@ def combine(*parts: Perturbation) -> Perturbation:
         has_identity=all(part.has_identity for part in parts),
         family="combination",
         parts=parts,
+        moves=_moves(parts),
     )
+
+
+def _moves(parts: tuple[Perturbation, ...]) -> bool | None:
+    """Whether some of the parts move what is in the picture; None if one of them does not say."""
+    if any(part.moves is None for part in parts):
+        return None
+    return any(part.moves is not False for part in parts)
 
 
 def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
@@ -97,7 +106,9 @@ def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturb
     name = f"{perturbation.name}({options})" if ranges else perturbation.name
     is_magnitude = perturbation.theta_is_magnitude and not ranges
     changed = replace(perturbation, name=name, theta=tuple(free), theta_is_magnitude=is_magnitude, parts=())
-    return replace(changed, apply=_with_held(perturbation, held)) if held else changed
+    if not held:
+        return changed
+    return replace(changed, apply=_with_held(perturbation, held), moves=_moves_with_held(perturbation, held))
 
 
 def _format_range(value: Range) -> str:
@@ -112,12 +123,29 @@ def _format_number(value: float) -> str:
 
 def _with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-        free = iter(theta.unbind(1))
-        columns = [
-            theta.new_full((len(theta),), held[k]) if k in held else next(free) for k in range(len(perturbation.theta))
-        ]
-        return perturbation.apply(inputs, torch.stack(columns, 1), rng, context)
+        return perturbation.apply(inputs, _all_columns(perturbation, theta, held), rng, context)
 
     apply.__doc__, apply.__module__ = perturbation.apply.__doc__, perturbation.apply.__module__
     apply.__qualname__ = perturbation.apply.__qualname__
     return apply
+
+
+def _moves_with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Source | bool | None:
+    source = perturbation.moves
+    if not callable(source):
+        return source
+    moves = source
+
+    def held_source(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
+        return moves(x, y, _all_columns(perturbation, theta, held), rng, size)
+
+    return held_source
+
+
+def _all_columns(perturbation: Perturbation, theta: Tensor, held: Mapping[int, float]) -> Tensor:
+    """Theta with the columns of the values that are held."""
+    free = iter(theta.unbind(1))
+    columns = [
+        theta.new_full((len(theta),), held[k]) if k in held else next(free) for k in range(len(perturbation.theta))
+    ]
+    return torch.stack(columns, 1)

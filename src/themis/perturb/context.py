@@ -12,9 +12,11 @@ from torch import Tensor
 
 from themis.errors import UsageError
 from themis.oracle.classes import class_loss
+from themis.oracle.motion import Motion
 
 if TYPE_CHECKING:
     from themis.data.features import Features
+    from themis.oracle.oracle import Oracle
     from themis.target.target import AnyTarget
 
 NO_GRADIENT = (
@@ -37,6 +39,53 @@ class Context:
     """The oracle's margin `[tests]` of outputs: how far the answer is from being a fault, negative if it is one."""
     features: Features | None = None
     passes: int = 0
+    motion: Motion | None = None
+    """How the pictures have moved so far; None if that is not followed, because no answer says where something is."""
+    after_motion: Callable[[Motion], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
+    """The reference answers and the margin for pictures that have moved."""
+
+    @staticmethod
+    def of_task(
+        target: AnyTarget,
+        oracle: Oracle,
+        clean_outputs: Tensor,
+        labels: Tensor | None,
+        features: Features | None = None,
+        *,
+        reference: Tensor | None = None,
+        rows: Tensor | slice = slice(None),
+    ) -> Context:
+        """The context of tests that an oracle compares with the rows `rows` of clean outputs and labels.
+
+        reference: the oracle's reference answers of all rows if they are known.
+        """
+
+        def answers() -> tuple[Tensor, Tensor | None]:
+            return clean_outputs[rows], None if labels is None else labels[rows]
+
+        def margin(outputs: Tensor) -> Tensor:
+            clean, kept = answers()
+            return oracle.compare(clean, outputs, kept).margin
+
+        def after_motion(motion: Motion) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            clean, moved = oracle.move(*answers(), motion)
+            return oracle.reference(clean, moved), lambda outputs: oracle.compare(clean, outputs, moved).margin
+
+        return Context(
+            target.bounds,
+            target,
+            oracle.reference(*answers()) if reference is None else reference[rows],
+            oracle.loss,
+            margin,
+            features,
+            motion=Motion() if oracle.is_spatial else None,
+            after_motion=after_motion if oracle.is_spatial else None,
+        )
+
+    def follow_motion(self) -> None:
+        """Let the reference answers and the margin be those of the pictures as they have moved so far."""
+        if self.motion and self.after_motion is not None:
+            self.reference, self.margin = self.after_motion(self.motion)
 
     @property
     def span(self) -> float:

@@ -80,7 +80,4 @@ def _attack_context(target: AnyTarget, inputs: Tensor, labels: Tensor | None, fe
         clean = target.forward(inputs).float()
     oracle = choose_oracle(target.oracle).settle(clean, labels)
 
-    def margin(outputs: Tensor) -> Tensor:
-        return oracle.compare(clean, outputs, labels).margin
-
-    return Context(target.bounds, target, oracle.reference(clean, labels), oracle.loss, margin, features)
+    return Context.of_task(target, oracle, clean, labels, features)

@@ -137,5 +137,6 @@ JPEG = (
         inputs="picture",
         has_identity=False,
         family="camera",
+        moves=False,
     ),
 )

@@ -92,7 +92,7 @@ def _mixed(pictures: Tensor, weights: tuple[float, float, float]) -> Tensor:
     return (red * weights[0] + green * weights[1] + blue * weights[2])[:, None]
 
 
-_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera")
+_camera = partial(Perturbation, is_random=False, inputs="picture", family="camera", moves=False)
 
 LIGHT = (
     _camera(

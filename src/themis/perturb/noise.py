@@ -73,7 +73,7 @@ def _hit(chance: Tensor, share: Tensor) -> Tensor:
     return ramp * ramp * (3 - 2 * ramp)
 
 
-_noise = partial(Perturbation, theta_is_magnitude=True, family="noise")
+_noise = partial(Perturbation, theta_is_magnitude=True, family="noise", moves=False)
 
 NOISE = (
     _noise(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.errors import ModelError, UsageError
+from themis.oracle.motion import Motion, MotionStep, Source
 from themis.perturb.context import Context
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class Perturbation:
         has_identity: Whether the input is unchanged if every theta is at its identity.
         family: The family that it is listed in.
         parts: The perturbations that it combines, as long as its theta are theirs.
+        moves: Whether and how it moves what is in the picture, so that label maps, boxes and points can be moved with
+            it. `False`: everything stays where it is. A function `(x, y, theta, rng, size) -> (x, y)`: where the
+            content at a position of the disturbed picture comes from, see `themis.oracle.motion.Source`. `True`: the
+            perturbations that it applies say it. `None`: unknown, and refused in tasks whose answers are places.
     """
 
     name: str
@@ -111,6 +116,7 @@ class Perturbation:
     has_identity: bool = True
     family: str = "own"
     parts: tuple[Perturbation, ...] = ()
+    moves: Source | bool | None = None
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -198,15 +204,20 @@ def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:
     """The inputs of tests: `inputs` disturbed at `theta` and clipped to the bounds."""
     size = max(1, VALUES_AT_ONCE * len(inputs) // max(inputs.numel(), 1))
+    if context.motion is not None:
+        context.motion = Motion()
     if inputs.device.type != "cpu" or perturbation.passes or size >= len(inputs):
         return apply_inside(perturbation, inputs, theta, Rng(noise_seed), context)
-    parts = []
+    parts, motions = [], []
     for first in range(0, len(inputs), size):
         rows = slice(first, first + size)
         reference = None if context.reference is None else context.reference[rows]
         part = replace(context, reference=reference, passes=0)
         parts.append(apply_inside(perturbation, inputs[rows], theta[rows], Rng(noise_seed[rows]), part))
         context.passes += part.passes
+        motions += [] if part.motion is None else [part.motion]
+    if motions:
+        context.motion = Motion.joined(motions)
     return torch.cat(parts)
 
 
@@ -217,7 +228,12 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     passed = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
     passed = (passed - low) / context.span if is_scaled else passed
     version = passed._version
+    if context.motion is not None and (perturbation.passes or perturbation.needs_gradient):
+        context.follow_motion()
+    drawn, motion = rng.drawn, context.motion
     disturbed = perturbation.apply(passed, theta, rng, context)
+    if motion is not None:
+        context.motion = _motion_after(perturbation, motion, context.motion, inputs, theta, rng, drawn)
     if passed._version != version:
         raise ModelError(
             f"perturbation {perturbation.name!r} must not change its inputs in place, but it did: "
@@ -232,6 +248,25 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     if disturbed.requires_grad or not disturbed.is_contiguous() or _share_memory(disturbed, inputs):
         return disturbed.clamp(low, high).to(inputs.dtype)
     return disturbed.clamp_(low, high).to(inputs.dtype)  # saves one copy of the pictures
+
+
+def _motion_after(
+    perturbation: Perturbation, before: Motion, now: Motion | None, inputs: Tensor, theta: Tensor, rng: Rng, drawn: int
+) -> Motion:
+    """How the pictures have moved after a perturbation; before: before it, now: what the perturbations in it added."""
+    source = perturbation.moves
+    if source is False:
+        return before
+    if source is None or now is None or (source is True and now is before):
+        raise UsageError(
+            f"perturbation {perturbation.name!r} must say how it moves what is in the picture, because the model's "
+            "answers are places in it: pass moves=False if everything stays where it is, or moves=function, see "
+            "docs/own-perturbation.md"
+        )
+    if source is True:
+        return now
+    height, width = inputs.shape[-2:]
+    return Motion((*before.steps, MotionStep(source, theta, rng.noise_seed, drawn, (height, width))))
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

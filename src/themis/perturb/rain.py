@@ -189,7 +189,7 @@ def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tens
     return (pictures * ((1 - alpha) * (1 - veil))).add_(light)
 
 
-_weather = partial(Perturbation, inputs="picture", family="weather")
+_weather = partial(Perturbation, inputs="picture", family="weather", moves=False)
 
 RAIN = (
     _weather(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.compute.rng import Rng
+from themis.oracle.motion import Size
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import doubled, halved, places, side, warp_lines
@@ -94,14 +95,19 @@ def _covered(x: Tensor, size: Tensor, edge: float) -> Tensor:
 
 def rolling_shear(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A rolling shutter in a moving camera: each row is read after the one above, so vertical lines lean and wave."""
-    skew, wobble, waves = columns(theta, inputs)
     x, y = places(inputs)
-    time = y * (side(inputs) / inputs.shape[2])
-    moved = skew * time + wobble * (2 * math.pi * waves * time).sin()
-    return warp_lines(inputs, (x, 0 * x), (-moved, y))
+    height, width = inputs.shape[2:]
+    return warp_lines(inputs, (x, 0 * x), rolling_source(0 * y, y, theta, rng, (height, width)))
 
 
-_camera = partial(Perturbation, inputs="picture", family="camera")
+def rolling_source(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
+    """Where the content of a picture taken with a rolling shutter comes from."""
+    skew, wobble, waves = columns(theta, x)
+    time = y * (min(size) / size[0])
+    return x - (skew * time + wobble * (2 * math.pi * waves * time).sin()), y
+
+
+_camera = partial(Perturbation, inputs="picture", family="camera", moves=False)
 
 SENSOR = (
     _camera(
@@ -142,6 +148,7 @@ SENSOR = (
             Theta("waves", 1.0, 5.0, 1.0, unit="waves from top to bottom", limits=(0, 100)),
         ),
         rolling_shear,
+        moves=rolling_source,
         is_random=False,
     ),
 )

@@ -126,7 +126,7 @@ COUNT = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
 AMOUNT = Theta("amount", 0.02, 0.3, identity=0.02, unit="share of a feature's range", limits=(0, 1))
 
 TABLE = (
-    Perturbation("edit", (COUNT, AMOUNT), edit, inputs="table", is_smooth=False, family="table"),
+    Perturbation("edit", (COUNT, AMOUNT), edit, inputs="table", is_smooth=False, family="table", moves=False),
     Perturbation(
         "edit_worst",
         (COUNT, AMOUNT),
@@ -137,6 +137,7 @@ TABLE = (
         inputs="table",
         is_smooth=False,
         family="table",
+        moves=False,
     ),
     Perturbation(
         "table_noise",
@@ -145,5 +146,6 @@ TABLE = (
         theta_is_magnitude=True,
         inputs="table",
         family="table",
+        moves=False,
     ),
 )

@@ -135,7 +135,7 @@ def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) 
     return (pictures * share).add_(rest * grey)
 
 
-_weather = partial(Perturbation, inputs="picture", family="weather")
+_weather = partial(Perturbation, inputs="picture", family="weather", moves=False)
 
 WEATHER = (
     _weather(

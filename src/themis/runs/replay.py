@@ -50,7 +50,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
     test = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
     with calculator.target.opened(), torch.no_grad(), fresh_answers(calculator.target):
-        disturbed, outputs = calculator.run_chunk(test[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
+        disturbed, outputs, motion = calculator.run_chunk(test[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
         inputs = disturbed[fault.position].cpu()
         input_gap = None if stored is None else _gap(inputs, stored.inputs[0])
         if stored is not None and input_gap and calculator.perturbation.passes:
@@ -58,8 +58,8 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
             repeated = inputs.to(calculator.device).expand(fault.chunk, *inputs.shape).contiguous()
             outputs = calculator.target.forward(repeated).float()
     at = slice(fault.position, fault.position + 1)
-    labels = None if calculator.labels is None else calculator.labels[row : row + 1]
-    verdict = calculator.oracle.compare(calculator.clean_outputs[row : row + 1], outputs[at], labels)
+    rows = torch.tensor([row], device=calculator.device)
+    verdict = calculator.compare(rows, outputs[at], motion and motion[at])
     answer, confidence = int(verdict.outcome[0]), float(calculator.oracle.confidence(outputs[at])[0])
     value = None if verdict.value is None else float(verdict.value[0])
     output = outputs[fault.position].cpu()

@@ -91,10 +91,9 @@ class ErrorRates:
         is_fault = []
         for first in range(0, len(tests), calculator.chunk):
             chunk = tests[first : first + calculator.chunk]
-            outputs = calculator.run_chunk(chunk, calculator.chunk)[1]
+            _, outputs, motion = calculator.run_chunk(chunk, calculator.chunk)
             rows = torch.from_numpy(chunk.seed).to(outputs.device)
-            labels = None if calculator.labels is None else calculator.labels[rows]
-            is_fault.append(calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels).is_fault.cpu())
+            is_fault.append(calculator.compare(rows, outputs, motion).is_fault.cpu())
         shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(draws, n).mean(0)
         return shares
 

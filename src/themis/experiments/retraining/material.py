@@ -251,12 +251,8 @@ def _attack_context(
 ) -> Context:
     """The context of an attack on some seeds, the same as in a campaign; outputs: their clean outputs."""
     labels = _on(target, None if seeds.labels is None else seeds.labels[rows.cpu()])
-
-    def margin(attacked: Tensor) -> Tensor:
-        return oracle.compare(outputs, attacked, labels).margin
-
     features = seeds.features if perturbation.inputs == "table" else None
-    return Context(target.bounds, target, oracle.reference(outputs, labels), oracle.loss, margin, features)
+    return Context.of_task(target, oracle, outputs, labels, features)
 
 
 def _on(target: AnyTarget, labels: Tensor | None) -> Tensor | None:

@@ -94,11 +94,10 @@ class TestBench:
 
     def _run(self, tests: Tests, size: int) -> TestOutcomes:
         calculator = self.calculator
-        disturbed, outputs = calculator.run_chunk(tests, size)
+        disturbed, outputs, motion = calculator.run_chunk(tests, size)
         rows = torch.from_numpy(np.ascontiguousarray(tests.seed)).to(calculator.device)
         inputs = calculator.inputs[rows]
-        labels = None if calculator.labels is None else calculator.labels[rows]
-        verdict = calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels)
+        verdict = calculator.compare(rows, outputs, motion)
         similarity, is_fault = ssim(inputs, disturbed, calculator.target.bounds), verdict.is_fault
         if calculator.min_ssim is not None:
             is_fault = is_fault & (similarity >= calculator.min_ssim)

@@ -249,10 +249,8 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int) -> Tests:
 
 
 def _passes(calculator: Calculator, tests: Tests) -> NDArray[np.bool_]:
-    _, outputs = calculator.run_chunk(tests, calculator.chunk)
-    rows = torch.from_numpy(tests.seed).to(calculator.device)
-    labels = None if calculator.labels is None else calculator.labels[rows]
-    verdict = calculator.oracle.compare(calculator.clean_outputs[rows], outputs, labels)
+    _, outputs, motion = calculator.run_chunk(tests, calculator.chunk)
+    verdict = calculator.compare(torch.from_numpy(tests.seed).to(calculator.device), outputs, motion)
     passes: NDArray[np.bool_] = ~verdict.is_fault.cpu().numpy()
     return passes
 
@@ -267,7 +265,7 @@ def _trace_changes(calculator: Calculator, tests: Tests, take: Callable[[Layer, 
             padded(torch.from_numpy(np.ascontiguousarray(column)), calculator.chunk).to(calculator.device)
             for column in (part.seed, part.theta, part.noise_seed)
         )
-        inputs, disturbed = calculator.disturb(rows, theta, noise_seed, n)
+        inputs, disturbed, _ = calculator.disturb(rows, theta, noise_seed, n)
         clean: dict[str, Tensor] = {}
 
         def keep(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:

@@ -1,0 +1,241 @@
+"""How a disturbed picture has moved, and how label maps, points and boxes move with it.
+
+A perturbation that moves pixels says where the content of each place of the disturbed picture comes from (its
+`source`). Positions are relative to the picture's centre, in shares of its shorter side; x grows to the right, y
+downwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from themis.compute.rng import Rng
+
+Size = tuple[int, int]
+"""Height and width of a picture in pixels."""
+Source = Callable[[Tensor, Tensor, Tensor, Rng, Size], tuple[Tensor, Tensor]]
+"""`source(x, y, theta [tests, dimensions], rng, size)`: where the content at the positions `x` and `y` of the disturbed
+picture (`[tests, ...]`, or 1 for all tests) was in the picture before."""
+
+NEGLIGIBLE = 1 / 512
+"""Weight of a pixel in an interpolation below which it does not matter: half a level of an 8-bit picture."""
+NEWTON_STEPS = 12
+"""Steps of the search for the place that a point moves to; affine maps need one."""
+SLOPE_STEP = 1e-4
+"""Step of the finite differences that give the slope of a source, as a share of the shorter side."""
+OUTLINE_POINTS = 32
+"""Points on the outline of a box whose moved places bound the moved box."""
+BOX_POINTS = 8
+"""Points across a box, in both directions, that tell how much of it is inside."""
+
+
+@dataclass(frozen=True)
+class MotionStep:
+    """One perturbation that moved the pictures: its source, its theta, and the state of its random numbers."""
+
+    source: Source
+    theta: Tensor  # [tests, dimensions]
+    noise_seed: Tensor  # [tests]
+    drawn: int
+    size: Size
+
+    def trace_back(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the content at these positions was before the step."""
+        return self.source(x, y, self.theta.to(x.dtype), Rng(self.noise_seed, self.drawn), self.size)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How the pictures of some tests have moved, one step after the other; without steps, they have not.
+
+    Pixel coordinates of points and boxes are continuous: (0, 0) is the upper left corner of the picture and
+    (width, height) the lower right one, so that the centre of the first pixel is (0.5, 0.5).
+    """
+
+    steps: tuple[MotionStep, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything has moved."""
+        return bool(self.steps)
+
+    def __getitem__(self, rows: slice | Tensor) -> Motion:
+        """The motion of some of the tests."""
+        return Motion(
+            tuple(replace(step, theta=step.theta[rows], noise_seed=step.noise_seed[rows]) for step in self.steps)
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Motion]) -> Motion:
+        """The motion of all tests, from that of consecutive parts of them."""
+        columns = zip(*(part.steps for part in parts), strict=True)
+        return Motion(
+            tuple(
+                replace(
+                    steps[0],
+                    theta=torch.cat([step.theta for step in steps]),
+                    noise_seed=torch.cat([step.noise_seed for step in steps]),
+                )
+                for steps in columns
+            )
+        )
+
+    def maps(self, maps: Tensor, fill: int) -> Tensor:
+        """Label maps `[tests, ..., height, width]`, moved like the pictures; they may be smaller than these.
+
+        A pixel of the disturbed picture is interpolated between pixels of the picture before. Where these have one
+        label, it gets that label; where their labels differ, or where it shows nothing of the picture, it gets `fill`.
+        """
+        for step in self.steps:
+            maps = _sampled(step, maps, fill)
+        return maps
+
+    def points(self, points: Tensor) -> Tensor:
+        """Points `[tests, points, 2]` in pixels, moved like the pictures; they may lie outside of these.
+
+        Differentiable in the points and in theta.
+        """
+        for step in self.steps:
+            points = _moved(step, points)
+        return points
+
+    def is_inside(self, points: Tensor) -> Tensor:
+        """Whether places `[tests, points, 2]` of the disturbed pictures, in pixels, show a place of the clean ones.
+
+        Beyond the edges of a picture that has moved, its mirror image is seen.
+        """
+        is_inside = torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
+        for step in reversed(self.steps):
+            height, width = step.size
+            x, y = _positions(points.double(), step.size)
+            points = _pixels(*step.trace_back(x, y), step.size)
+            across, down = points.unbind(-1)
+            is_inside &= (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
+        return is_inside
+
+    def boxes(self, boxes: Tensor, outline: Literal["box", "ellipse"] = "box") -> tuple[Tensor, Tensor]:
+        """Boxes `[tests, boxes, 4]` (left, top, right, bottom in pixels), moved like the pictures and clipped to them.
+
+        Returns the boxes, and for each the share of its area before clipping that is left, `[tests, boxes]`; the box of
+        an object that left the picture is empty and has the share 0. outline: whether the moved box bounds the box
+        itself, or the ellipse inside it, which is closer to the bounds of an object that has rotated.
+        """
+        if not self.steps:
+            return boxes, torch.ones(boxes.shape[:-1], dtype=boxes.dtype, device=boxes.device)
+        height, width = self.steps[0].size
+        n, n_boxes = boxes.shape[:2]
+        moved = self.points(_outline(boxes, outline).reshape(n, -1, 2)).view(n, n_boxes, -1, 2)
+        least, most = moved.amin(2), moved.amax(2)
+        limit = boxes.new_tensor([width, height])
+        clipped = torch.cat([least.clamp(min=0).minimum(limit), most.clamp(min=0).minimum(limit)], -1)
+        area, left = (most - least).prod(-1), (clipped[..., 2:] - clipped[..., :2]).prod(-1)
+        return clipped, torch.where(area > 0, left / area.clamp(min=torch.finfo(area.dtype).tiny), 0)
+
+    def share_inside(self, boxes: Tensor) -> Tensor:
+        """The share of boxes `[tests, boxes, 4]` of the disturbed pictures that shows the clean ones."""
+        if not self.steps:
+            return torch.ones(boxes.shape[:-1], dtype=boxes.dtype, device=boxes.device)
+        n, n_boxes = boxes.shape[:2]
+        steps = (torch.arange(BOX_POINTS, dtype=boxes.dtype, device=boxes.device) + 0.5) / BOX_POINTS
+        share = torch.cartesian_prod(steps, steps)
+        points = boxes[:, :, None, :2] + share * (boxes[..., 2:] - boxes[..., :2])[:, :, None]
+        return self.is_inside(points.view(n, -1, 2)).view(n, n_boxes, -1).to(boxes.dtype).mean(-1)
+
+
+def _positions(points: Tensor, size: Size) -> tuple[Tensor, Tensor]:
+    """Points in pixels as positions."""
+    height, width = size
+    return (points[..., 0] - width / 2) / min(size), (points[..., 1] - height / 2) / min(size)
+
+
+def _pixels(x: Tensor, y: Tensor, size: Size) -> Tensor:
+    """Positions as points in pixels."""
+    height, width = size
+    return torch.stack([x * min(size) + width / 2, y * min(size) + height / 2], -1)
+
+
+def _sampled(step: MotionStep, maps: Tensor, fill: int) -> Tensor:
+    """The maps after one step."""
+    (height, width), (rows, columns) = step.size, maps.shape[-2:]
+    unit = min(step.size)
+
+    def centres(n: int, length: int) -> Tensor:
+        places = torch.arange(n, dtype=torch.float32, device=maps.device)
+        return (places - (n - 1) / 2) * (length / n / unit)
+
+    x, y = step.trace_back(centres(columns, width).view(1, 1, -1), centres(rows, height).view(1, -1, 1))
+    shape = (len(maps), rows, columns)
+
+    def neighbours(position: Tensor, n: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The pixels on both sides that are interpolated, and whether the position is inside."""
+        pixel = (position * (unit * n / length) + (n - 1) / 2).expand(shape)
+        is_inside = (pixel >= -0.5 - NEGLIGIBLE) & (pixel <= n - 0.5 + NEGLIGIBLE)
+        before = (pixel - (1 - NEGLIGIBLE)).ceil().clamp(0, n - 1)
+        after = (pixel + (1 - NEGLIGIBLE)).floor().clamp(0, n - 1)
+        return before.long(), after.long(), is_inside
+
+    left, right, is_across = neighbours(x, columns, width)
+    above, below, is_down = neighbours(y, rows, height)
+    flat = maps.reshape(len(maps), -1, rows * columns)
+
+    def read(row: Tensor, column: Tensor) -> Tensor:
+        index = (row * columns + column).view(len(maps), 1, -1)
+        return flat.gather(2, index.expand(-1, flat.shape[1], -1))
+
+    label = read(above, left)
+    is_same = (is_across & is_down).view(len(maps), 1, -1)
+    for row, column in ((above, right), (below, left), (below, right)):
+        is_same = is_same & (read(row, column) == label)
+    return torch.where(is_same, label, fill).view(maps.shape)
+
+
+def _moved(step: MotionStep, points: Tensor) -> Tensor:
+    """The points after one step: the places whose source they are, by Newton's method from where they were."""
+    goal_x, goal_y = _positions(points.double(), step.size)
+
+    def newton_step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next estimate, and how far the source of this one is from the goal."""
+        back_x, back_y = step.trace_back(x, y)
+        error_x, error_y = back_x - goal_x, back_y - goal_y
+        with torch.no_grad():
+            ends = [step.trace_back(x + h, y) for h in (SLOPE_STEP, -SLOPE_STEP)]
+            ends += [step.trace_back(x, y + h) for h in (SLOPE_STEP, -SLOPE_STEP)]
+            (xx, yx), (xy, yy) = (
+                ((high[0] - low[0]) / (2 * SLOPE_STEP), (high[1] - low[1]) / (2 * SLOPE_STEP))
+                for high, low in (ends[:2], ends[2:])
+            )
+            determinant = xx * yy - xy * yx
+            scale = torch.where(determinant == 0, 0, 1 / torch.where(determinant == 0, 1, determinant))
+        return (
+            x - (yy * error_x - xy * error_y) * scale,
+            y - (xx * error_y - yx * error_x) * scale,
+            error_x.square() + error_y.square(),
+        )
+
+    with torch.no_grad():
+        x, y = best_x, best_y = goal_x, goal_y
+        least = torch.full_like(x, torch.inf)
+        for _ in range(NEWTON_STEPS):
+            next_x, next_y, error = newton_step(x, y)
+            is_better = error < least
+            best_x, best_y = torch.where(is_better, x, best_x), torch.where(is_better, y, best_y)
+            least = torch.where(is_better, error, least)
+            x, y = next_x, next_y
+    x, y, _ = newton_step(best_x, best_y)  # once more, with the gradient in the goal and in theta
+    return _pixels(x, y, step.size).to(points.dtype)
+
+
+def _outline(boxes: Tensor, outline: Literal["box", "ellipse"]) -> Tensor:
+    """Points on the outline of each box, or of the ellipse inside it, `[tests, boxes, points, 2]`."""
+    turns = (torch.arange(OUTLINE_POINTS, dtype=boxes.dtype, device=boxes.device) + 0.5) / OUTLINE_POINTS
+    directions = torch.stack([(turns * 2 * torch.pi).cos(), (turns * 2 * torch.pi).sin()], -1)
+    if outline == "box":  # half of the points lie on each pair of sides; the corners are among them
+        directions = directions / directions.abs().amax(-1, keepdim=True)
+        corners = boxes.new_tensor([[-1, -1], [1, -1], [-1, 1], [1, 1]])
+        directions = torch.cat([directions, corners])
+    centre, half = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
+    return centre[:, :, None] + directions * half[:, :, None]
