@@ -88,8 +88,9 @@ class Segmentation(Oracle):
         return scores, reference
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
-        is_class = self.n_classes is not None and self.n_classes > VOID
-        return motion.maps(labels, IGNORED if is_class else VOID)
+        if self.n_classes is not None and self.n_classes > VOID:
+            return motion.maps(labels.long(), IGNORED)
+        return motion.maps(labels, VOID)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         return class_loss(outputs, reference, self.is_probability)

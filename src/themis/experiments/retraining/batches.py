@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError
-from themis.experiments.retraining.losses import margins, reference
+from themis.experiments.retraining.losses import ideal
 from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.measure.inputs import place
 from themis.measure.tests import Floats, Ints
-from themis.oracle import Oracle
+from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.target import Target
 
@@ -104,32 +105,19 @@ class Disturber:
         self.target, self.perturbation, self.oracle = target, perturbation, oracle
         self.inputs, self.labels = place(seeds.inputs, target.device), seeds.labels.to(target.device)
         features = seeds.features if perturbation.inputs == "table" else None
-        self._plain = Context(target.bounds, features=features)
+        self._plain = Context(target.bounds, features=features, motion=Motion() if oracle.is_spatial else None)
 
-    def __call__(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
-        """Disturbed inputs of the seeds in `rows`."""
-        inputs = self.inputs[rows]
-        if not self.perturbation.passes:
-            with torch.no_grad():
-                return perturb(self.perturbation, inputs, theta, noise_seed, self._plain)
-        with self.target.opened(), torch.no_grad():
-            return perturb(
-                self.perturbation, inputs, theta, noise_seed, self._attack_context(inputs, self.labels[rows])
-            )
+    def __call__(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> tuple[Tensor, Tensor]:
+        """Disturbed inputs of the seeds in `rows`, and their labels."""
+        inputs, labels = self.inputs[rows], self.labels[rows]
+        with self.target.opened() if self.perturbation.passes else nullcontext(), torch.no_grad():
+            context = self._attack_context(inputs, labels) if self.perturbation.passes else self._plain
+            disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
+            return disturbed, self.oracle.move_labels(labels, context.motion) if context.motion else labels
 
     def _attack_context(self, inputs: Tensor, labels: Tensor) -> Context:
-        outputs = self.target.forward(inputs)
-
-        def margin(outputs: Tensor) -> Tensor:
-            return margins(self.oracle, outputs, labels)
-
-        return replace(
-            self._plain,
-            target=self.target,
-            reference=reference(self.oracle, outputs, labels),
-            loss=self.oracle.loss,
-            margin=margin,
-        )
+        perfect = ideal(self.oracle, self.target.forward(inputs), labels)
+        return Context.of_task(self.target, self.oracle, perfect, labels, self._plain.features)
 
 
 class Batches:
@@ -170,7 +158,7 @@ class Batches:
         disturbed = self._rows(len(self.split.disturbed), self.n_stored + self.n_fresh, first, FOR_STORED)
         disturbed = self.split.disturbed[disturbed].to(self.device)
         fresh, stored = disturbed[:, : self.n_fresh], disturbed[:, self.n_fresh :]
-        fresh_inputs = self._fresh(fresh, first)
+        fresh_batches = self._fresh(fresh, first)
         for k in range(self.n):
             inputs, labels = [], []
             offset = 0
@@ -184,8 +172,9 @@ class Batches:
                 inputs.append(self.stored[stored[k]])
                 labels.append(self.labels[stored[k]])
             if self.n_fresh:
-                inputs.append(next(fresh_inputs))
-                labels.append(self.labels[fresh[k]])
+                fresh_inputs, fresh_labels = next(fresh_batches)
+                inputs.append(fresh_inputs)
+                labels.append(fresh_labels)
             yield torch.cat(inputs), torch.cat(labels)
 
     def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Tensor:
@@ -195,8 +184,8 @@ class Batches:
         steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
         return torch.from_numpy(steps).view(self.n, n_per_batch)
 
-    def _fresh(self, rows: Tensor, first: int) -> Iterator[Tensor]:
-        """The fresh inputs of each batch, created for several batches at once unless they depend on the weights."""
+    def _fresh(self, rows: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The fresh inputs and labels of each batch, for several batches at once unless they depend on the weights."""
         if self.disturber is None:
             return
         n_batches = 1 if self.perturbation.passes else max(1, FRESH_CHUNK // self.n_fresh)
@@ -206,8 +195,8 @@ class Batches:
             theta, noise_seed = uniform_tests(
                 self.perturbation, self.seed_id[seed], counter, self.recipe.random_seed, FOR_FRESH
             )
-            inputs = self.disturber(*(_on(self.device, values) for values in (seed, theta, noise_seed)))
-            yield from torch.split(inputs, self.n_fresh)
+            disturbed = self.disturber(*(_on(self.device, values) for values in (seed, theta, noise_seed)))
+            yield from zip(*(torch.split(values, self.n_fresh) for values in disturbed), strict=True)
 
 
 def _on(device: torch.device, values: Tensor | NDArray[np.float32] | Ints) -> Tensor:

@@ -16,6 +16,7 @@ from themis.experiments.retraining.grading import calculator, errors, grade
 from themis.experiments.retraining.material import rows_of
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
+from themis.oracle import Motion
 from themis.perturb import Perturbation
 from themis.runs.run import Run
 from themis.search.policy import Space
@@ -38,6 +39,8 @@ class OldFaults:
 
     inputs: Tensor  # [faults, ...], on the CPU
     rows: Tensor  # rows of the judge seeds
+    labels: Tensor | None = None
+    """The labels, moved with the pictures; None if they do not move."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +180,10 @@ def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) ->
     grades, gaps = [], []
     for first in range(0, len(tests), bench.chunk):
         chunk = tests[first : first + bench.chunk]
-        outputs = bench.run_chunk(chunk, bench.chunk)[1]
-        grades.append(_grade(bench, outputs, torch.from_numpy(chunk.seed)))
-        error = errors(bench.oracle, outputs, _labels(bench, torch.from_numpy(chunk.seed)))
+        _, outputs, motion = bench.run_chunk(chunk, bench.chunk)
+        labels = _labels(bench, torch.from_numpy(chunk.seed), motion)
+        grades.append(grade(bench.oracle, outputs, labels))
+        error = errors(bench.oracle, outputs, labels)
         gaps += [] if error is None else [error]
     means = [torch.cat(parts).view(draws, len(judge)).mean(0) for parts in (grades, gaps) if parts]
     return means[0], means[1] if gaps else None
@@ -192,7 +196,8 @@ def _grade_old(bench: Calculator, old: OldFaults) -> Tensor:
         chunk = slice(first, first + bench.chunk)
         with torch.no_grad():
             outputs = bench.target.forward(old.inputs[chunk].to(bench.device)).float()
-        grades.append(_grade(bench, outputs, old.rows[chunk]).cpu())
+        labels = _labels(bench, old.rows[chunk]) if old.labels is None else old.labels[chunk].to(bench.device)
+        grades.append(grade(bench.oracle, outputs, labels).cpu())
     return torch.cat(grades)
 
 
@@ -204,14 +209,17 @@ def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
     noise_seed = np.array([fault.noise_seed for fault in faults], dtype=np.int64)
     tests = Tests(np.arange(len(faults)), rows, theta, noise_seed, np.full(len(faults), "old"))
     inputs, wrong_rows = [torch.empty(0, *judge.shape[1:])], [torch.empty(0, dtype=torch.int64)]
+    moved_labels = []
     for first in range(0, len(faults), bench.chunk):
         chunk = tests[first : first + bench.chunk]
-        disturbed, outputs = bench.run_chunk(chunk, bench.chunk)
+        disturbed, outputs, motion = bench.run_chunk(chunk, bench.chunk)
         chunk_rows = torch.from_numpy(chunk.seed)
-        is_wrong = (_grade(bench, outputs, chunk_rows) < 1).cpu()
+        labels = _labels(bench, chunk_rows, motion)
+        is_wrong = (grade(bench.oracle, outputs, labels) < 1).cpu()
         inputs.append(disturbed.cpu()[is_wrong])
         wrong_rows.append(chunk_rows[is_wrong])
-    return OldFaults(torch.cat(inputs), torch.cat(wrong_rows))
+        moved_labels += [labels.cpu()[is_wrong]] if motion else []
+    return OldFaults(torch.cat(inputs), torch.cat(wrong_rows), torch.cat(moved_labels) if moved_labels else None)
 
 
 def _findings(result: Run, judge: Seeds, clean: Column) -> CampaignFindings:
@@ -232,13 +240,11 @@ def _findings(result: Run, judge: Seeds, clean: Column) -> CampaignFindings:
     )
 
 
-def _labels(bench: Calculator, rows: Tensor) -> Tensor:
+def _labels(bench: Calculator, rows: Tensor, motion: Motion | None = None) -> Tensor:
+    """The labels of tests, moved with their pictures."""
     assert bench.labels is not None
-    return bench.labels[rows.to(bench.device)]
-
-
-def _grade(bench: Calculator, outputs: Tensor, rows: Tensor) -> Tensor:
-    return grade(bench.oracle, outputs, _labels(bench, rows))
+    labels = bench.labels[rows.to(bench.device)]
+    return bench.oracle.move_labels(labels, motion) if motion else labels
 
 
 def _column(values: Tensor) -> Column:

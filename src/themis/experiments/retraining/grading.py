@@ -34,7 +34,7 @@ def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     elif isinstance(oracle, Segmentation):  # the mean IoU with the label map
         overlap = oracle.compare(ideal(oracle, outputs, labels), outputs, labels).value
         assert overlap is not None
-        grades = overlap.double().nan_to_num(0)
+        grades = overlap.double().nan_to_num(1)  # nothing can be wrong where no pixel counts
     else:
         grades = (~by_label(oracle).compare(outputs, outputs, labels).is_fault).double()
     return grades * are_finite(outputs)

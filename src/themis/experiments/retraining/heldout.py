@@ -80,10 +80,10 @@ class HeldOut:
                 for chunk in torch.split(in_part, CHUNK):
                     seeds = (rows[chunk] - offset).to(self.target.device)
                     arguments = [values[chunk].to(seeds.device) for values in tests]
-                    inputs = part(seeds, *arguments) if arguments else part.inputs[seeds]
+                    inputs, labels = part(seeds, *arguments) if arguments else (part.inputs[seeds], part.labels[seeds])
                     outputs = self.target.forward(inputs).float()
-                    totals[k] += float(grade(self.oracle, outputs, part.labels[seeds]).sum())
-                    total_loss += float(self.loss(outputs, part.labels[seeds]).double().mean()) * len(chunk)
+                    totals[k] += float(grade(self.oracle, outputs, labels).sum())
+                    total_loss += float(self.loss(outputs, labels).double().mean()) * len(chunk)
                 counts.append(len(in_part))
                 offset += len(part.labels)
         part_scores = tuple(total / n for total, n in zip(totals, counts, strict=True) if n)

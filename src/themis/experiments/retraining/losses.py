@@ -35,11 +35,6 @@ def reference(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return oracle.reference(ideal(oracle, outputs, labels), labels)
 
 
-def margins(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The margin of each answer with respect to its label, `[tests]`; negative if it is wrong."""
-    return oracle.compare(ideal(oracle, outputs, labels), outputs, labels).margin
-
-
 def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     """The outputs of a perfect model, shaped like `outputs`, for oracles that compare with a clean answer."""
     if isinstance(oracle, Regression):
@@ -51,6 +46,7 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     classes = labels.long()
     if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID:
         classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count
+    classes = classes.clamp(min=0)  # neither do those that show nothing of the picture
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 

@@ -16,7 +16,7 @@ from themis.errors import DataError, UsageError
 from themis.measure.chunk import chunk_size, padded
 from themis.measure.inputs import within_bounds
 from themis.measure.tests import Floats, Ints
-from themis.oracle import Changed, Oracle, choose_oracle
+from themis.oracle import Changed, Motion, Oracle, choose_oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.faults import Faults
@@ -112,11 +112,9 @@ def of_tests(
         tested, within = pool[torch.from_numpy(rows)].in_memory(), np.searchsorted(rows, seed)
         if perturbation.passes:
             places = places or _default_places(len(seed), target)
-            disturbed = _attack(within, theta, noise_seed, tested, perturbation, target, oracle, places)
+            disturbed, labels = _attack(within, theta, noise_seed, tested, perturbation, target, oracle, places)
         else:
-            disturbed = _disturb(within, theta, noise_seed, tested, perturbation, target)
-    assert tested.labels is not None  # from the data, or the clean answers
-    labels = tested.labels[torch.from_numpy(within)]
+            disturbed, labels = _disturb(within, theta, noise_seed, tested, perturbation, target, oracle)
     return Material(disturbed, labels, torch.from_numpy(seed), pool, clean, is_labelled)
 
 
@@ -191,11 +189,18 @@ def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
 
 
 def _disturb(
-    seed: Ints, theta: Floats, noise_seed: Ints, seeds: Seeds, perturbation: Perturbation, target: AnyTarget
-) -> Tensor:
-    """Disturbed inputs, for perturbations that do not depend on the model."""
+    seed: Ints,
+    theta: Floats,
+    noise_seed: Ints,
+    seeds: Seeds,
+    perturbation: Perturbation,
+    target: AnyTarget,
+    oracle: Oracle,
+) -> tuple[Tensor, Tensor]:
+    """Disturbed inputs and their labels, for perturbations that do not depend on the model."""
     features = seeds.features if perturbation.inputs == "table" else None
-    disturbed = torch.empty(len(seed), *seeds.shape[1:])
+    context = Context(target.bounds, features=features, motion=Motion() if oracle.is_spatial else None)
+    disturbed, labels = torch.empty(len(seed), *seeds.shape[1:]), _labels_of(seeds, seed)
     for first in range(0, len(seed), CHUNK):
         chunk = slice(first, first + CHUNK)
         rows, values, noise = (
@@ -203,8 +208,16 @@ def _disturb(
             for column in (seed, theta, noise_seed)
         )
         clean = seeds.take(rows.cpu()).to(target.device)
-        disturbed[chunk] = perturb(perturbation, clean, values, noise, Context(target.bounds, features=features)).cpu()
-    return disturbed
+        disturbed[chunk] = perturb(perturbation, clean, values, noise, context).cpu()
+        if context.motion:
+            labels[chunk] = oracle.move_labels(labels[chunk].to(target.device), context.motion).cpu()
+    return disturbed, labels
+
+
+def _labels_of(seeds: Seeds, rows: Ints) -> Tensor:
+    """A copy of the labels of the seeds `rows`."""
+    assert seeds.labels is not None  # from the data, or the clean answers
+    return seeds.labels[torch.from_numpy(rows)]
 
 
 def _default_places(n: int, target: AnyTarget) -> tuple[Ints, Ints]:
@@ -222,9 +235,9 @@ def _attack(
     target: AnyTarget,
     oracle: Oracle,
     places: tuple[Ints, Ints],
-) -> Tensor:
-    """Inputs that an attack on the model creates, each at its recorded row of a pass of the recorded size."""
-    disturbed = torch.empty(len(seed), *seeds.shape[1:])
+) -> tuple[Tensor, Tensor]:
+    """Inputs that an attack on the model creates, each at its row of a pass of the recorded size; and labels."""
+    disturbed, labels = torch.empty(len(seed), *seeds.shape[1:]), _labels_of(seeds, seed)
     position, chunk = places
     for size in np.unique(chunk).tolist():
         outputs = clean_outputs(seeds, target, size)
@@ -242,8 +255,12 @@ def _attack(
             inputs = seeds.take(rows.cpu()).to(target.device)
             attacked = perturb(perturbation, inputs, values, noise, context)
             places_on_device = torch.from_numpy(position[current]).to(target.device)
-            disturbed[torch.from_numpy(current)] = attacked[places_on_device].cpu()
-    return disturbed
+            at = torch.from_numpy(current)
+            disturbed[at] = attacked[places_on_device].cpu()
+            if context.motion:
+                motion = context.motion[places_on_device]
+                labels[at] = oracle.move_labels(labels[at].to(target.device), motion).cpu()
+    return disturbed, labels
 
 
 def _attack_context(
