@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from themis.runs.faults import Fault
     from themis.runs.open import open_run
     from themis.runs.run import Run
+    from themis.suites.api import resume_suite, run_suite
+    from themis.suites.result import SuiteRun, open_suite
     from themis.target.blackbox import BlackBox
     from themis.target.target import Normalize, Target
 
@@ -41,6 +43,7 @@ _HOMES = {
     "Perturbation": "perturb",
     "Run": "runs.run",
     "StoreError": "errors",
+    "SuiteRun": "suites.result",
     "Target": "target.target",
     "ThemisError": "errors",
     "Theta": "perturb",
@@ -48,9 +51,12 @@ _HOMES = {
     "compare": "experiments.comparison.api",
     "diff": "runs.diff.api",
     "open_run": "runs.open",
+    "open_suite": "suites.result",
     "resume": "campaign.api",
+    "resume_suite": "suites.api",
     "retrain": "experiments.retraining.api",
     "run": "campaign.api",
+    "run_suite": "suites.api",
 }
 __all__ = [
     "BlackBox",
@@ -67,6 +73,7 @@ __all__ = [
     "Perturbation",
     "Run",
     "StoreError",
+    "SuiteRun",
     "Target",
     "ThemisError",
     "Theta",
@@ -75,9 +82,12 @@ __all__ = [
     "compare",
     "diff",
     "open_run",
+    "open_suite",
     "resume",
+    "resume_suite",
     "retrain",
     "run",
+    "run_suite",
 ]
 
 

@@ -15,7 +15,8 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_runs(block, capsys):
+def test_a_block_runs(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)  # the nets of the documents have random weights
     space = {}
     exec(compile(block, "document", "exec"), space)
@@ -28,6 +29,9 @@ def test_a_block_runs(block, capsys):
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3))
         result = themis.run(net, torch.rand(9, 3, 6, 6), space["BAND"], max_tests=50)
         assert result.start.perturbation == "band"
+    elif "suite" in space:
+        assert space["suite"].tests > 0
+        assert "True" in capsys.readouterr().out
     elif "rainy" in space or "dimmed" in space or "noisy" in space:
         assert "True" in capsys.readouterr().out
     else:

@@ -40,6 +40,7 @@ from themis.runs.replay import LiveRun, Replayer
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store import Reader, Writer
+from themis.runs.store.writer import Checkpoint
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
@@ -103,7 +104,7 @@ def run(
         criterion = prepare_criterion(settings, policy, target, seeds, train)
         if store:
             environment |= describe_tested(target, seeds, origin)
-            record = describe_run(settings, origin, chosen, environment) | _describe_features(chosen, seeds)
+            record = describe_run(settings, origin, chosen, environment) | describe_features(chosen, seeds)
             record |= _hashes(settings, policy, criterion, train)
             record["parts"] = None if split is None else split.describe()
             store.create(record, settings.max_stored, None if split is None else split.as_bytes())
@@ -113,7 +114,7 @@ def run(
         if class_names is not None:
             check_classes(setup.calculator)
         state = State.initial(setup, clock)
-        return run_campaign(setup, state, Recorder(_no_faults(setup), Callbacks(callbacks), store))
+        return run_campaign(setup, state, Recorder(no_faults(setup), Callbacks(callbacks), store))
 
 
 def resume(
@@ -165,23 +166,44 @@ def resume(
                 setup = prepare(
                     rebuilt.target, seeds, rebuilt.perturbation, chosen, settings, environment, own_criterion, chunk
                 )
-            state, faults = State.initial(setup, clock), _no_faults(setup)
-            if checkpoint is not None:
-                state.restore(checkpoint, run.rounds(checkpoint.rounds), setup)
-                recorded = run.faults("id < ?", (checkpoint.tests,))
-                if len(recorded):
-                    faults.add(**recorded.columns)
-            summary = run.summary()
-            if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
-                before = replace(setup, settings=Settings.recorded(run.record["settings"]))
-                setup = before if has_finished(before, state) else setup
-                return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), None))
-            # From here on the folder changes.
-            store.reopen(record, settings.max_stored, signs=rebuilt.permission.is_granted)
-            return run_campaign(setup, state, Recorder(faults, Callbacks(callbacks), store))
+            permits = rebuilt.permission.is_granted
+            return continue_campaign(setup, clock, run, store, record, checkpoint, Callbacks(callbacks), signs=permits)
 
 
-def _no_faults(setup: Setup) -> Faults:
+def continue_campaign(
+    setup: Setup,
+    clock: Clock,
+    run: Reader,
+    store: Writer,
+    record: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    callbacks: Callbacks,
+    *,
+    signs: bool,
+) -> Run:
+    """Continue a stored campaign from its last checkpoint. One that has ended is left as it is, unless a limit was
+    raised.
+
+    record: what the folder records from now on. signs: whether the code that it names may run.
+    """
+    settings = setup.settings
+    state, faults = State.initial(setup, clock), no_faults(setup)
+    if checkpoint is not None:
+        state.restore(checkpoint, run.rounds(checkpoint.rounds), setup)
+        recorded = run.faults("id < ?", (checkpoint.tests,))
+        if len(recorded):
+            faults.add(**recorded.columns)
+    summary = run.summary()
+    if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
+        before = replace(setup, settings=Settings.recorded(run.record["settings"]))
+        setup = before if has_finished(before, state) else setup
+        return run_campaign(setup, state, Recorder(faults, callbacks, None))
+    # From here on the folder changes.
+    store.reopen(record, settings.max_stored, signs=signs)
+    return run_campaign(setup, state, Recorder(faults, callbacks, store))
+
+
+def no_faults(setup: Setup) -> Faults:
     """An empty collection of a campaign's faults, which can replay each of them."""
     theta = tuple(dimension.name for dimension in setup.perturbation.theta)
     layers = tuple(layer.name for layer in setup.calculator.layers)
@@ -250,7 +272,7 @@ def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
     return seeds if features is None else seeds.with_features(features)
 
 
-def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
+def describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
     """What identifies a table's features if tests depend on them, and how a report displays their values."""
     if perturbation.inputs != "table":
         return {}
@@ -289,7 +311,7 @@ def _check_environment(rebuilt: Replayer, run: Reader) -> dict[str, Any]:
             )
     if run.record["settings"].get("split") is not None:
         read_parts(run, rebuilt.all_seeds)  # the parts that were not searched must be the same too
-    features = _describe_features(rebuilt.perturbation, rebuilt.seeds)
+    features = describe_features(rebuilt.perturbation, rebuilt.seeds)
     if features.get("features_sha256") != run.record.get("features_sha256"):
         raise DataError(
             "the table's features must be the same as in the run, but they are described differently now: pass the "

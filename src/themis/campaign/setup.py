@@ -74,17 +74,26 @@ class Setup:
         return self.calculator.cost(self.policy.needs_gradient, len(self.policy.rivals))
 
 
-def prepare(
+@dataclass(frozen=True)
+class CleanSweep:
+    """What the campaigns on one model and its seeds share, whatever the perturbation: every clean input was run."""
+
+    calculator: Calculator
+    """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
+    moments: Moments
+    """Of the clean activations."""
+    view: View | None = None
+
+
+def sweep_clean(
     target: AnyTarget,
     seeds: Seeds,
     perturbation: Perturbation,
-    policy: Policy,
     settings: Settings,
-    environment: dict[str, Any],
     criterion: CampaignCriterion | None = None,
     chunk: int | None = None,
-) -> Setup:
-    """Trace the open target, run every clean input once, and set up the search space.
+) -> CleanSweep:
+    """Trace the open target and run every clean input once.
 
     `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
     """
@@ -99,8 +108,33 @@ def prepare(
         min_ssim=settings.min_ssim,
     )
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
-    clean = calculator.sweep()
+    moments = calculator.sweep()
     calculator.check_repeats()
+    return CleanSweep(calculator, moments, view)
+
+
+def prepare(
+    target: AnyTarget,
+    seeds: Seeds,
+    perturbation: Perturbation,
+    policy: Policy,
+    settings: Settings,
+    environment: dict[str, Any],
+    criterion: CampaignCriterion | None = None,
+    chunk: int | None = None,
+    shared: CleanSweep | None = None,
+) -> Setup:
+    """Trace the open target, run every clean input once, and set up the search space.
+
+    `chunk` is the number of tests per forward pass if an earlier campaign has determined it. `shared` is the clean
+    sweep of these seeds if it was run before; its passes do not count again.
+    """
+    if shared is None:
+        sweep = sweep_clean(target, seeds, perturbation, settings, criterion, chunk)
+        calculator = sweep.calculator
+    else:
+        sweep, calculator = shared, shared.calculator.under(perturbation)
+    view, clean = sweep.view, sweep.moments
     _decide_gradient(calculator, policy)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
     calculator.watch_panel(panel_neurons)

@@ -31,6 +31,7 @@ COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
     "check": "inspect a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
+    "suite": "test a model under many perturbations in one go",
     "resume": "continue a run that was interrupted, or extend its budget",
     "replay": "run faults again and compare them with the recorded ones",
     "faults": "list, sort and export the faults of a run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -204,6 +205,19 @@ class Calculator:
         calculator.passes += TRACING_PASSES
         calculator._sent_before = before
         return calculator
+
+    def under(self, perturbation: Perturbation) -> Calculator:
+        """A calculator for another perturbation with the same clean inputs, outputs and activations, after a sweep.
+
+        It has spent no passes, and neither measures nor releases anything of this one.
+        """
+        other = copy(self)
+        other.perturbation, other._own_passes, other.passes = perturbation, perturbation.passes, 0
+        other._memory = ChunkBuffers(self.layers, self.chunk, self.dtype, self.device)
+        other.has_gradient = self.target.has_gradient
+        other.observer = other._panel = other._panel_clean = other._pool = other._in_flight = None
+        other.captures, other._captured = self.target.device.type == "cuda", {}
+        return other
 
     @property
     def chunk(self) -> int:

@@ -1,0 +1,156 @@
+"""The folder of a suite: `suite.json`, one run folder per member, and the report.
+
+The rules are those of run folders: one writer, no file of others is replaced, and no link is followed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from themis.errors import StoreError, UsageError
+from themis.reading import (
+    anything,
+    check_form,
+    items,
+    number,
+    one_of,
+    optional,
+    parse_json,
+    read_regular,
+    record,
+    text,
+    values_of,
+    whole,
+)
+from themis.runs.store.files import Lock, as_json, explained, refuse_links, remove_leftovers, write_file
+from themis.runs.store.ownership import has_mark, list_folder, made_by, refuse_folder, was_signed
+from themis.runs.store.validation import HASH, MAX_JSON, MAX_TESTS, damage_explained
+from themis.runs.trust import TAG, KeyProblem, sign
+
+SUITE, LOCK, REPORT = "suite.json", "suite.lock", "report.html"
+SCHEMA = 1
+RESERVED = (SUITE, LOCK, REPORT)
+"""Names that no member's folder may have."""
+
+_NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")
+_COUNT = whole(0, MAX_TESTS * 100)
+_GRADE = record(
+    {"level": text(1000), "seeds": whole(1, MAX_TESTS), "errors": _COUNT, "error": number(0, 1), "passes": _COUNT},
+    {"score": optional(number())},
+)
+_MEMBER = record(
+    {"name": _NAME, "perturb": text(10_000)},
+    {
+        "magnitude": optional(number(0)),
+        "weight": number(0),
+        "max_tests": optional(whole(1, MAX_TESTS)),
+        "levels": items(anything),
+        "note": text(10_000),
+        "range": text(10_000),
+    },
+)
+_STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
+_SLICES = items(record({"name": text(1000), "values": items(text(1000)), "counts": values_of(items(items(_COUNT, 2)))}))
+FORM = record(
+    {
+        "schema": whole(1, 1),
+        "name": text(1000),
+        "members": items(_MEMBER),
+        "options": record({"max_tests": whole(1, MAX_TESTS), "share": number(0, 1)}),
+        "settings": record({}),
+        "origin": optional(record({})),
+        "environment": record({"model_sha256": HASH, "data_sha256": HASH, "threads": whole(1, 1 << 16)}),
+        "schedule": items(_STEP),
+        "state": one_of("running", "ended", "interrupted", "failed"),
+        "passes": _COUNT,
+        "seconds": number(0),
+        "grades": values_of(items(_GRADE)),
+        "slices": _SLICES,
+    },
+    {"clean": optional(_GRADE), "notes": items(text(10_000)), "perturbation": text(1_000_000), "fault": text(1000)},
+)
+
+
+class SuiteFolder:
+    """The folder of a suite that is being run; it has one writer."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        names = list_folder(self.path)
+        is_begun = is_suite(self.path) or (names == [LOCK] and was_signed(self.path / LOCK))
+        if names and not is_begun:
+            raise refuse_folder(self.path, names, ", or the folder of a suite")
+        refuse_links(self.path, *RESERVED)
+        with explained(self.path):
+            self._is_new = names is None
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / LOCK)
+            remove_leftovers(self.path)
+
+    def member(self, name: str) -> Path:
+        """The run folder of a member, which must not be a link."""
+        refuse_links(self.path, name)
+        return self.path / name
+
+    def read(self) -> dict[str, Any] | None:
+        """The stored suite; None if there is none yet."""
+        return read_record(self.path) if (self.path / SUITE).exists() else None
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Replace `suite.json`."""
+        if not self._lock.is_held():
+            raise StoreError(f"{self.path} was deleted or moved while its suite was running: start it again")
+        refuse_links(self.path, SUITE)
+        with explained(self.path / SUITE, is_run=True):
+            write_file(self.path / SUITE, as_json({**made_by("suite"), "schema": SCHEMA, **content}, indent=1))
+
+    def close(self) -> None:
+        """Let the next writer in; if nothing was stored, what this object created is removed."""
+        with suppress(OSError):
+            if self._lock.is_new and self._lock.is_held() and list_folder(self.path) == [LOCK]:
+                (self.path / LOCK).unlink()
+                if self._is_new:
+                    self.path.rmdir()
+        self._lock.release()
+
+
+def is_suite(path: str | Path) -> bool:
+    """Whether a folder is that of a suite: it has a `suite.json` with the mark of Themis."""
+    file = Path(path) / SUITE
+    try:
+        return file.is_file() and not file.is_symlink() and has_mark(file)
+    except OSError:
+        return False
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """The content of `suite.json`, checked."""
+    file = Path(path) / SUITE
+    if not is_suite(path):
+        raise UsageError(f"a suite must be a folder with {SUITE}, but {path} is not one: check the path")
+    try:
+        content: dict[str, Any] = parse_json(read_regular(file, MAX_JSON))
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StoreError(f"{file} must be JSON, but it is damaged: {error}; restore it from a copy") from error
+    with damage_explained(file):
+        check_form(content, FORM, "the suite")
+        names = [member["name"] for member in content["members"]]
+        if len(set(names)) < len(names) or any(name in RESERVED or name.strip(".") == "" for name in names):
+            raise ValueError("its members must have different names, which are no files of the suite")
+        if any(step["member"] not in names for step in content["schedule"]):
+            raise ValueError("its schedule must name members of the suite")
+        if any(name not in names for name in content["grades"]):
+            raise ValueError("its grades must be of members of the suite")
+    return content
+
+
+def signed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with a signature of all that names code, so that it can be resumed; without a key, none."""
+    try:
+        return {**content, TAG: sign(content)}
+    except KeyProblem:
+        return content

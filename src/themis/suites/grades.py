@@ -1,0 +1,132 @@
+"""Grades at fixed levels: the share of wrong answers on the same seeds at every level, and the task's own score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from themis.compute import rng
+from themis.measure.calculator import Calculator
+from themis.measure.tests import Ints, Tests
+from themis.suites.definition import SuiteMember
+
+FOR_SEEDS = 71
+"""The purpose of random numbers that choose the seeds to grade."""
+
+
+@dataclass(frozen=True)
+class LevelGrade:
+    """The answers of the graded seeds at one level."""
+
+    level: str
+    """The level, in words."""
+    seeds: int
+    errors: int
+    """Answers that are faults by the oracle; seeds that are answered wrongly without a disturbance count too."""
+    score: float | None
+    """Accuracy, mean IoU or whatever the task is scored by; None without labels."""
+    passes: int
+
+    @property
+    def error(self) -> float:
+        """The share of wrong answers."""
+        return self.errors / self.seeds
+
+
+@dataclass(frozen=True)
+class MemberGrades:
+    """A member's levels, and for each graded seed at how many of them it was answered wrongly."""
+
+    levels: tuple[LevelGrade, ...]
+    errors_by_seed: NDArray[np.int64]
+
+
+def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
+    """The rows of the seeds to grade, ascending: all, or a random sample that is the same for every member."""
+    if most is None or n_seeds <= most:
+        return np.arange(n_seeds)
+    order = np.argsort(rng.uniform(random_seed, FOR_SEEDS, np.arange(n_seeds)), kind="stable")
+    rows: Ints = np.sort(order[:most])
+    return rows
+
+
+def grade_clean(calculator: Calculator, rows: Ints) -> tuple[LevelGrade, NDArray[np.int64]]:
+    """The grade without a disturbance, from the clean sweep, and which of the seeds are answered wrongly."""
+    outputs = calculator.clean_outputs[torch.from_numpy(rows).to(calculator.device)]
+    return _grade(calculator, rows, outputs, "clean", 0)
+
+
+def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> MemberGrades:
+    """Run one test per seed and level. The noise seed of a test is the id of its seed.
+
+    calculator: one that has swept the clean inputs, for any perturbation.
+    """
+    calculator = calculator.under(member.perturbation)
+    seed_id = calculator.seeds.seed_id.numpy()[rows]
+    errors = np.zeros(len(rows), dtype=np.int64)
+    grades = []
+    for level in member.levels:
+        before = calculator.passes
+        theta = level.draw(member.perturbation, seed_id, random_seed)
+        tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
+        outputs = [
+            calculator.run_chunk(tests[first : first + calculator.chunk], calculator.chunk)[1]
+            for first in range(0, len(rows), calculator.chunk)
+        ]
+        grade, wrong = _grade(calculator, rows, torch.cat(outputs), str(level), calculator.passes - before)
+        grades.append(grade)
+        errors += wrong
+    return MemberGrades(tuple(grades), errors)
+
+
+def _grade(
+    calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str, passes: int
+) -> tuple[LevelGrade, NDArray[np.int64]]:
+    at = torch.from_numpy(rows).to(calculator.device)
+    labels = None if calculator.labels is None else calculator.labels[at]
+    with torch.no_grad():
+        verdict = calculator.oracle.compare(calculator.clean_outputs[at], outputs, labels)
+        scores = {} if labels is None else calculator.oracle.grade(outputs, labels)
+    wrong = verdict.is_fault.cpu().numpy().astype(np.int64)
+    score = next(iter(scores.values())) if scores else None
+    return LevelGrade(level, len(rows), int(wrong.sum()), score, passes), wrong
+
+
+def mean_score(scores: Sequence[Sequence[float]], clean: float) -> tuple[float, float | None]:
+    """The mean score under corruption (mPC), over the levels and then over the corruptions, and its ratio to the clean
+    score (rPC), which is None if that is 0.
+
+    scores: by corruption and level, such as average precision or accuracy.
+    """
+    mean = float(np.mean([np.mean(levels) for levels in scores]))
+    return mean, mean / clean if clean else None
+
+
+def corruption_errors(errors: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, float]:
+    """The corruption error of each corruption: the sum of the errors over its levels, relative to the baseline's."""
+    return {name: _ratio(sum(levels), sum(baseline[name])) for name, levels in errors.items()}
+
+
+def relative_corruption_errors(
+    errors: dict[str, list[float]], clean: float, baseline: dict[str, list[float]], baseline_clean: float
+) -> dict[str, float]:
+    """The same for what a corruption adds to the clean error."""
+    return {
+        name: _ratio(sum(e - clean for e in levels), sum(e - baseline_clean for e in baseline[name]))
+        for name, levels in errors.items()
+    }
+
+
+def _ratio(of: float, by: float) -> float:
+    """A ratio; not a number if the baseline makes no errors to compare with."""
+    return of / by if by else float("nan")
+
+
+def plain_grade(grade: LevelGrade) -> dict[str, Any]:
+    """A grade as JSON has it."""
+    return {**vars(grade), "error": grade.error}

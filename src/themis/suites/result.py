@@ -1,0 +1,400 @@
+"""The result of a suite: one row per member, the grades at levels, slices, and mCE relative to a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from themis.errors import UsageError, nearest
+from themis.judge.estimate import Estimate
+from themis.runs.estimates import strengths
+from themis.runs.open import open_run
+from themis.runs.run import Run, counted, percent
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import DATABASE, theta_column
+from themis.suites.folder import SUITE, is_suite, read_record
+from themis.suites.grades import corruption_errors, mean_score, relative_corruption_errors
+from themis.suites.slices import LEAST_TESTS, share
+
+Baseline = Any
+"""A suite, the folder of one, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """What a suite found under one perturbation. Figures are None if its campaign has not run yet."""
+
+    name: str
+    perturbation: str
+    range: str
+    """The range of theta, in words."""
+    note: str
+    state: str
+    """waiting, running, ended, interrupted, failed or killed."""
+    tests: int
+    passes: int
+    faults: int
+    distinct_faults: int
+    failing_seeds: int
+    seeds: int
+    fault_rate: Estimate | None
+    residual_risk: Estimate | None
+    weakest: float | None
+    """The smallest strength at which a fault was found, as a share of theta's range."""
+    weakest_theta: str
+    """The theta of that fault, in words."""
+    error: float | None
+    """The mean share of wrong answers over its levels; None without levels."""
+    seconds: float
+    stop: str
+
+
+@dataclass(frozen=True)
+class SliceRow:
+    """A slice of the seeds under one perturbation, with its fault rate and that of all seeds."""
+
+    member: str
+    column: str
+    value: str
+    tests: int
+    faults: int
+    rate: Estimate
+    overall: float
+
+
+@dataclass(frozen=True)
+class CorruptionErrors:
+    """Errors relative to a baseline: 1 is as many as the baseline makes."""
+
+    mce: float
+    """The mean corruption error."""
+    relative_mce: float | None
+    """The same for what corruptions add to the clean error; None if the clean errors are not known."""
+    by_member: dict[str, float]
+    relative_by_member: dict[str, float]
+    baseline: str
+
+
+class SuiteRun:
+    """The folder of a suite, as far as it has run. `suite["fog"]` opens the run of a member."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.record = read_record(self.path)
+
+    @property
+    def name(self) -> str:
+        return str(self.record["name"])
+
+    @property
+    def members(self) -> list[str]:
+        """The names of the members."""
+        return [member["name"] for member in self.record["members"]]
+
+    @property
+    def state(self) -> str:
+        """running, ended, interrupted, failed or killed."""
+        return str(self.record["state"])
+
+    @property
+    def passes(self) -> int:
+        """All passes: the clean sweep, the tests and the grades at levels."""
+        graded = sum(grade["passes"] for grades in self.record["grades"].values() for grade in grades)
+        return int(self.record["passes"] + graded + sum(row.passes for row in self.rows))
+
+    @property
+    def tests(self) -> int:
+        return sum(row.tests for row in self.rows)
+
+    def folder(self, member: str) -> Path:
+        """The run folder of a member."""
+        if member not in self.members:
+            raise UsageError(f"member must be one of the suite's, got {member!r}: {nearest(member, self.members)}")
+        return self.path / member
+
+    def __getitem__(self, member: str) -> Run:
+        return open_run(self.folder(member))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @cached_property
+    def rows(self) -> list[MemberRow]:
+        """One row per member, in the order of the suite."""
+        return [self._row(member) for member in self.record["members"]]
+
+    def _row(self, member: dict[str, Any]) -> MemberRow:
+        name, folder = member["name"], self.path / member["name"]
+        errors = self.errors.get(name)
+        empty = MemberRow(
+            name,
+            member["perturb"],
+            member.get("range", ""),
+            member.get("note", ""),
+            *("waiting", 0, 0, 0, 0, 0, 0, None, None, None, ""),
+            None if not errors else float(np.mean(errors)),
+            *(0.0, "It has not run yet."),
+        )
+        if folder.is_symlink() or not (folder / DATABASE).is_file():
+            return empty
+        with closing(Reader(folder, is_brief=True)) as run:
+            summary = run.summary()
+            state, rounds = run.state(summary), run.rounds()
+            if not rounds:
+                return empty
+            last, start = rounds[-1], run.record.get("start", {})
+            known = summary or {}
+            rate, risk = known.get("fault_rate"), known.get("residual_risk")
+            weakest, theta = _weakest(run)
+            return MemberRow(
+                *(name, member["perturb"], empty.range, empty.note, state),
+                *(last.tests, last.passes, last.faults, last.distinct_faults, last.failing_seeds),
+                start.get("n_usable", 0),
+                None if rate is None else Estimate(**rate),
+                None if risk is None else Estimate(**risk),
+                *(weakest, theta, empty.error, last.seconds),
+                run.stop_sentence(summary, state),
+            )
+
+    @cached_property
+    def errors(self) -> dict[str, list[float]]:
+        """The share of wrong answers by member and level, for members with levels that have been graded."""
+        return {name: [grade["error"] for grade in grades] for name, grades in self.record["grades"].items() if grades}
+
+    @property
+    def clean_error(self) -> float | None:
+        """The share of wrong answers of the graded seeds without a disturbance; None without levels."""
+        clean = self.record.get("clean")
+        return None if clean is None else float(clean["error"])
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean score over levels and members (mPC): accuracy, IoU or average precision; None without labels."""
+        scores = self._scores()
+        return None if scores is None else scores[0]
+
+    @property
+    def relative_score(self) -> float | None:
+        """The mean score as a share of the clean score (rPC)."""
+        scores = self._scores()
+        return None if scores is None else scores[1]
+
+    def _scores(self) -> tuple[float, float | None] | None:
+        clean = self.record.get("clean")
+        scores = [[grade.get("score") for grade in grades] for grades in self.record["grades"].values() if grades]
+        if clean is None or clean.get("score") is None or not scores or any(None in levels for levels in scores):
+            return None
+        return mean_score(scores, clean["score"])
+
+    def corruption_errors(self, baseline: Baseline) -> CorruptionErrors:
+        """Corruption errors of every member with levels, and their mean (mCE), relative to a baseline.
+
+        baseline: a `SuiteRun` or the folder of one on another model with the same levels, or numbers: a dict, or a JSON
+        or YAML file, with the error of each member or a list of them by level, and `clean`.
+        """
+        errors, clean = self.errors, self.clean_error
+        if not errors or clean is None:
+            raise UsageError(
+                f"mCE needs members that are graded at levels, but {self.path} has none: use suite corruptions, or add "
+                "levels to the suite"
+            )
+        others, other_clean, text = _read_baseline(baseline, self)
+        relative = {} if other_clean is None else relative_corruption_errors(errors, clean, others, other_clean)
+        by_member = corruption_errors(errors, others)
+        return CorruptionErrors(_mean(by_member), _mean(relative) if relative else None, by_member, relative, text)
+
+    def slices(self) -> list[SliceRow]:
+        """All slices with enough tests, the highest fault rates first, by the lower end of their intervals."""
+        rows = []
+        for column in self.record["slices"]:
+            for member, counts in column["counts"].items():
+                if member not in self.members or not (total := sum(tests for tests, _ in counts)):
+                    continue
+                overall = sum(faults for _, faults in counts) / total
+                for value, (tests, faults) in zip(column["values"], counts, strict=False):
+                    if tests >= LEAST_TESTS and faults <= tests:
+                        rate = share(faults, tests)
+                        rows.append(SliceRow(member, column["name"], value, tests, faults, rate, overall))
+        return sorted(rows, key=lambda row: (-row.rate.low, -row.tests, row.member, row.value))
+
+    def worst_slices(self, n: int = 10) -> list[SliceRow]:
+        """The slices that fail most clearly more often than the seeds as a whole under the same perturbation."""
+        rows = [row for row in self.slices() if row.rate.low > row.overall]
+        return sorted(rows, key=lambda row: -(row.rate.low - row.overall))[:n]
+
+    def summary(self) -> dict[str, Any]:
+        """The suite as plain data."""
+        record = self.record
+        return {
+            "suite": self.name,
+            "state": self.state,
+            "members": [asdict(row) for row in self.rows],
+            "tests": self.tests,
+            "passes": self.passes,
+            "clean_passes": record["passes"],
+            "distinct_faults": sum(row.distinct_faults for row in self.rows),
+            "seconds": record["seconds"],
+            "clean_error": self.clean_error,
+            "errors": self.errors,
+            "mean_score": self.mean_score,
+            "relative_score": self.relative_score,
+            "worst_slices": [asdict(row) for row in self.worst_slices()],
+            "schedule": record["schedule"],
+            "notes": record.get("notes", []),
+            "version": record.get("made_by", "").split(" ")[1:2],
+        }
+
+    def __repr__(self) -> str:
+        faults = sum(row.distinct_faults for row in self.rows)
+        return (
+            f"<SuiteRun {self.name!r}: {counted(len(self), 'member')}, {counted(faults, 'distinct fault')} in "
+            f"{counted(self.tests, 'test')}, {self.state}>"
+        )
+
+
+def open_suite(path: str | Path) -> SuiteRun:
+    """Open the folder of a suite."""
+    return SuiteRun(path)
+
+
+def table_rows(suite: SuiteRun) -> list[tuple[str, ...]]:
+    """The table of a suite as text, without its header."""
+    rows = []
+    for row in suite.rows:
+        rate = row.fault_rate
+        shown = "-" if rate is None else f"{percent(rate.value)} ({percent(rate.low)}..{percent(rate.high)})"
+        weakest = "-" if row.weakest is None else row.weakest_theta or f"{row.weakest:.2f}"
+        error = "-" if row.error is None else percent(row.error)
+        counts = (f"{row.distinct_faults:,}", f"{row.tests:,}", f"{row.seconds:.1f} s")
+        rows.append((row.name, row.range, shown, error, weakest, *counts))
+    return rows
+
+
+COLUMNS = (
+    "perturbation",
+    "magnitude",
+    "fault rate (95%)",
+    "error",
+    "weakest fault",
+    "distinct faults",
+    "tests",
+    "time",
+)
+
+
+def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[str]:
+    """What the suite says about the model."""
+    lines = []
+    rated = [row for row in suite.rows if row.fault_rate is not None]
+    if rated:
+        worst = max(rated, key=lambda row: row.fault_rate.value if row.fault_rate else 0.0)
+        assert worst.fault_rate is not None
+        lines.append(f"Most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances fail.")
+    if suite.clean_error is not None and suite.errors:
+        mean = float(np.mean([np.mean(levels) for levels in suite.errors.values()]))
+        lines.append(
+            f"Error {percent(mean)} on average over the levels of {counted(len(suite.errors), 'perturbation')}, "
+            f"{percent(suite.clean_error)} on clean inputs."
+        )
+    if suite.mean_score is not None and suite.relative_score is not None:
+        lines.append(
+            f"Mean score under corruption (mPC) {suite.mean_score:.4f}, {percent(suite.relative_score)} of the clean "
+            "one (rPC)."
+        )
+    if errors is not None:
+        relative = "" if errors.relative_mce is None else f", relative mCE {percent(errors.relative_mce)}"
+        lines.append(f"mCE {percent(errors.mce)}{relative}, against {errors.baseline}.")
+    lines += [
+        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} "
+        f"({percent(row.rate.low)} to {percent(row.rate.high)}) against {percent(row.overall)} overall."
+        for row in suite.worst_slices(3)
+    ]
+    return lines
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    """The mean over members; those without a comparable baseline are left out."""
+    known = [value for value in values.values() if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _weakest(run: Reader) -> tuple[float | None, str]:
+    """The smallest strength among the faults, and the theta of that fault in words."""
+    columns = ", ".join(theta_column(name) for name in run.theta)
+    best: tuple[float, list[float]] | None = None
+    for rows in run.batches(columns):
+        theta = np.array(rows, dtype=np.float64)
+        strength, _ = strengths(theta, run.record["theta"])
+        k = int(strength.argmin())
+        if best is None or strength[k] < best[0]:
+            best = float(strength[k]), theta[k].tolist()
+    if best is None:
+        return None, ""
+    named = [f"{name} {value:.3g}" for name, value in zip(run.theta, best[1], strict=True)]
+    return best[0], named[0] if len(named) == 1 else f"{percent(best[0], 0)} of the range"
+
+
+def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], float | None, str]:
+    """The errors of the baseline by member and level, its clean error, and its name."""
+    if isinstance(baseline, str | Path) and (Path(baseline).is_dir() or is_suite(baseline)):
+        baseline = SuiteRun(baseline)
+    if isinstance(baseline, SuiteRun):
+        for name in suite.errors:
+            ours, theirs = ([level["level"] for level in of.record["grades"].get(name, ())] for of in (suite, baseline))
+            if ours != theirs:
+                reason = "has not graded it" if not theirs else f"has the levels {'; '.join(theirs)}"
+                raise UsageError(
+                    f"the baseline must have the same levels of {name!r}, but {baseline.path} {reason}: run the same "
+                    "suite on the baseline model"
+                )
+        return baseline.errors, baseline.clean_error, str(baseline.path)
+    text = "the given numbers"
+    if isinstance(baseline, str | Path):
+        baseline, text = _read_numbers(Path(baseline)), str(baseline)
+    if not isinstance(baseline, Mapping):
+        raise UsageError(
+            f"a baseline must be the folder of a suite, or numbers by member, got {type(baseline).__name__}: write "
+            f"for instance {{'{suite.members[0]}': 0.4, 'clean': 0.1}}"
+        )
+    errors = {}
+    for name, levels in suite.errors.items():
+        if name not in baseline:
+            raise UsageError(f"the baseline must have an error for {name!r}, but it has none: add it as a share of 1")
+        value = baseline[name]
+        values = list(value) if isinstance(value, list | tuple) else [value] * len(levels)
+        is_share = all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1 for v in values)
+        if not is_share or len(values) != len(levels):
+            raise UsageError(
+                f"the baseline of {name!r} must be an error in 0..1, or {len(levels)} of them, one per level, got "
+                f"{value!r}: write 0.4 for 40%"
+            )
+        errors[name] = [float(v) for v in values]
+    clean = baseline.get("clean")
+    if clean is not None and not (isinstance(clean, int | float) and 0 <= clean <= 1):
+        raise UsageError(f"clean of the baseline must be an error in 0..1, got {clean!r}: write 0.1 for 10%")
+    return errors, None if clean is None else float(clean), text
+
+
+def _read_numbers(path: Path) -> Any:
+    from themis.reading import parse_yaml, read_regular
+
+    try:
+        return parse_yaml(read_regular(path, 1 << 20).decode("utf-8-sig"))  # JSON is YAML too
+    except FileNotFoundError:
+        raise UsageError(
+            f"the baseline must be the folder of a suite with {SUITE}, or a file of numbers, but {path} does not exist"
+        ) from None
+    except Exception as error:
+        raise UsageError(
+            f"the baseline {path} must be numbers in YAML or JSON: {' '.join(str(error).split())}"
+        ) from error

@@ -1,0 +1,232 @@
+"""A suite: its members are ordinary runs, the clean inputs are run once, and it resumes as if never stopped."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from suites import MEMBERS, classifier, pictures, small_suite
+
+import themis
+from themis import UsageError
+from themis.perturb import disturb
+from themis.suites.budget import MemberProgress, fixed_steps, next_step
+from themis.suites.definition import read_suite
+
+pytestmark = pytest.mark.xdist_group("suites")
+
+
+class StopAfter(themis.Callback):
+    """Ctrl-C after some rounds of all members."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def on_round(self, round):
+        self.n -= 1
+        if self.n == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return small_suite(tmp_path_factory.mktemp("suite") / "first", metadata={"half": [k % 2 for k in range(120)]})
+
+
+def columns(run):
+    return {name: np.asarray(values) for name, values in run.faults.columns.items()}
+
+
+def assert_same_faults(first, second):
+    first, second = columns(first), columns(second)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_a_member_finds_what_a_run_of_its_own_finds(suite, tmp_path):
+    net = classifier()
+    steps = [step["max_tests"] for step in suite.record["schedule"] if step["member"] == "gaussian-0.4"]
+    options = {"magnitude": 0.4, "uniform_share": 0.5}
+    themis.run(net, pictures(net), "gaussian", out=tmp_path / "alone", max_tests=steps[0], **options)
+    for n in steps[1:]:
+        themis.resume(tmp_path / "alone", net, pictures(net), max_tests=n)
+    alone = themis.open_run(tmp_path / "alone")
+    assert len(alone.faults) > 10
+    assert_same_faults(suite["gaussian-0.4"], alone)
+    assert alone.rounds[-1].passes - suite["gaussian-0.4"].rounds[-1].passes == 120 + 9  # the sweep, tracing and checks
+
+
+def test_the_clean_inputs_are_run_once(suite):
+    tests = sum(row.tests for row in suite.rows)
+    graded = sum(grade["passes"] for grades in suite.record["grades"].values() for grade in grades)
+    probes = 6 * len(suite)
+    assert suite.record["passes"] == 120 + 9
+    assert graded == 3 * 120
+    assert suite.passes == 120 + 9 + graded + sum(row.passes for row in suite.rows)
+    assert sum(row.passes for row in suite.rows) >= tests + probes
+    assert tests == 600
+
+
+def test_the_error_at_a_level_is_that_of_a_plain_loop(suite):
+    net = classifier()
+    inputs, labels = pictures(net)
+    for name, spec, levels in (
+        ("gaussian-0.4", "gaussian(sigma=0:0.4)", [{"sigma": 0.1}, {"sigma": 0.4}]),
+        ("fog", "fog", [{"density": 1.8, "patchiness": 0.3, "scale": 0.5}]),
+    ):
+        with torch.no_grad():
+            wrong = [float((net(disturb(spec, inputs, theta)).argmax(1) != labels).double().mean()) for theta in levels]
+        assert suite.errors[name] == pytest.approx(wrong, abs=1e-12)
+        assert max(wrong) > 0.1
+    assert suite.clean_error == pytest.approx(0.1)
+    assert suite.mean_score == pytest.approx(1 - np.mean([np.mean(levels) for levels in suite.errors.values()]))
+    assert suite.relative_score == pytest.approx(suite.mean_score / 0.9)
+
+
+def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
+    other = small_suite(tmp_path / "other", version=3, max_tests=3)
+    inputs, labels = pictures(classifier())
+    errors = {}
+    for seed in (0, 3):
+        net = classifier(seed)
+        with torch.no_grad():
+            wrong = {
+                "clean": [net(inputs)],
+                "gaussian": [net(disturb("gaussian(sigma=0:0.4)", inputs, {"sigma": s})) for s in (0.1, 0.4)],
+                "fog": [net(disturb("fog", inputs, {"density": 1.8, "patchiness": 0.3, "scale": 0.5}))],
+            }
+        errors[seed] = {
+            name: [float((out.argmax(1) != labels).double().mean()) for out in outs] for name, outs in wrong.items()
+        }
+    ours, base = errors[0], errors[3]
+    found = suite.corruption_errors(other)
+    assert found.mce == pytest.approx(np.mean([sum(ours[c]) / sum(base[c]) for c in ("gaussian", "fog")]))
+    added = [
+        sum(e - ours["clean"][0] for e in ours[c]) / sum(e - base["clean"][0] for e in base[c])
+        for c in ("gaussian", "fog")
+    ]
+    assert found.relative_mce == pytest.approx(np.mean(added))
+    numbers = {"gaussian-0.4": base["gaussian"], "fog": base["fog"][0], "clean": base["clean"][0]}
+    assert suite.corruption_errors(numbers).mce == pytest.approx(found.mce)
+    (tmp_path / "numbers.json").write_text(json.dumps(numbers))
+    assert suite.corruption_errors(tmp_path / "numbers.json").relative_mce == pytest.approx(found.relative_mce)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ({"fog": 0.3}, "must have an error for 'gaussian-0.4'"),
+        ({"fog": 30, "gaussian-0.4": 0.2}, "must be an error in 0..1"),
+        ({"fog": 0.3, "gaussian-0.4": [0.1]}, "or 2 of them, one per level"),
+        (7, "the folder of a suite, or numbers"),
+        ("nowhere.json", "does not exist"),
+    ],
+)
+def test_a_baseline_that_does_not_fit_is_refused(suite, baseline, message):
+    with pytest.raises(UsageError, match=message):
+        suite.corruption_errors(baseline)
+
+
+def test_slices_count_every_graded_or_uniform_test(suite):
+    by_name = {column["name"]: column for column in suite.record["slices"]}
+    assert set(by_name) == {"class", "half"}
+    assert by_name["half"]["values"] == ["0", "1"]
+    fog = by_name["half"]["counts"]["fog"]
+    assert [tests for tests, _ in fog] == [60, 60]
+    assert sum(faults for _, faults in fog) == suite.record["grades"]["fog"][0]["errors"]
+    uniform = sum(tests for tests, _ in by_name["class"]["counts"]["brightness"])
+    assert uniform == suite["brightness"].summary()["kinds"]["uniform"]["tests"]
+    worst = suite.slices()[0]
+    assert worst.rate.low <= worst.rate.value <= worst.rate.high
+    assert worst.tests >= 20
+
+
+@pytest.mark.parametrize("n_rounds", [2, 5])
+def test_a_suite_that_was_stopped_ends_as_if_it_had_not_been(suite, tmp_path, n_rounds):
+    net = classifier()
+    data = pictures(net)
+    stopped = themis.run_suite(
+        net, data, {"members": MEMBERS}, out=tmp_path / "s", max_tests=600, callbacks=[StopAfter(n_rounds)]
+    )
+    assert stopped.state == "interrupted"
+    assert stopped.tests < 600
+    resumed = themis.resume_suite(tmp_path / "s", net, data)
+    assert resumed.state == "ended"
+    assert resumed.record["schedule"] == suite.record["schedule"]
+    assert resumed.errors == suite.errors
+    for name in suite:
+        assert_same_faults(resumed[name], suite[name])
+    again = themis.run_suite(net, data, {"members": MEMBERS}, out=tmp_path / "s", max_tests=600)
+    assert again.record["schedule"] == suite.record["schedule"]  # nothing is left to do
+    more = themis.resume_suite(tmp_path / "s", net, data, max_tests=700)
+    assert more.tests == 700
+
+
+REFUSED = {
+    "another suite": ({"suite": ["fog"]}, "holds another suite"),
+    "another share": ({"share": 0.9}, "share differs"),
+    "another setting": ({"random_seed": 5}, "random_seed differs"),
+    "fewer tests": ({"max_tests": 100}, "max_tests must be at least 600"),
+    "a magnitude": ({"magnitude": 0.2}, "a suite does not take magnitude: give it to a member"),
+    "a time limit": ({"max_seconds": 10}, "a suite does not take max_seconds"),
+    "an unknown option": ({"max_test": 10}, "did you mean 'max_tests'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_a_stored_suite_is_refused(suite, name):
+    net, (options, message) = classifier(), REFUSED[name]
+    options = {"suite": {"members": MEMBERS}, "max_tests": 600, **options}
+    with pytest.raises(UsageError, match=message):
+        themis.run_suite(net, pictures(net), options.pop("suite"), out=suite.path, **options)
+
+
+def test_another_model_or_a_foreign_folder_is_refused(suite, tmp_path):
+    with pytest.raises(UsageError, match="the model must be the same"):
+        themis.resume_suite(suite.path, classifier(9), pictures(classifier()))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="contains other files"):
+        small_suite(tmp_path)
+    with pytest.raises(UsageError, match=r"a suite must be a folder with suite\.json"):
+        themis.open_suite(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_a_damaged_suite_is_refused_in_words(suite, tmp_path):
+    record = json.loads((suite.path / "suite.json").read_text())
+    for change in ({"schedule": [{"member": "nobody", "max_tests": 1, "reason": "share"}]}, {"members": "x"}):
+        (tmp_path / "suite.json").write_text(json.dumps({**record, **change}))
+        with pytest.raises(themis.StoreError, match="is damaged"):
+            themis.open_suite(tmp_path)
+
+
+def test_shares_follow_weights_and_the_rest_goes_where_faults_and_doubt_are():
+    members = read_suite(["fog", {"perturb": "snow", "weight": 3}, {"perturb": "rain", "max_tests": 40}]).members
+    assert [step.max_tests for step in fixed_steps(members, 1000, 0.5)] == [100, 300, 40]
+    progress = {
+        "fog": MemberProgress(100, True, 0.3, 0.1),
+        "snow": MemberProgress(300, True, 0.01, 2.0),
+        "rain": MemberProgress(40, True, 1.0, 9.0),  # has all the tests that it may have
+    }
+    first, second = (next_step(members, progress, k, 1000, 0.5) for k in range(2))
+    assert (first.member, first.reason) == ("fog", "discovery")
+    assert (second.member, second.reason) == ("snow", "uncertainty")
+    assert next_step(members, progress, 0, 440, 0.5) is None
+    closed = {**progress, "fog": MemberProgress(100, False, 0.3, 0.1), "snow": MemberProgress(300, False, 1, 1)}
+    assert next_step(members, closed, 0, 1000, 0.5) is None
+
+
+def test_a_suite_of_attacks_and_of_data_without_labels_runs(tmp_path):
+    net = classifier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite = themis.run_suite(
+            net, pictures(net)[0][:40], ["fgsm", "gaussian"], out=tmp_path / "a", max_tests=60, max_seeds=30
+        )
+    assert suite.mean_score is None
+    assert suite.clean_error is None
+    assert suite.tests == 60
+    with pytest.raises(UsageError, match="mCE needs members that are graded"):
+        suite.corruption_errors({"fgsm": 0.1})
