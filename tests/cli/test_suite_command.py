@@ -11,14 +11,14 @@ from themis.cli import main
 
 pytestmark = pytest.mark.xdist_group("suites")
 
-MODEL = ["--model", "mine:make_net", "--data", "mine:make_data", "--max-tests", "300"]
+MODEL = ["--model", "tiny_suite:make_net", "--data", "tiny_suite:make_data", "--max-tests", "300"]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder of a user, with the module of the model and the data."""
     helpers = str(Path(suites.__file__).parent)
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "tiny_suite.py").write_text(
         f"import sys\nsys.path.append({helpers!r})\nfrom suites import classifier, pictures\n"
         "def make_net():\n    return classifier()\n"
         "def make_other():\n    return classifier(3)\n"
@@ -50,7 +50,7 @@ def test_json_with_mce_and_slices(here, capsys):
     (here / "places.csv").write_text("place\n" + "\n".join("ab"[k % 2] for k in range(120)) + "\n")
     assert main(["suite", "own.yaml", *MODEL, "--out", "a", "--json"]) == 0
     capsys.readouterr()
-    words = ["suite", "own.yaml", *MODEL, "--model", "mine:make_other", "--out", "b", "--metadata", "places.csv"]
+    words = ["suite", "own.yaml", *MODEL, "--model", "tiny_suite:make_other", "--out", "b", "--metadata", "places.csv"]
     assert main([*words, "--mce-baseline", "a", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     expected = themis.open_suite("b").corruption_errors("a")
