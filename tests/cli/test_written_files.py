@@ -146,6 +146,17 @@ def test_resume_with_a_lower_limit_leaves_the_run_as_it_is(here, capsys):
     assert files(here / "run") != before
 
 
+def test_resume_says_what_a_run_that_reached_its_goal_needs(here, capsys):
+    words = ["--tolerance", "1e3", "--coverage", "0.5", "--recall", "null", "--max-tests", "2000", "--quiet"]
+    assert main([*BASE, *words, "--out", "goal"]) == 0
+    assert main(["resume", "goal", "--max-tests", "4000"]) == 0
+    printed = capsys.readouterr().out
+    assert "which a larger budget does not change; to continue it, pass --coverage null" in printed
+    before = files(here / "goal")
+    assert main(["resume", "goal", "--max-tests", "4000", "--coverage", "null", "--quiet"]) == 0
+    assert files(here / "goal") != before
+
+
 def test_files_with_names_of_themis_in_a_run_folder_are_kept(here, capsys):
     for name, words in {"report.html": ["report"], "shrunk.json": ["shrink"], "robustness.png": ["shrink"]}.items():
         (here / "run" / name).write_text("mine")

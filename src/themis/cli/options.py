@@ -7,6 +7,7 @@ user set explicitly. `convert` reads the values of flags and of files by the sam
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -65,6 +66,16 @@ class Repeated(Option):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
+class PrintSchema(argparse.Action):
+    """A flag that prints the schema of the configuration file, as `--help` prints the help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        from themis.cli.schema import describe_options
+
+        print(json.dumps(describe_options(parser), indent=2))
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,11 +157,13 @@ def add_option(
 
 
 def add_config(group: Group) -> None:
-    """Add `--config` and `--print-config`."""
+    """Add `--config`, `--print-config` and `--print-schema`."""
     text = "read options from a YAML file, such as max_tests: 5000; flags override it"
     group.add_argument("--config", metavar="FILE", help=text)
     text = "print the options as YAML for --config, and exit"
     group.add_argument("--print-config", action="store_true", help=text)
+    text = "print the JSON Schema of such a file, with which editors complete and check it, and exit"
+    group.add_argument("--print-schema", action=PrintSchema, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
 def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
@@ -273,7 +286,7 @@ NULLS = ("null", "none")
 
 def convert(name: str, value: Any, kind: Any) -> Any:
     """Convert a value from a flag or a file to `kind`, a type hint; an error names the option and its rule."""
-    bare, is_optional = _bare(kind)
+    bare, is_optional = bare_kind(kind)
     if is_optional and (value is None or str(value).lower() in NULLS):
         return None
     try:
@@ -285,7 +298,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 def placeholder(kind: Any) -> str:
     """The placeholder for a value of a type in the help."""
-    return KINDS[_bare(kind)[0]].placeholder
+    return KINDS[bare_kind(kind)[0]].placeholder
 
 
 def format_value(value: Any) -> str:
@@ -295,7 +308,7 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _bare(kind: Any) -> tuple[Any, bool]:
+def bare_kind(kind: Any) -> tuple[Any, bool]:
     """A type hint without None, and whether None was part of it. `Any` is read as text on the command line."""
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     (bare,) = (part for part in parts if part is not NoneType)

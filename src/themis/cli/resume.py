@@ -19,6 +19,8 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from themis.runs.run import Run
+
 HELP = (
     "Continue a run where it stopped; the result is the same as if it had never been interrupted. A run that has spent "
     "its budget continues if it gets a larger one. The model and the data are rebuilt as recorded in the run. "
@@ -59,10 +61,24 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     result = resume(arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, **limits)
     is_unchanged = before_resume is not None and _is_same(before_resume, summary.stat())
     if is_unchanged and not (arguments.quiet or arguments.json):
-        print_text(
-            "The run had already ended and was left unchanged: raise a limit to continue it, such as --max-tests N"
-        )
+        print_text(f"The run had already ended and was left unchanged: {_remedy(result)}")
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
+
+
+def _remedy(run: Run) -> str:
+    """What to pass so that a run that has ended continues."""
+    last = run.rounds[-1]
+    remedies = {
+        "tests": f"to continue it, pass --max-tests with more than its {last.tests:,} tests",
+        "passes": f"to continue it, pass --max-passes with more than its {last.passes:,} passes",
+        "seconds": f"to continue it, pass --max-seconds with more than its {last.seconds:.0f} seconds",
+        "plateau": "to continue it, pass --plateau null, or a larger number of rounds",
+    }
+    goal = (
+        "it reached its goal, which a larger budget does not change; to continue it, pass --coverage null, which sets "
+        "no goal, and a limit to stop at, such as --max-tests N"
+    )
+    return remedies.get(run.stop_reason, goal)
 
 
 def _is_same(before: os.stat_result, after: os.stat_result) -> bool:

@@ -32,7 +32,7 @@ class Origin:
     weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
     data: str = option(
         "",
-        "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, hf, digits, "
+        "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, wav, hf, digits, "
         "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
     )
     train: str | None = option(
