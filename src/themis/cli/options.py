@@ -26,7 +26,7 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
-NOT_IN_A_FILE = ("config", "print_config", "words", "from_config")
+NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "from_config")
 """Names in a namespace that are not options of a file.
 
 `words` is the command line itself, `from_config` the names of the options that the file sets and no flag overrides.
@@ -214,12 +214,19 @@ def read_config(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any
         if name not in known:
             raise UsageError(f"unknown option {key!r} in {path}: {_closest(name, known, 'see --help')}")
         action = actions[name]
-        kind = action.kind if isinstance(action, Option) else bool if action.nargs == 0 else str
+        kind = kind_of(action)
         try:
             values[name] = convert(name, value, kind)
         except UsageError as error:
             raise UsageError(f"in {path}: {error}") from None
     return values
+
+
+def kind_of(action: argparse.Action) -> Any:
+    """The type of the values of an option, of a flag without a value, or of an argument."""
+    if isinstance(action, Option):
+        return action.kind
+    return bool if action.nargs == 0 else str | None
 
 
 def as_yaml(values: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from themis.cli.options import NOT_IN_A_FILE, Option, bare_kind
+from themis.cli.options import NOT_IN_A_FILE, bare_kind, kind_of
 
 TYPES: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -28,8 +28,8 @@ def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The schema of the options that `--config` reads for the command of a parser."""
     properties = {}
     for action in parser._actions:
-        is_listed = action.option_strings and action.default != argparse.SUPPRESS
-        if is_listed and action.dest not in NOT_IN_A_FILE:
+        is_kept = not action.option_strings or action.default != argparse.SUPPRESS  # --help and the like are not
+        if is_kept and action.dest not in NOT_IN_A_FILE:
             properties[action.dest] = _describe(action)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -42,13 +42,13 @@ def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def _describe(action: argparse.Action) -> dict[str, Any]:
-    kind, is_optional = bare_kind(action.kind) if isinstance(action, Option) else (bool, False)
+    kind, is_optional = bare_kind(kind_of(action))
     described = dict(TYPES[kind])
     if is_optional:
         types = described["type"]
         described["type"] = [*(types if isinstance(types, list) else [types]), "null"]
     described["description"] = str(action.help).replace("%%", "%")
     default = False if kind is bool and action.default is None else action.default
-    if default is not None:
+    if default not in (None, argparse.SUPPRESS):
         described["default"] = list(default) if isinstance(default, tuple) else default
     return described

@@ -91,7 +91,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print_text(as_yaml(_without_defaults(_definition(source, arguments))))
         return DONE
     if arguments.print_config:
-        print_text(as_yaml({**vars(arguments), **asdict(settings), **asdict(suite_options)}))
+        values = {**asdict(settings), **asdict(suite_options)}
+        print_text(as_yaml({name: values.get(name, given) for name, given in vars(arguments).items()}))
         return DONE
     require(arguments, "model", "data")
     origin = named_origin(arguments)
