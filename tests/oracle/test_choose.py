@@ -24,6 +24,8 @@ NAMES = [
     "regression:1.5sd",
     "off:3sd",
     "segmentation:0.3",
+    "keypoints:2.5",
+    "keypoints:33.3%",
     f"{__name__}:far",
 ]
 
@@ -49,6 +51,7 @@ WRONG = {
     "regression:sd": "or regression:2sd for standard deviations",
     "off:0sd": "a number above 0",
     "segmentation:1": "a number between 0 and 1, got 'segmentation:1': write segmentation:0.1",
+    "keypoints:0": "a number above 0, got 'keypoints:0': write keypoints:5 for pixels, or keypoints:10%",
     "nowhere:function": "No module named 'nowhere'",
     f"{__name__}:fra": "did you mean 'far'?",
     f"{__name__}:NAMES": "Compare needs a function .*, got list",
@@ -83,6 +86,7 @@ AUTO = {
     "a count": ((3,), torch.tensor([0, 1, 7]), "regression"),
     "maps": ((3, 2, 4, 4), None, "segmentation"),
     "maps, labels": ((3, 2, 4, 4), torch.zeros(3, 4, 4), "segmentation"),
+    "points, labels": ((3, 4, 2), torch.zeros(3, 4, 3), "keypoints"),
 }
 
 
@@ -93,7 +97,7 @@ def test_auto_infers_the_task_from_outputs_and_labels(name):
     assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 4, 2), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
 def test_auto_refuses_outputs_of_unknown_shape(shape):
     with pytest.raises(ModelError, match=r"for the task to be known, .* or your own comparison"):
         choose_oracle("auto").settle(torch.zeros(shape), None)

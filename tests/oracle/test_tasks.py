@@ -63,10 +63,12 @@ TASKS = {
     "off": (net(1), "off:0.08", lambda outputs: outputs[:, 0] + 0.02, "off:0.08"),
     "segmentation": (painter(), "auto", None, "segmentation:0.1"),
     "segmentation, labels": (painter(), "segmentation:0.05", lambda outputs: outputs.argmax(1), "segmentation:0.05"),
+    "keypoints": (net(4, nn.Unflatten(1, (2, 2))), "keypoints:0.1", None, "keypoints:0.1"),
+    "keypoints, labels": (net(6, nn.Unflatten(1, (3, 2))), "auto", lambda outputs: outputs + 0.01, "keypoints:10.0%"),
     "compare": (net(3), FAR, None, f"{__name__}:far"),
 }
 HAS_ANSWER = ("wrong", "changed", "top", "threshold")
-HAS_VALUE = ("threshold", "regression", "off", "segmentation")
+HAS_VALUE = ("threshold", "regression", "off", "segmentation", "keypoints")
 
 
 @pytest.mark.parametrize("perturbation", ["gaussian", "fgsm"])
@@ -143,7 +145,16 @@ def test_an_output_that_is_not_finite_is_a_distinct_fault_in_every_task():
             is_bright = x.flatten(1).amax(1) >= 0.9999
             return torch.where(is_bright.view(-1, *(1,) * (outputs.ndim - 1)), torch.nan, outputs)
 
-    for name in ("top", "threshold", "multilabel", "regression", "regression, flat", "segmentation", "compare"):
+    for name in (
+        "top",
+        "threshold",
+        "multilabel",
+        "regression",
+        "regression, flat",
+        "segmentation",
+        "keypoints",
+        "compare",
+    ):
         model, oracle, _, _ = TASKS[name]
         run = themis.run(themis.Target(Fragile(model), oracle=oracle), INPUTS * 0.9, "gaussian", max_tests=200)
         broken = [fault for fault in run.faults if fault.answer == -1]

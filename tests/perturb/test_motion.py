@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-import numpy as np
+import moving_tests
 import pytest
 import torch
 from pixel_nets import PixelNet, RecallingNet, scenes
@@ -12,9 +12,7 @@ import themis
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
 from themis.experiments.comparison.rates import ErrorRates
-from themis.measure.calculator import Calculator
-from themis.measure.tests import Tests
-from themis.oracle import Motion, Segmentation
+from themis.oracle import Motion
 from themis.perturb import PERTURBATIONS, Context, Perturbation, Theta, choose_perturbation, perturb
 from themis.perturb.picture import places, warp
 from themis.perturb.signal import SIGNAL
@@ -49,23 +47,9 @@ def followed(perturbation, inputs, seed=0, magnitude=1):
     return disturbed, theta, context.motion
 
 
-def faults(net, perturbation, pictures, labels=None, n=40):
-    """Which of some tests, half of them in the corners of the box of theta, are faults."""
-    target = themis.Target(net, oracle="segmentation:0.001")
-    seeds = read_seeds(pictures if labels is None else (pictures, labels))
-    chosen = choose_perturbation(perturbation)
-    low, high = (np.array([getattr(theta, end) for theta in chosen.theta], np.float32) for end in ("low", "high"))
-    share = np.random.default_rng(0).random((n, len(low)), dtype=np.float32)
-    share[::2] = share[::2].round()
-    seed = np.arange(n) % len(pictures)
-    tests = Tests(np.arange(n), seed, low + share * (high - low), np.arange(n) * 17, np.full(n, "uniform"))
-    with target.opened():
-        calculator = Calculator.trace(target, seeds, chosen, Segmentation(0.001), clean_bytes=1 << 30)
-        calculator.sweep()
-        _, outputs, motion = calculator.run_chunk(tests, n)
-        verdict = calculator.compare(torch.from_numpy(seed), outputs, motion)
-    assert verdict.margin.isfinite().all()
-    return verdict.is_fault
+def faults(net, perturbation, pictures, labels=None):
+    data = pictures if labels is None else (pictures, labels)
+    return moving_tests.faults(net, "segmentation:0.001", perturbation, data)
 
 
 def test_every_perturbation_says_whether_it_moves_what_is_in_the_picture():

@@ -264,7 +264,7 @@ def _wrong_names(n_names: int, n_answers: int) -> str:
 def _n_answers(calculator: Calculator) -> int:
     """The number of classes that the model distinguishes; 0 in tasks without classes."""
     outputs, task = calculator.clean_outputs, calculator.oracle.spec().partition(":")[0]
-    if task in ("wrong", "changed", "top5", "multilabel", "segmentation") and outputs.ndim > 1:
+    if task in ("wrong", "changed", "top5", "multilabel", "segmentation", "keypoints") and outputs.ndim > 1:
         return outputs.shape[1]
     return 2 if task == "threshold" else 0
 

@@ -38,7 +38,10 @@ NAMES = {
     "judge": ("exact", "gibbs", "pymc"),
     "scale": ("absolute", "relative"),
     "neurons": ("element", "channel"),
-    "oracle": ("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "off", "segmentation"),
+    "oracle": (
+        *("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "off"),
+        *("segmentation", "keypoints"),
+    ),
     "device": ("cpu", "cuda"),
     "zoo": (
         *("lenet1-mnist", "lenet4-mnist", "lenet5-mnist", "mlp-pdf", "mlp-drebin", "vgg19-imagenet"),

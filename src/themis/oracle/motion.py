@@ -26,6 +26,8 @@ NEGLIGIBLE = 1 / 512
 """Weight of a pixel in an interpolation below which it does not matter: half a level of an 8-bit picture."""
 NEWTON_STEPS = 12
 """Steps of the search for the place that a point moves to; affine maps need one."""
+CONVERGED = 1e-16
+"""Squared distance, in shares of the shorter side, at which that search ends."""
 SLOPE_STEP = 1e-4
 """Step of the finite differences that give the slope of a source, as a share of the shorter side."""
 OUTLINE_POINTS = 32
@@ -199,17 +201,15 @@ def _moved(step: MotionStep, points: Tensor) -> Tensor:
 
     def newton_step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The next estimate, and how far the source of this one is from the goal."""
-        back_x, back_y = step.trace_back(x, y)
+        h = SLOPE_STEP
+        back_x, back_y = step.trace_back(torch.cat([x, x + h, x - h, x, x], 1), torch.cat([y, y, y, y + h, y - h], 1))
+        (back_x, *x_ends), (back_y, *y_ends) = back_x.chunk(5, 1), back_y.chunk(5, 1)
         error_x, error_y = back_x - goal_x, back_y - goal_y
-        with torch.no_grad():
-            ends = [step.trace_back(x + h, y) for h in (SLOPE_STEP, -SLOPE_STEP)]
-            ends += [step.trace_back(x, y + h) for h in (SLOPE_STEP, -SLOPE_STEP)]
-            (xx, yx), (xy, yy) = (
-                ((high[0] - low[0]) / (2 * SLOPE_STEP), (high[1] - low[1]) / (2 * SLOPE_STEP))
-                for high, low in (ends[:2], ends[2:])
-            )
-            determinant = xx * yy - xy * yx
-            scale = torch.where(determinant == 0, 0, 1 / torch.where(determinant == 0, 1, determinant))
+        xx, xy, yx, yy = (
+            ((high - low) / (2 * h)).detach() for ends in (x_ends, y_ends) for high, low in (ends[:2], ends[2:])
+        )
+        determinant = xx * yy - xy * yx
+        scale = torch.where(determinant == 0, 0, 1 / torch.where(determinant == 0, 1, determinant))
         return (
             x - (yy * error_x - xy * error_y) * scale,
             y - (xx * error_y - yx * error_x) * scale,
@@ -225,6 +225,10 @@ def _moved(step: MotionStep, points: Tensor) -> Tensor:
             best_x, best_y = torch.where(is_better, x, best_x), torch.where(is_better, y, best_y)
             least = torch.where(is_better, error, least)
             x, y = next_x, next_y
+            if (
+                not points.is_cuda and float(least.amax() if least.numel() else 0) < CONVERGED
+            ):  # a GPU would be waited for
+                break
     x, y, _ = newton_step(best_x, best_y)  # once more, with the gradient in the goal and in theta
     return _pixels(x, y, step.size).to(points.dtype)
 

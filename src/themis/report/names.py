@@ -51,6 +51,8 @@ def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
         return f"label {name} flipped"
     if task == "segmentation":
         return f"class {name} lost"
+    if task == "keypoints":
+        return f"point {name} off"
     return name if task in ANSWER_TASKS else f"outcome {outcome}"
 
 

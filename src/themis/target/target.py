@@ -102,9 +102,9 @@ class Target:
         layers: `auto` (after each activation, and the output) or glob patterns of layer names.
         neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
             channel is a neuron).
-        oracle: Defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off` and
-            `segmentation`, some of which take a number, such as `regression:0.1`; or `Compare(function)`; or `auto`,
-            which chooses by the outputs and the labels.
+        oracle: Defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off`,
+            `segmentation` and `keypoints`, some of which take a number, such as `regression:0.1`; or
+            `Compare(function)`; or `auto`, which chooses by the outputs and the labels.
         output: Picks the scores from the model's result; by default the tensor itself, its `.logits`, or the first
             tensor.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.

@@ -1,4 +1,4 @@
-"""Grades of answers by their labels: 1 or 0, the share of correct labels if there are several, or the mean IoU."""
+"""Grades of answers by their labels: 1 or 0, or the share of correct labels or key points, or the mean IoU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from themis.errors import DataError
 from themis.experiments.retraining.losses import ideal
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
-from themis.oracle import Changed, Multilabel, Oracle, Regression, Segmentation, Threshold, Wrong, choose_oracle
+from themis.oracle import (
+    Changed,
+    KeyPoints,
+    Multilabel,
+    Oracle,
+    Regression,
+    Segmentation,
+    Threshold,
+    Wrong,
+    choose_oracle,
+)
 from themis.oracle.oracle import are_finite
 from themis.perturb import Perturbation
 from themis.target.target import Target
@@ -35,6 +45,8 @@ def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         overlap = oracle.compare(ideal(oracle, outputs, labels), outputs, labels).value
         assert overlap is not None
         grades = overlap.double().nan_to_num(1)  # nothing can be wrong where no pixel counts
+    elif isinstance(oracle, KeyPoints):
+        grades = oracle.share_near(outputs, labels)
     else:
         grades = (~by_label(oracle).compare(outputs, outputs, labels).is_fault).double()
     return grades * are_finite(outputs)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import UsageError
-from themis.oracle import Compare, Multilabel, Oracle, Regression, Segmentation, Threshold
+from themis.oracle import Compare, KeyPoints, Multilabel, Oracle, Regression, Segmentation, Threshold
 from themis.oracle.segmentation import VOID
 from themis.target.fingerprint import hash_text
 
@@ -43,6 +43,9 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         level = oracle.threshold
         assert level is not None
         return (labels.reshape(outputs.shape) * 2 - 1).to(outputs.dtype) / 4 + level
+    if isinstance(oracle, KeyPoints):
+        places = labels[..., :2].nan_to_num(0).to(outputs.dtype)  # where the label is unknown, no place counts
+        return torch.cat([places, torch.zeros_like(outputs[..., 2:])], -1)
     classes = labels.long()
     if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID:
         classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count

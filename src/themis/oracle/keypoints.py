@@ -1,0 +1,165 @@
+"""Key points: `keypoints`; outputs are places in the picture, `[inputs, points, 2]`, or 3 with a score.
+
+Places are in pixels from the upper left corner of the picture, so that the centre of its first pixel is (0.5, 0.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from themis.errors import DataError, ModelError
+from themis.oracle.motion import Motion
+from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+
+PERCENT = 10.0
+"""Default tolerance, in percent of the extent of the points: PCK@0.1."""
+COUNTS, UNKNOWN, OUTSIDE = 1, 0, -1
+"""Third column of a reference: the point counts, its place is not known, or its place is outside of the picture."""
+
+
+@dataclass(frozen=True)
+class KeyPoints(Oracle):
+    """A fault is a key point that is further from its place than a tolerance.
+
+    The place is that of the label `[seeds, points, 2]`, or 3 with a visibility that is 0 for points that are not
+    labelled (NaN does the same); or, without labels, that of the clean answer. The outcome is the point that is
+    furthest off, and the value its distance. Points whose clean answer is beyond the tolerance do not count, nor do
+    those that left the picture with their content. Places move with the picture.
+
+    Args:
+        tolerance: In pixels; None if it is in percent.
+        percent: The tolerance in percent of the longer side of the box around the points.
+    """
+
+    is_spatial: ClassVar[bool] = True
+    tolerance: float | None = None
+    percent: float = PERCENT
+
+    @staticmethod
+    def parse(text: str) -> KeyPoints:
+        example = "keypoints:5 for pixels, or keypoints:10% for a share of the extent of the points"
+        if not text:
+            return KeyPoints()
+        if text.endswith("%"):
+            return KeyPoints(None, read_number(text.removesuffix("%"), "keypoints", example, 0))
+        return KeyPoints(read_number(text, "keypoints", example, 0))
+
+    def spec(self) -> str:
+        return f"keypoints:{self.percent!r}%" if self.tolerance is None else f"keypoints:{self.tolerance!r}"
+
+    def describe(self) -> str:
+        if self.tolerance is None:
+            return f"a key point that is off by more than {self.percent:g}% of the extent of all points"
+        return f"a key point that is off by more than {self.tolerance:g} pixels"
+
+    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
+        _check_points(clean_outputs)
+        return self
+
+    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        _check_points(clean_outputs)
+        n, n_points = clean_outputs.shape[:2]
+        if self.tolerance is None and n_points < 2:
+            raise ModelError(
+                f"a tolerance of {self.percent:g}% of the extent of the points needs 2 points or more, got "
+                "1: give the tolerance in pixels, such as oracle='keypoints:5'"
+            )
+        if labels is None:
+            return torch.ones(n, dtype=torch.bool, device=clean_outputs.device)
+        if labels.shape[:2] != (n, n_points) or labels.ndim != 3 or labels.shape[2] not in (2, 3):
+            raise DataError(
+                f"labels must be the places of {n_points} points per seed, {[n, n_points, 2]}, or 3 with a visibility, "
+                f"got shape {list(labels.shape)}: pass x and y in pixels, or leave them out to compare with the clean "
+                "answer"
+            )
+        reference = self.reference(clean_outputs, labels)
+        counts = self._counting(clean_outputs, reference, self._reach(reference))
+        return check_some_correct(counts.any(1), "or leave the labels out")
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the places and whether they count, `[seeds, points, 3]`."""
+        known = clean_outputs[..., :2] if labels is None else labels.to(clean_outputs.dtype)
+        places, visibility = known[..., :2], known[..., 2:] if known.shape[-1] == 3 else known.new_tensor([COUNTS])
+        state = torch.where(places.isfinite().all(-1, keepdim=True), visibility.sign(), UNKNOWN)
+        return torch.cat([torch.where(state == UNKNOWN, 0, places), state], -1)
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        reference = self.reference(clean_outputs, labels)
+        reach = self._reach(reference)
+        counts = self._counting(clean_outputs, reference, reach)
+        furthest, point = torch.where(counts, _distances(outputs, reference), -1).max(1)
+        has_points = furthest >= 0
+        margin = torch.where(has_points, reach - furthest, reach)
+        outcome = torch.where(margin < 0, point, KEPT)
+        value = torch.where(has_points, furthest, torch.nan)
+        return mark_not_finite(Verdict(margin < 0, outcome, margin, value), outputs)
+
+    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
+        reference = self.reference(clean_outputs, labels)
+        places, clean = motion.points(torch.cat([reference[..., :2], clean_outputs[..., :2]], 1)).chunk(2, 1)
+        state = torch.where((reference[..., 2] == COUNTS) & ~_is_inside(places, motion), OUTSIDE, reference[..., 2])
+        return torch.cat([clean, clean_outputs[..., 2:]], -1), torch.cat([places, state[..., None]], -1)
+
+    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
+        places = motion.points(labels[..., :2])
+        is_inside = _is_inside(places, motion)[..., None]
+        if labels.shape[-1] == 3:
+            return torch.cat([places, torch.where(is_inside, labels[..., 2:], UNKNOWN)], -1)
+        return torch.where(is_inside, places, torch.nan)
+
+    def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return the mean distance along both axes, whose slope does not vanish where there is no error."""
+        counts = reference[..., 2:] == COUNTS
+        gap = torch.where(counts, outputs[..., :2].float() - reference[..., :2], 0)
+        return torch.where(gap >= 0, gap, -gap).sum((1, 2)) / counts.sum((1, 2)).clamp(min=1)
+
+    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        reference = self.reference(clean_outputs, labels)
+        return {"error": float(_distances(clean_outputs, reference)[reference[..., 2] == COUNTS].double().mean())}
+
+    def share_near(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the share of the labelled points that are within the tolerance, `[tests]`; 1 if none is labelled."""
+        reference = self.reference(outputs, labels)
+        counts = reference[..., 2] == COUNTS
+        is_near = counts & (_distances(outputs, reference) <= self._reach(reference)[:, None])
+        return torch.where(counts.any(1), is_near.double().sum(1) / counts.sum(1).clamp(min=1), 1.0)
+
+    def _reach(self, reference: Tensor) -> Tensor:
+        """Return the tolerance in pixels, `[tests]`."""
+        if self.tolerance is not None:
+            return torch.full_like(reference[:, 0, 0], self.tolerance)
+        places, is_known = reference[..., :2], reference[..., 2:] != UNKNOWN  # also those that left the picture
+        low = torch.where(is_known, places, torch.inf).amin(1)
+        high = torch.where(is_known, places, -torch.inf).amax(1)
+        return self.percent / 100 * (high - low).amax(1).clamp(min=0)
+
+    def _counting(self, clean_outputs: Tensor, reference: Tensor, reach: Tensor) -> Tensor:
+        """Return which points count, `[tests, points]`."""
+        is_near = _distances(clean_outputs, reference) <= reach[:, None]
+        return (reference[..., 2] == COUNTS) & is_near & (reach > 0)[:, None]
+
+
+def _distances(outputs: Tensor, reference: Tensor) -> Tensor:
+    """Return how far points are from where they should be, `[tests, points]`; 0 for those that do not count."""
+    gap = torch.where(reference[..., 2:] == COUNTS, outputs[..., :2] - reference[..., :2], 0)
+    return torch.linalg.vector_norm(gap, dim=-1)
+
+
+def _is_inside(places: Tensor, motion: Motion) -> Tensor:
+    """Return which places are in the picture."""
+    height, width = motion.steps[-1].size
+    across, down = places.unbind(-1)
+    return (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
+
+
+def _check_points(clean_outputs: Tensor) -> None:
+    if clean_outputs.ndim != 3 or clean_outputs.shape[2] not in (2, 3):
+        raise ModelError(
+            "key points must be [inputs, points, 2], x and y in pixels, or 3 with a score, got "
+            f"{list(clean_outputs.shape)}: pass output=... to Target to pick or reshape them, or name another task "
+            "with oracle=..."
+        )
