@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from themis.compute import rng
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
+from themis.oracle import Motion
 from themis.suites.definition import SuiteMember
 
 FOR_SEEDS = 71
@@ -74,23 +75,27 @@ def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random
         before = calculator.passes
         theta = level.draw(member.perturbation, seed_id, random_seed)
         tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
-        outputs = [
-            calculator.run_chunk(tests[first : first + calculator.chunk], calculator.chunk)[1]
+        answers = [
+            calculator.run_chunk(tests[first : first + calculator.chunk], calculator.chunk)
             for first in range(0, len(rows), calculator.chunk)
         ]
-        grade, wrong = _grade(calculator, rows, torch.cat(outputs), str(level), calculator.passes - before)
+        outputs = torch.cat([answer.outputs for answer in answers])
+        motion = Motion.joined([answer.motion for answer in answers if answer.motion is not None])
+        grade, wrong = _grade(calculator, rows, outputs, str(level), calculator.passes - before, motion)
         grades.append(grade)
         errors += wrong
     return MemberGrades(tuple(grades), errors)
 
 
 def _grade(
-    calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str, passes: int
+    calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str, passes: int, motion: Motion | None = None
 ) -> tuple[LevelGrade, NDArray[np.int64]]:
     at = torch.from_numpy(rows).to(calculator.device)
     labels = None if calculator.labels is None else calculator.labels[at]
     with torch.no_grad():
-        verdict = calculator.oracle.compare(calculator.clean_outputs[at], outputs, labels)
+        verdict = calculator.compare(at, outputs, motion)
+        if labels is not None and motion:
+            labels = calculator.oracle.move_labels(labels, motion)
         scores = {} if labels is None else calculator.oracle.grade(outputs, labels)
     wrong = verdict.is_fault.cpu().numpy().astype(np.int64)
     score = next(iter(scores.values())) if scores else None

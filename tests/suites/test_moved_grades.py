@@ -1,0 +1,30 @@
+"""Grades of a suite whose perturbations move the labels."""
+
+import numpy as np
+from pixel_nets import PixelNet, RecallingNet, scenes
+
+import themis
+from themis.data.seeds import read_seeds
+from themis.measure.calculator import Calculator
+from themis.oracle import choose_oracle
+from themis.perturb import choose_perturbation
+from themis.suites.definition import SuiteMember
+from themis.suites.grades import grade_member
+from themis.suites.levels import Level
+
+
+def test_a_perfect_segmentation_has_no_error_under_geometry():
+    pictures, labels = scenes()
+    member = SuiteMember("rotate", choose_perturbation("rotate"), levels=(Level(0.5), Level(1.0)))
+    grades = {}
+    for net in (PixelNet(), RecallingNet(pictures)):
+        target = themis.Target(net, oracle="segmentation:0.01")
+        with target.opened():
+            calculator = Calculator.trace(
+                target, read_seeds((pictures, labels)), member.perturbation, choose_oracle(target.oracle), clean_bytes=0
+            )
+            calculator.sweep()
+            grades[type(net)] = grade_member(calculator, member, np.arange(len(pictures)), 0)
+    assert not grades[PixelNet].errors_by_seed.any()
+    assert [level.score for level in grades[PixelNet].levels] == [1, 1]
+    assert grades[RecallingNet].errors_by_seed.any()
