@@ -146,7 +146,8 @@ class KeyPoints(Oracle):
 def _distances(outputs: Tensor, reference: Tensor) -> Tensor:
     """Return how far points are from where they should be, `[tests, points]`; 0 for those that do not count."""
     gap = torch.where(reference[..., 2:] == COUNTS, outputs[..., :2] - reference[..., :2], 0)
-    return torch.linalg.vector_norm(gap, dim=-1)
+    distances: Tensor = torch.linalg.vector_norm(gap, dim=-1)
+    return distances
 
 
 def _is_inside(places: Tensor, motion: Motion) -> Tensor:

@@ -100,7 +100,8 @@ def elastic_source(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) ->
     """Where the content of a stretched picture comes from."""
     height, width = size
     pictures = x.new_zeros(()).expand(len(theta), 1, height, width)
-    x, y = (axis.expand(len(theta), *torch.broadcast_shapes(x.shape[1:], y.shape[1:])) for axis in (x, y))
+    shape = (len(theta), *(x + y).shape[1:])
+    x, y = x.expand(shape), y.expand(shape)
     grid = torch.stack([x * (2 * min(size) / width), y * (2 * min(size) / height)], -1).view(len(theta), 1, -1, 2)
     pull = F.grid_sample(_pull(pictures, theta, rng), grid, "bilinear", "border", align_corners=False)
     return x + pull[:, 0].view(x.shape), y + pull[:, 1].view(y.shape)
