@@ -83,7 +83,7 @@ class KeyPoints(Oracle):
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return the places and whether they count, `[seeds, points, 3]`."""
         known = clean_outputs[..., :2] if labels is None else labels.to(clean_outputs.dtype)
-        places, visibility = known[..., :2], known[..., 2:] if known.shape[-1] == 3 else known.new_tensor([COUNTS])
+        places, visibility = known[..., :2], known[..., 2:] if known.shape[-1] == 3 else torch.ones_like(known[..., :1])
         state = torch.where(places.isfinite().all(-1, keepdim=True), visibility.sign(), UNKNOWN)
         return torch.cat([torch.where(state == UNKNOWN, 0, places), state], -1)
 

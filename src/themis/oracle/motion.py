@@ -132,8 +132,8 @@ class Motion:
         n, n_boxes = boxes.shape[:2]
         moved = self.points(_outline(boxes, outline).reshape(n, -1, 2)).view(n, n_boxes, -1, 2)
         least, most = moved.amin(2), moved.amax(2)
-        limit = boxes.new_tensor([width, height])
-        clipped = torch.cat([least.clamp(min=0).minimum(limit), most.clamp(min=0).minimum(limit)], -1)
+        ends = (end[..., axis].clamp(0, length) for end in (least, most) for axis, length in enumerate((width, height)))
+        clipped = torch.stack(list(ends), -1)
         area, left = (most - least).prod(-1), (clipped[..., 2:] - clipped[..., :2]).prod(-1)
         return clipped, torch.where(area > 0, left / area.clamp(min=torch.finfo(area.dtype).tiny), 0)
 
@@ -239,7 +239,7 @@ def _outline(boxes: Tensor, outline: Literal["box", "ellipse"]) -> Tensor:
     directions = torch.stack([(turns * 2 * torch.pi).cos(), (turns * 2 * torch.pi).sin()], -1)
     if outline == "box":  # half of the points lie on each pair of sides; the corners are among them
         directions = directions / directions.abs().amax(-1, keepdim=True)
-        corners = boxes.new_tensor([[-1, -1], [1, -1], [-1, 1], [1, 1]])
-        directions = torch.cat([directions, corners])
+        side = torch.arange(-1, 2, 2, dtype=boxes.dtype, device=boxes.device)
+        directions = torch.cat([directions, torch.cartesian_prod(side, side)])
     centre, half = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
     return centre[:, :, None] + directions * half[:, :, None]
