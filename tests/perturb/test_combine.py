@@ -49,6 +49,14 @@ def test_a_sum_of_a_sum_is_the_sum_of_all():
     assert three.at(0.5).theta[0].high == 0.05
 
 
+@pytest.mark.parametrize("name", ["fog + rotate", "gaussian + contrast", "brightness + fog + elastic"])
+def test_parts_disturb_pictures_alike_whatever_the_bounds_are(name):
+    both, pictures = choose_perturbation(name), torch.rand(2, 3, 16, 16)
+    theta = {each.name: each.high for each in both.theta}
+    in_bytes = disturb(both, pictures * 255, theta, bounds=(0.0, 255.0)) / 255
+    torch.testing.assert_close(in_bytes, disturb(both, pictures, theta), atol=1e-5, rtol=0)
+
+
 def test_each_part_sees_inputs_inside_the_bounds():
     seen = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,15 +54,8 @@ def combine(*parts: Perturbation) -> Perturbation:
         has_identity=all(part.has_identity for part in parts),
         family="combination",
         parts=parts,
-        moves=_moves(parts),
+        is_combination=True,
     )
-
-
-def _moves(parts: tuple[Perturbation, ...]) -> bool | None:
-    """Whether some of the parts move what is in the picture; None if one of them does not say."""
-    if any(part.moves is None for part in parts):
-        return None
-    return any(part.moves is not False for part in parts)
 
 
 def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
@@ -130,14 +124,13 @@ def _with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Callabl
     return apply
 
 
-def _moves_with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Source | bool | None:
+def _moves_with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Source | Literal[False] | None:
     source = perturbation.moves
-    if not callable(source):
+    if source is False or source is None:
         return source
-    moves = source
 
     def held_source(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
-        return moves(x, y, _all_columns(perturbation, theta, held), rng, size)
+        return source(x, y, _all_columns(perturbation, theta, held), rng, size)
 
     return held_source
 

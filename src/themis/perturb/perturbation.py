@@ -99,8 +99,9 @@ class Perturbation:
         parts: The perturbations that it combines, as long as its theta are theirs.
         moves: Whether and how it moves what is in the picture, so that label maps, boxes and points can be moved with
             it. `False`: everything stays where it is. A function `(x, y, theta, rng, size) -> (x, y)`: where the
-            content at a position of the disturbed picture comes from, see `themis.oracle.motion.Source`. `True`: the
-            perturbations that it applies say it. `None`: unknown, and refused in tasks whose answers are places.
+            content at a position of the disturbed picture comes from, see `themis.oracle.motion.Source`. `None`:
+            unknown, and refused in tasks whose answers are places.
+        is_combination: Whether it only applies other perturbations, which see to units and motion themselves.
     """
 
     name: str
@@ -116,7 +117,8 @@ class Perturbation:
     has_identity: bool = True
     family: str = "own"
     parts: tuple[Perturbation, ...] = ()
-    moves: Source | bool | None = None
+    moves: Source | Literal[False] | None = None
+    is_combination: bool = False
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -224,16 +226,16 @@ def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_see
 def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The disturbed inputs, in the same unit and type and within the bounds."""
     low, high = context.bounds
-    is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0)
+    is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0) and not perturbation.is_combination
     passed = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
     passed = (passed - low) / context.span if is_scaled else passed
     version = passed._version
     if context.motion is not None and (perturbation.passes or perturbation.needs_gradient):
         context.follow_motion()
-    drawn, motion = rng.drawn, context.motion
+    drawn = rng.drawn
     disturbed = perturbation.apply(passed, theta, rng, context)
-    if motion is not None:
-        context.motion = _motion_after(perturbation, motion, context.motion, inputs, theta, rng, drawn)
+    if context.motion is not None and not perturbation.is_combination:
+        context.motion = _motion_after(perturbation, context.motion, inputs, theta, rng, drawn)
     if passed._version != version:
         raise ModelError(
             f"perturbation {perturbation.name!r} must not change its inputs in place, but it did: "
@@ -251,20 +253,18 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
 
 
 def _motion_after(
-    perturbation: Perturbation, before: Motion, now: Motion | None, inputs: Tensor, theta: Tensor, rng: Rng, drawn: int
+    perturbation: Perturbation, before: Motion, inputs: Tensor, theta: Tensor, rng: Rng, drawn: int
 ) -> Motion:
-    """How the pictures have moved after a perturbation; before: before it, now: what the perturbations in it added."""
+    """How the pictures have moved after a perturbation that found `drawn` random numbers drawn."""
     source = perturbation.moves
     if source is False:
         return before
-    if source is None or now is None or (source is True and now is before):
+    if source is None:
         raise UsageError(
             f"perturbation {perturbation.name!r} must say how it moves what is in the picture, because the model's "
             "answers are places in it: pass moves=False if everything stays where it is, or moves=function, see "
             "docs/own-perturbation.md"
         )
-    if source is True:
-        return now
     height, width = inputs.shape[-2:]
     return Motion((*before.steps, MotionStep(source, theta, rng.noise_seed, drawn, (height, width))))
 
