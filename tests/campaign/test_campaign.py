@@ -62,7 +62,7 @@ def test_counts_agree_with_the_faults(result):
 
 @pytest.mark.quick
 def test_passes_are_those_of_tracing_the_clean_sweep_the_probes_and_the_tests(result):
-    assert result.rounds[-1].passes == 5 + 4 + 6 + 300 + 2560  # 4 check that answers repeat, 6 probe the gradient
+    assert result.rounds[-1].passes == 5 + 4 + 2 + 6 + 300 + 2560  # 4 + 2 check the answers, 6 probe the gradient
 
 
 @pytest.mark.quick
@@ -138,7 +138,7 @@ def test_search_beats_random_testing(trained):
 
 def test_fgsm_runs_and_its_passes_are_counted(trained):
     result = campaign(trained, perturbation="fgsm", magnitude=0.15, max_tests=640, max_seeds=100)
-    assert result.rounds[-1].passes == 5 + 4 + 100 + 640 * 4
+    assert result.rounds[-1].passes == 5 + 4 + 2 + 100 + 640 * 4
     assert len(result.faults) > 50
     assert result.faults[0].replay().is_same
     tests = {(f.seed_id, f.theta["radius"]) for f in result.faults}
@@ -197,7 +197,7 @@ def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
     class Interrupts(nn.Module):
         def __init__(self, net):
             super().__init__()
-            self.net, self.left = net, 15
+            self.net, self.left = net, 17
 
         def forward(self, x):
             self.left -= 1
@@ -207,8 +207,8 @@ def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 find the layers, 2 are clean, 2 check repeats, 1 probes the gradient, then both streams up to 16, 32
-    # and 64 tests, and 13 uniform tests
+    # 2 find the layers, 2 are clean, 2 check repeats, 2 run inputs alone, 1 probes the gradient, then both streams up
+    # to 16, 32 and 64 tests, and 13 uniform tests
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 64 + 13
     assert result.judged.tests == 64 + 13

@@ -68,6 +68,6 @@ def test_deepxplore_pays_for_its_rivals_and_counts_differences(net, data):
     run = themis.run(net, data, "brightness", policy="deepxplore", rivals=[rival], **{**QUICK, "magnitude": None})
     n_search = sum(count["tests"] for kind, count in run.kinds.items() if kind != "uniform")
     n_uniform = run.kinds["uniform"]["tests"]
-    assert run.rounds[-1].passes == 5 + 4 + 6 + len(data[0]) + n_uniform + n_search * (3 + 3)
+    assert run.rounds[-1].passes == 5 + 4 + 2 + 6 + len(data[0]) + n_uniform + n_search * (3 + 3)
     assert 0 < run.summary()["policy"]["differences"] < n_search
     assert run.summary()["criterion"]["score"] > 0

@@ -55,16 +55,16 @@ def test_a_member_finds_what_a_run_of_its_own_finds(suite, tmp_path):
     alone = themis.open_run(tmp_path / "alone")
     assert len(alone.faults) > 10
     assert_same_faults(suite["gaussian-0.4"], alone)
-    assert alone.rounds[-1].passes - suite["gaussian-0.4"].rounds[-1].passes == 120 + 9  # the sweep, tracing and checks
+    assert alone.rounds[-1].passes - suite["gaussian-0.4"].rounds[-1].passes == 120 + 11  # sweep, tracing and checks
 
 
 def test_the_clean_inputs_are_run_once(suite):
     tests = sum(row.tests for row in suite.rows)
     graded = sum(grade["passes"] for grades in suite.record["grades"].values() for grade in grades)
     probes = 6 * len(suite)
-    assert suite.record["passes"] == 120 + 9
+    assert suite.record["passes"] == 120 + 11
     assert graded == 3 * 120
-    assert suite.passes == 120 + 9 + graded + sum(row.passes for row in suite.rows)
+    assert suite.passes == 120 + 11 + graded + sum(row.passes for row in suite.rows)
     assert sum(row.passes for row in suite.rows) >= tests + probes
     assert tests == 600
 

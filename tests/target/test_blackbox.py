@@ -201,7 +201,7 @@ def test_wrong_arguments_are_refused():
         assert message in str(caught.value)
     with pytest.raises(UsageError, match="predict must be a function"):
         BlackBox("model.onnx")
-    with pytest.raises(UsageError, match=r"must be a themis.Target, a themis.BlackBox or an nn.Module, got function"):
+    with pytest.raises(UsageError, match=r"an nn.Module or an estimator with a method predict, got function: wrap a"):
         run(predict)
 
 

@@ -44,9 +44,10 @@ from themis.runs.store.writer import Checkpoint
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
+from themis.target.alignment import align_seeds, align_target
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
-from themis.target.target import AnyTarget, as_target
+from themis.target.target import UNBOUNDED, AnyTarget, as_target
 from themis.target.tokens import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
@@ -70,8 +71,9 @@ def run(
     """Test `target` on `data` under `perturbation`. Options are the fields of `Settings`.
 
     Args:
-        target: The model under test; a bare `nn.Module` becomes a `Target` with default options.
-        data: `(inputs, labels)`, a tensor of inputs, a Dataset or a DataLoader.
+        target: The model under test; a bare `nn.Module` becomes a `Target` with default options, and an estimator of
+            scikit-learn, XGBoost or LightGBM a `BlackBox` with the bounds of its table.
+        data: `(inputs, labels)`, a tensor of inputs, a Dataset, a DataLoader, or a DataFrame of pandas or polars.
         perturbation: A name such as `"gaussian"`, a combination such as `"rain + fog"`, or a `Perturbation`.
         out: Folder for the results; without it nothing is written.
         callbacks: Called as the campaign proceeds, see `Callback`.
@@ -88,7 +90,10 @@ def run(
     chosen = choose_perturbation(perturbation, settings.magnitude)
     target = as_target(target)
     check_gradient(chosen, target)
-    seeds = _described(read_seeds(data, settings.max_seeds), features)
+    seeds = _described(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
+    target = align_target(target, seeds)
+    if origin is not None and origin.bounds == UNBOUNDED:
+        origin = replace(origin, bounds=target.bounds)
     class_names = origin.classes if classes is None and origin is not None else classes
     seeds = seeds if class_names is None else seeds.with_classes(class_names)
     check_fits(chosen, seeds.shape[1:])

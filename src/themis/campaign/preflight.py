@@ -15,6 +15,7 @@ from themis.errors import DataError
 from themis.perturb import Perturbation
 from themis.runs.run import Start
 from themis.settings import Settings
+from themis.target.alignment import align_seeds, align_target
 from themis.target.diagnose import Suspicion, is_near_chance, suspect
 from themis.target.target import AnyTarget
 from themis.target.tokens import refuse_tokens
@@ -44,6 +45,8 @@ class Check:
     accuracy: float | None
     is_near_chance: bool
     suspicions: list[Suspicion]
+    warnings: list[str]
+    """What a campaign on this model and data warns of at its start."""
     problem: str | None
     """Why no campaign can run; None if one can."""
     start: Start | None
@@ -57,7 +60,8 @@ class Check:
 
 def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaussian", **options: Any) -> Check:
     """Run the model on a few inputs, and a campaign of a few hundred tests; options are those of `themis.run`."""
-    everything = read_seeds(data, Settings.of(**options).max_seeds)
+    everything = align_seeds(target, read_seeds(data, Settings.of(**options).max_seeds))
+    target = align_target(target, everything)
     seeds = read_seeds(everything, N_SEEDS)
     module = getattr(target, "module", None)
     is_training = bool(getattr(module, "training", False))
@@ -70,12 +74,16 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         is_odd = right is not None and right < len(seeds) / 2
         suspicions = suspect(target, inputs, seeds.labels) if is_odd and seeds.labels is not None else []
     start, problem, n_faults, n_tests, seconds = None, None, 0, 0, None
+    warned: list[str] = []
     try:
         size = {"max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
         few = {**options, **size, "tolerance": 1e-12}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", RuntimeWarning)
             warnings.filterwarnings("ignore", message=".*by chance", category=RuntimeWarning)  # reported below
             result = run(target, seeds, perturbation, **few)
+        warned = list(dict.fromkeys(str(warning.message) for warning in caught))
         first, last = result.rounds[0], result.rounds[-1]
         start, n_faults, n_tests = result.start, len(result.faults), last.tests
         seconds = (last.seconds - first.seconds) / (last.tests - first.tests)  # the first round warms up
@@ -98,6 +106,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         accuracy=None if right is None else right / len(seeds),
         is_near_chance=chance,
         suspicions=suspicions,
+        warnings=warned,
         problem=problem,
         start=start,
         n_faults=n_faults,

@@ -26,7 +26,7 @@ from themis.perturb import Perturbation
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.settings import Settings
-from themis.target.diagnose import warn_of_chance
+from themis.target.diagnose import warn_of_batch_dependence, warn_of_chance, warn_of_unused_outputs
 from themis.target.target import AnyTarget
 
 
@@ -110,6 +110,7 @@ def sweep_clean(
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
     moments = calculator.sweep()
     calculator.check_repeats()
+    warn_of_batch_dependence(calculator.batch_dependence())
     return CleanSweep(calculator, moments, view)
 
 
@@ -212,7 +213,8 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
     """What is known after the clean sweep; warns of a model that is no better than chance."""
     calculator, oracle, outputs = setup.calculator, setup.calculator.oracle, setup.calculator.clean_outputs
     grade = {} if calculator.labels is None else oracle.grade(outputs, calculator.labels)
-    if outputs.ndim == 2 and oracle.spec() in ("wrong", "changed"):
+    is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
+    if is_classifier and not warn_of_unused_outputs(outputs, calculator.labels):
         warn_of_chance(grade.get("accuracy"), len(setup.seeds), outputs.shape[1])
     return Start(
         bounds=setup.target.bounds,
@@ -236,6 +238,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         tests_before=tests_before,
         criterion=None if setup.criterion is None else setup.criterion.describe(),
         classes=_class_names(calculator),
+        entry=getattr(setup.target, "entry", None),
     )
 
 

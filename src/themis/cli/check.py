@@ -76,7 +76,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
             "inputs",
             f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
         ),
-        ("outputs", "x".join(map(str, check.output_shape)) or "one number"),
+        ("outputs", _outputs(check)),
         ("labels", "none: a fault is a changed answer" if check.n_classes is None else f"{check.n_classes} different"),
     ]
     if check.is_training:
@@ -88,6 +88,12 @@ def describe(check: Check, settings: Settings) -> list[str]:
     lines = [f"{name:<10}  {text}" for name, text in rows]
     warnings = _warnings(check)
     return lines + (["", *(f"! {warning}" for warning in warnings)] if warnings else [])
+
+
+def _outputs(check: Check) -> str:
+    entry = None if check.start is None else check.start.entry
+    shape = "x".join(map(str, check.output_shape)) or "one number"
+    return shape if entry is None else f"{shape}, {entry}"
 
 
 def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
@@ -130,6 +136,7 @@ def _warnings(check: Check) -> list[str]:
         )
         if not check.suspicions:
             warnings.append("no other scale, normalisation, or order of channels or labels helps: check the weights")
+    warnings += check.warnings
     warnings += [
         f"{suspicion.what} ({suspicion.accuracy:.0%} correct then): {suspicion.remedy}"
         for suspicion in check.suspicions

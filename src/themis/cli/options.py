@@ -32,6 +32,8 @@ NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "from_config"
 `words` is the command line itself, `from_config` the names of the options that the file sets and no flag overrides.
 """
 
+UNBOUNDED = (-math.inf, math.inf)
+"""The value of `--bounds auto`."""
 MAX_CONFIG = 1 << 20
 """Bytes of a configuration file."""
 
@@ -232,7 +234,7 @@ def kind_of(action: argparse.Action) -> Any:
 def as_yaml(values: dict[str, Any]) -> str:
     """Format options as YAML that `read_config` reads back."""
     plain = {
-        name: list(value) if isinstance(value, tuple) else value
+        name: format_value(value) if value == UNBOUNDED else list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
         if name not in NOT_IN_A_FILE
     }
@@ -310,6 +312,8 @@ def placeholder(kind: Any) -> str:
 
 def format_value(value: Any) -> str:
     """Format a value as a user would write it on the command line."""
+    if value == UNBOUNDED:
+        return "auto"
     if isinstance(value, tuple | list):
         return ",".join(map(format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -366,6 +370,8 @@ def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def _pair(value: Any) -> tuple[float, float]:
+    if value == "auto":
+        return UNBOUNDED
     low, high = _list(_number)(value)
     return low, high
 

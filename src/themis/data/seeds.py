@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
+from themis.data.frames import is_frame, is_series, number_labels, read_frame
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.errors import NO_TEXT, DataError, UsageError
 
@@ -114,16 +115,19 @@ class Seeds:
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
-    """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one.
+    """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one, or a DataFrame.
 
+    A DataFrame has a label column, or is paired with the labels or with the name of that column.
     `max_seeds` takes a random sample, since files are often sorted by class; it is always the same for the same data.
     Small data is held in memory, larger data is read when it is needed.
     """
     if isinstance(data, Seeds):
         rows = _sample(len(data), max_seeds)
         return (data if rows is None else data[rows]).in_memory()
+    frame, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if is_frame(frame):
+        return read_seeds(_from_frame(frame, labels), max_seeds)
     inputs: Any
-    labels: Any
     _refuse_text(data)
     dataset = _dataset_of(data)
     if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # already in memory
@@ -132,10 +136,24 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     elif isinstance(data, Tensor | np.ndarray):
         inputs, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
-        inputs, labels = data
+        inputs = data[0]
+        if is_series(labels):
+            labels, classes = number_labels(labels)
+            return read_seeds(from_arrays(inputs, labels).with_classes(classes), max_seeds)
     else:
         return _from_dataset(dataset, data, max_seeds).in_memory()
     return read_seeds(from_arrays(inputs, labels), max_seeds)
+
+
+def _from_frame(frame: Any, labels: Any) -> Seeds:
+    """Seeds from a DataFrame; labels: the name of its label column, the labels themselves, or None."""
+    values, own_labels, features = read_frame(frame, labels if isinstance(labels, str) else None)
+    if labels is None or isinstance(labels, str):
+        labels = own_labels
+    elif own_labels is not None:
+        raise DataError("labels must be given once, but the DataFrame has a label column too: drop the column")
+    numbers, classes = (None, None) if labels is None else number_labels(labels)
+    return from_arrays(values, numbers).with_classes(classes).with_features(features)
 
 
 def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> Seeds:

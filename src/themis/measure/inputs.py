@@ -40,6 +40,8 @@ def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) 
     is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
     first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
     remedy = "rescale the inputs or pass their true bounds"
+    if inputs.ndim == 2:
+        remedy += "; --bounds auto, or bounds=(-inf, inf), takes those of a table"
     if high <= 1 and most > 2 and least >= 0:
         remedy = "divide by 255 or pass bounds=(0, 255)"
     elif least < 0 <= low:

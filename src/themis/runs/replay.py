@@ -34,6 +34,7 @@ from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.runs.trust import Permission, Trusted, permit
+from themis.target.alignment import align_seeds, align_target, bound
 from themis.target.blackbox import fresh_answers
 from themis.target.target import AnyTarget
 
@@ -146,6 +147,14 @@ class Replayer:
 
     @cached_property
     def target(self) -> AnyTarget:
+        if "start" not in self.run.record:
+            return align_target(self._own_target, self.all_seeds)
+        low, high = self.run.record["start"]["bounds"]
+        return bound(self._own_target, (low, high))
+
+    @cached_property
+    def _own_target(self) -> AnyTarget:
+        """The target before it takes the bounds of the data."""
         self._check_permission()
         return self._target or self._known_origin("target").target()
 
@@ -160,7 +169,7 @@ class Replayer:
         """The seeds of all parts."""
         self._check_permission()
         data = self._known_origin("data").read() if self._data is None else self._data
-        return read_seeds(data, self.run.record["settings"]["max_seeds"])
+        return align_seeds(self._own_target, read_seeds(data, self.run.record["settings"]["max_seeds"]))
 
     @cached_property
     def perturbation(self) -> Perturbation:

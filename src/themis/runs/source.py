@@ -48,11 +48,18 @@ class Origin:
     classes: list[str] | None = option(
         None, "names of the classes in order, such as cat,dog,owl (default: the names in the data)"
     )
-    bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, such as 0,255")
+    bounds: tuple[float, float] = option(
+        (0.0, 1.0), "range of a raw input, such as 0,255; auto takes that of a table's features"
+    )
     mean: list[float] | None = option(
         None, "mean of the normalisation: one number, or one per channel such as 0.4,0.5,0.4"
     )
     std: list[float] | None = option(None, "standard deviation of the normalisation: one number, or one per channel")
+    output: str | None = option(
+        None,
+        "entry of the model's result that holds the scores: a key, an attribute or an index (default: logits, out, or "
+        "the only tensor)",
+    )
     layers: list[str] | None = option(
         None, "layers to measure, as glob patterns such as conv*,fc1 (default: all layers with activations)"
     )
@@ -144,7 +151,10 @@ class Origin:
 
     def _wrap(self, model: Any, version: str) -> AnyTarget:
         """Return a target around a model, with the options."""
+        from torch import nn
+
         from themis.target.blackbox import BlackBox
+        from themis.target.estimator import is_estimator
         from themis.target.loaders.onnx import OnnxModel
         from themis.target.target import Normalize, Target
 
@@ -157,9 +167,11 @@ class Origin:
             "neurons": self.neurons,
             "oracle": self.oracle,
         }
+        if is_estimator(model) and not isinstance(model, nn.Module):
+            return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
-            return BlackBox(model, **options, version=model.version)
-        return Target(model, **options, version=version)
+            return BlackBox(model.choose(self.output), **options, version=model.version)
+        return Target(model, **options, output=self.output, version=version)
 
     def read(self) -> Any:
         """Read the data, with the features of a table if they are described."""
@@ -231,7 +243,7 @@ class Origin:
         from themis.zoo import load
 
         default = Origin()
-        for option_name in ("model", "bounds", "mean", "std"):
+        for option_name in ("model", "bounds", "mean", "std", "output"):
             if getattr(self, option_name) != getattr(default, option_name):
                 raise UsageError(
                     f"--{option_name} must be left out, because {name} of the zoo has its own: leave out --zoo to set "
@@ -256,7 +268,7 @@ class Origin:
 
     def _refuse_options_of_target(self) -> None:
         default = Origin()
-        for name in ("bounds", "mean", "std", "layers", "neurons", "oracle"):
+        for name in ("bounds", "mean", "std", "output", "layers", "neurons", "oracle"):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
                     f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "

@@ -18,6 +18,7 @@ from themis.errors import ModelError, UsageError
 from themis.options import check_count
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
+from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
 from themis.target.requests import CACHE_MIB, Answers, Requests
 from themis.target.target import AnyTarget, check_options, explain_errors
@@ -34,7 +35,8 @@ class BlackBox:
 
     Args:
         predict: Maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and
-            a dict of activations by layer, each with one row per input.
+            a dict of activations by layer, each with one row per input. Or an estimator of scikit-learn, XGBoost or
+            LightGBM, or any other with a method `predict_proba`, `decision_function` or `predict`.
         bounds: As for `Target`.
         activations: A separate function that returns such a dict. Without activations, the output is the only layer.
         preprocess: As for `Target`.
@@ -42,7 +44,8 @@ class BlackBox:
         neurons: As for `Target`.
         oracle: As for `Target`.
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
-            version. By default it is the name of the function, which says nothing about its weights.
+            version. By default it is the hash of an estimator, or the name of a function, which says nothing about
+            its weights.
         batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
@@ -67,6 +70,8 @@ class BlackBox:
     cache: bool | float = False
 
     def __post_init__(self) -> None:
+        if not callable(self.predict) and is_estimator(self.predict):
+            object.__setattr__(self, "predict", Estimator(self.predict))
         for name, function in (("predict", self.predict), ("activations", self.activations)):
             if function is not None and not callable(function):
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
@@ -98,6 +103,18 @@ class BlackBox:
         )
 
     @property
+    def entry(self) -> str | None:
+        """Which entry of the model's result holds the scores, in words, if the function says so."""
+        entry: str | None = getattr(self.predict, "entry", None)
+        return entry
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes in the order of the scores, if the function knows them."""
+        classes: tuple[str, ...] | None = getattr(self.predict, "classes", None)
+        return classes
+
+    @property
     def keeps_padding(self) -> bool:
         """Whether the function is sent batches of a fixed shape, padded by copies of the last input.
 
@@ -121,7 +138,8 @@ class BlackBox:
     def fingerprint(self) -> str:
         """Return the SHA-256 of `version`, or of the function's name."""
         kind = self.predict if hasattr(self.predict, "__qualname__") else type(self.predict)
-        return hash_text(self.version or f"{kind.__module__}:{kind.__qualname__}")
+        own = self.predict.version if isinstance(self.predict, Estimator) else ""
+        return hash_text(self.version or own or f"{kind.__module__}:{kind.__qualname__}")
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""

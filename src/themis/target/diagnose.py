@@ -51,6 +51,53 @@ def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:
         )
 
 
+def warn_of_batch_dependence(difference: float | None) -> None:
+    """Warn if the answer to an input depends on the other inputs of its batch; None if it does not."""
+    if difference is not None:
+        warnings.warn(
+            f"the answer to an input depends on the other inputs of its batch: alone, outputs differ by up to "
+            f"{difference:.2%} of the largest output. Dynamic quantisation and batch statistics do that. A fault may "
+            "be due to its neighbours, and replays may differ: use static quantisation, or test a function that "
+            "predicts one input at a time with themis.BlackBox(predict, batch_size=1)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_unused_outputs(outputs: Tensor, labels: Tensor | None) -> bool:
+    """Warn if the answers of a campaign's classifier do not fit the labels; returns whether it did."""
+    text = describe_unused_outputs(outputs, labels)
+    if text is not None:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return text is not None
+
+
+def describe_unused_outputs(outputs: Tensor, labels: Tensor | None) -> str | None:
+    """Return why a classifier with more outputs than there are labels seems not to be made for them; None if it does.
+
+    Data with some of the classes of a model is common, so the answers decide: most of them are classes without a label,
+    or they are correct no more often than by guessing among the labels.
+    """
+    if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or len(labels) < 20:
+        return None
+    classes, n_outputs = torch.tensor(sorted(set(labels.tolist())), device=labels.device), outputs.shape[1]
+    if len(classes) >= n_outputs:
+        return None
+    answers = outputs.argmax(1)
+    n_right, share_outside = int((answers == labels).sum()), float((~torch.isin(answers, classes)).double().mean())
+    if share_outside > 0.5:
+        finding = f"{share_outside:.0%} of its answers are classes that no label has"
+    elif len(classes) > 1 and is_near_chance(n_right, len(labels), len(classes)):
+        finding = f"{n_right / len(labels):.1%} of its answers are correct, no more than by guessing among the labels"
+    else:
+        return None
+    return (
+        f"the model has {n_outputs} outputs, but the labels have {len(classes)} classes, {int(classes.min())} to "
+        f"{int(classes.max())}, and {finding}: check that model and labels are of the same task, and the number of "
+        "classes that the model was built with"
+    )
+
+
 def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion]:
     """Return the mistakes whose correction makes a classifier more accurate, best first; the target must be open."""
     with torch.no_grad():

@@ -21,10 +21,14 @@ from themis.target.activations import (
     OnActivation,
     Tracer,
     find_layers,
-    first_tensor,
 )
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
+from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
+from themis.target.output import Output, check_output, pick_scores
+
+UNBOUNDED = (-math.inf, math.inf)
+"""Bounds that are not known yet: those of the features are taken when the data is a table."""
 
 
 @runtime_checkable
@@ -97,7 +101,8 @@ class Target:
 
     Args:
         module: Any `nn.Module`; it is run in evaluation mode and restored afterwards.
-        bounds: Lowest and highest value of a raw input; every test stays inside.
+        bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` takes the
+            range of its features.
         preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function.
         layers: `auto` (after each activation, and the output) or glob patterns of layer names.
         neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
@@ -105,8 +110,8 @@ class Target:
         oracle: Defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off`,
             `segmentation` and `keypoints`, some of which take a number, such as `regression:0.1`; or
             `Compare(function)`; or `auto`, which chooses by the outputs and the labels.
-        output: Picks the scores from the model's result; by default the tensor itself, its `.logits`, or the first
-            tensor.
+        output: Picks the scores from a result that is not a tensor: the name of a key or attribute, an index, or a
+            function. By default the entry `logits` or `out`, or the only tensor; several are refused.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
 
@@ -116,15 +121,18 @@ class Target:
     layers: str | Sequence[str] = "auto"
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
-    output: Callable[[Any], Tensor] | None = field(default=None, repr=False)
+    output: Output | None = field(default=None, repr=False)
     version: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             kind = type(self.module).__name__
             remedy = "pass program.module()" if kind == "ExportedProgram" else "pass the model itself"
+            if is_estimator(self.module):
+                remedy = "pass it to themis.run as it is, or as themis.BlackBox(estimator, ...) with options"
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+        check_output(self.output)
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
 
     @property
@@ -218,27 +226,33 @@ class Target:
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
-        scores = first_tensor(result) if self.output is None else self.output(result)
-        if not isinstance(scores, Tensor):
-            raise ModelError(
-                "the model must return a tensor, a tuple, a dict or an object with .logits, got "
-                f"{type(result).__name__}: pass output=... to Target to pick the scores"
-            )
+        scores, entry = pick_scores(result, self.output)
+        object.__setattr__(self, "_entry", entry)
         return scores
+
+    @property
+    def entry(self) -> str | None:
+        """Which entry of the model's last result held the scores, in words; None if the result was a tensor."""
+        return getattr(self, "_entry", None)
 
     def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
         return explain_errors(inputs, self.bounds, self.device, self.module)
 
 
 def as_target(target: Any) -> AnyTarget:
-    """Return `target` itself, or a `Target` with default options if it is a bare module."""
+    """Return `target` itself, or a target with default options if it is a bare module or an estimator."""
     if isinstance(target, nn.Module):
         return Target(target)
-    if not isinstance(target, AnyTarget):
-        raise UsageError(
-            f"target must be a themis.Target, a themis.BlackBox or an nn.Module, got {type(target).__name__}"
-        )
-    return target
+    if isinstance(target, AnyTarget):
+        return target
+    if is_estimator(target):
+        from themis.target.blackbox import BlackBox
+
+        return BlackBox(target, bounds=UNBOUNDED)
+    raise UsageError(
+        "target must be a themis.Target, a themis.BlackBox, an nn.Module or an estimator with a method predict, got "
+        f"{type(target).__name__}{': wrap a function as themis.BlackBox(function)' * callable(target)}"
+    )
 
 
 def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:
@@ -247,7 +261,8 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
         raise UsageError(f"bounds must be two numbers, got {bounds!r}: write bounds=(0, 1)") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    is_finite = math.isfinite(low) and math.isfinite(high)
+    if not ((is_finite and low < high) or (low, high) == UNBOUNDED):
         raise UsageError(f"bounds must be finite and ascending, got {bounds}: write bounds=(0, 1)")
     if neurons not in get_args(Granularity):
         raise UsageError(f"neurons must be 'element' or 'channel', got {neurons!r}")

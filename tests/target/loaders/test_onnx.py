@@ -81,13 +81,22 @@ def test_graphs_that_cannot_be_fed_are_refused(case, tmp_path):
         OnnxModel(save(tmp_path / "net.onnx", nodes, **options))
 
 
-def test_the_scores_are_the_logits_or_the_first_output(tmp_path):
+def test_the_scores_are_the_logits_or_the_output_that_is_named(tmp_path):
     nodes = [("Relu", ["x"], "hidden"), ("Neg", ["hidden"], "logits")]
     x = np.ones((2, 4), dtype=np.float32)
     several = save(tmp_path / "a.onnx", nodes, outputs=("hidden", "logits"))
     assert (OnnxModel(several)(x)[0] == -1).all()
     other = save(tmp_path / "b.onnx", [("Relu", ["x"], "first"), ("Neg", ["first"], "last")], outputs=("first", "last"))
-    assert (OnnxModel(other)(x)[0] == 1).all()
+    with pytest.raises(
+        ModelError, match="must have one output of numbers, got first, last: name the one with the scores"
+    ):
+        OnnxModel(other)(x)
+    for name, value in (("first", 1), ("1", -1), ("last", -1)):
+        model = OnnxModel(other).choose(name)
+        assert (model(x)[0] == value).all()
+    assert model.entry == "entry 'last' of what the model returns, beside 'first'"
+    with pytest.raises(ModelError, match=r"--output must name an output of .*, got 'x': known: first, last"):
+        OnnxModel(other).choose("x")
 
 
 def test_weights_in_a_separate_file_are_part_of_the_version(tmp_path):

@@ -29,6 +29,7 @@ from themis.perturb.perturbation import check_fits, check_gradient
 from themis.reading import items, number, record, text, values_of, whole
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
+from themis.target.alignment import align_seeds, align_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget, as_target
 
@@ -108,7 +109,8 @@ def compare(
     with closing(ExperimentFolder(out, "comparison")) as folder, threads(plan.threads):
         target = as_target(origin.target() if target is None and origin is not None else target)
         check_gradient(chosen, target)
-        seeds = read_seeds(origin.read() if data is None and origin is not None else data)
+        seeds = align_seeds(target, read_seeds(origin.read() if data is None and origin is not None else data))
+        target = align_target(target, seeds)
         check_fits(chosen, seeds.shape[1:])
         parts = split_seeds(seeds, plan.seeds, plan.judge_seeds, plan.grid_seeds)
         if plan.max_passes <= len(parts.search) + chosen.passes:

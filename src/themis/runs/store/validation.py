@@ -169,14 +169,19 @@ START = record(
         "oracle_asked": NAME,
         "fault": text(),
     },
-    {"tests_before": TESTS, "criterion": optional(CRITERION), "classes": optional(items(NAME))},
+    {
+        "tests_before": TESTS,
+        "criterion": optional(CRITERION),
+        "classes": optional(items(NAME)),
+        "entry": optional(text()),
+    },
     is_closed=True,
 )
 ORIGIN = record(
     {"bounds": _bounds},
     {
         **dict.fromkeys(("model", "data"), text()),
-        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
+        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo", "output"), optional(text())),
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
         "neurons": one_of("element", "channel"),

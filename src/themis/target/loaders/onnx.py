@@ -54,9 +54,41 @@ class OnnxModel:
         model.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in self.layers.values())
         self._bytes = model.SerializeToString()
         self._open()
-        self.output = next((name for name in SCORES if name in outputs), model.graph.output[0].name)
+        self.outputs = [
+            output.name
+            for output in self._session.get_outputs()
+            if output.name in outputs and (output.type in FLOATS or len(outputs) == 1)
+        ]
+        known = [name for name in SCORES if name in outputs]
+        self.output: str | None = next(iter(known or self.outputs)) if known or len(self.outputs) == 1 else None
+
+    def choose(self, output: str | None) -> OnnxModel:
+        """Take the scores from this output of the graph, given by its name or its index; None keeps the default."""
+        if output is None:
+            return self
+        names = dict(enumerate(self.outputs))
+        name = output if output in self.outputs else names.get(int(output)) if output.isdecimal() else None
+        if name is None:
+            raise ModelError(
+                f"--output must name an output of {self.path}, got {output!r}: known: {', '.join(self.outputs)}"
+            )
+        self.output = name
+        return self
+
+    @property
+    def entry(self) -> str | None:
+        """The output that holds the scores, in words; None if there is only one."""
+        others = [repr(name) for name in self.outputs if name != self.output]
+        if not others:
+            return None
+        return f"entry {self.output!r} of what the model returns, beside {', '.join(others)}"
 
     def __call__(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+        if self.output is None:
+            raise ModelError(
+                f"{self.path} must have one output of numbers, got {', '.join(self.outputs) or 'none'}: name the one "
+                "with the scores with --output NAME, or OnnxModel(path).choose(NAME)"
+            )
         if self._threads != torch.get_num_threads():
             self._open()
         self._check(inputs)

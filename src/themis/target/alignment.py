@@ -1,0 +1,78 @@
+"""Bring a model and its data together: the bounds of a table, the order of classes, and the place of the channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import torch
+
+from themis.data.seeds import Seeds
+from themis.errors import DataError, UsageError
+from themis.target.target import UNBOUNDED, AnyTarget
+
+N_LISTED = 10
+
+
+def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
+    """The seeds as the target expects them: labels numbered in the order of its classes."""
+    classes: tuple[str, ...] | None = getattr(target, "classes", None)
+    return seeds if classes is None or not seeds.has_labels else _in_class_order(seeds, classes)
+
+
+def align_target(target: AnyTarget, seeds: Seeds) -> AnyTarget:
+    """The target with the bounds of the data, unless it has its own."""
+    return target if target.bounds != UNBOUNDED else bound(target, _bounds_of(seeds))
+
+
+def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:
+    """The target with other bounds, if it has none yet."""
+    if target.bounds != UNBOUNDED:
+        return target
+    if not is_dataclass(target):
+        raise UsageError(f"the bounds of {type(target).__name__} must be finite, got {target.bounds}: set them there")
+    return replace(target, bounds=bounds)  # type: ignore[type-var, unused-ignore]
+
+
+def _bounds_of(seeds: Seeds) -> tuple[float, float]:
+    """The least and the greatest value that the features of a table may have."""
+    if len(seeds.shape) != 2:
+        raise UsageError(
+            f"bounds must be given for inputs of shape {list(seeds.shape[1:])}, which are no table: pass the range of "
+            "a raw input, such as bounds=(0, 1)"
+        )
+    features = seeds.features
+    ends = torch.stack([features.place(features.low.double()), features.place(features.high.double())])
+    low, high = float(ends.min()), float(ends.max())
+    return (low, high) if low < high else (low, low + 1)
+
+
+def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
+    """The same seeds with labels numbered in the order of `classes`, which are names, or numbers as text."""
+    labels = seeds.labels
+    if labels is None or labels.ndim != 1:
+        return seeds
+    names = [_name(value, seeds.classes) for value in labels.tolist()]
+    numbers = {name: k for k, name in enumerate(classes)}
+    unknown = sorted(set(names) - set(numbers))
+    if unknown:
+        raise DataError(
+            f"labels must be classes that the model was trained on, {_listed(classes)}, got {_listed(unknown)}: check "
+            "the label column"
+        )
+    is_numbered = all(name == str(k) for k, name in enumerate(classes))
+    numbered = seeds.with_labels(torch.tensor([numbers[name] for name in names]))
+    return numbered if is_numbered and seeds.classes is None else numbered.with_classes(classes)
+
+
+def _name(value: Any, names: tuple[str, ...] | None) -> str:
+    if names is not None:
+        return names[int(value)]
+    is_whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+    return str(int(value) if is_whole else value)
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:N_LISTED])) + ", ..." * (len(names) > N_LISTED)

@@ -1,0 +1,98 @@
+"""Estimators with the interface of scikit-learn, and boosters of XGBoost and LightGBM, as functions for a black box."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from themis.errors import MissingExtraError, ModelError
+
+METHODS = ("predict_proba", "decision_function", "predict")
+"""Methods that give scores, in the order of preference."""
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether an object predicts as scikit-learn's estimators do; no library is imported to tell."""
+    return not isinstance(model, type) and callable(getattr(model, "predict", None))
+
+
+class Estimator:
+    """A function for `BlackBox` that maps `inputs [inputs, features]` to the scores of an estimator.
+
+    Probabilities are preferred, then the decision function, then predictions: the classes of a classifier, one column
+    each, or the numbers of a regressor.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.is_booster = type(model).__name__ == "Booster"
+        self.method = "predict" if self.is_booster else next(name for name in METHODS if _has(model, name))
+        values = None if self.is_booster else getattr(model, "classes_", None)
+        if isinstance(values, list):
+            raise ModelError(
+                f"the estimator must predict one label per input, but it predicts {len(values)}: test each of its "
+                "outputs with a function of your own as themis.BlackBox(function)"
+            )
+        self._classes = None if values is None else np.asarray(values)
+        names = getattr(model, "feature_names_in_", None)
+        self.names = None if names is None else [str(name) for name in names]
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes in the order of the scores; None for a regressor or a booster."""
+        if self._classes is None:
+            return None
+        values = self._classes.astype(np.int64) if self._classes.dtype.kind == "b" else self._classes
+        return tuple(str(value) for value in values.tolist())
+
+    @property
+    def entry(self) -> str:
+        """What the scores are, in words."""
+        return f"what {self.method} returns"
+
+    @property
+    def version(self) -> str:
+        """The hash of the pickled estimator, or the name of its class if it cannot be pickled."""
+        try:
+            content = pickle.dumps(pickle.loads(pickle.dumps(self.model)))  # once more, since copies may share strings
+        except Exception:  # an estimator may hold anything
+            return f"{type(self.model).__module__}:{type(self.model).__qualname__}"
+        return hashlib.sha256(content).hexdigest()
+
+    def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        scores: NDArray[Any] = np.asarray(self._predict(inputs))
+        if self.method == "predict" and self._classes is not None:
+            scores = np.equal(scores.reshape(-1, 1), self._classes.reshape(1, -1)).astype(np.float32)
+        if self.method == "decision_function" and scores.ndim == 1:  # of the second class
+            return np.stack([-scores, scores], 1)
+        return scores
+
+    def _predict(self, inputs: NDArray[Any]) -> Any:
+        if self.is_booster and hasattr(self.model, "inplace_predict"):  # XGBoost
+            return self.model.inplace_predict(inputs)
+        return getattr(self.model, self.method)(inputs if self.names is None else self._frame(inputs))
+
+    def _frame(self, inputs: NDArray[Any]) -> Any:
+        """The inputs as a DataFrame, since the estimator was fitted to one and may choose columns by name."""
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as error:
+            raise MissingExtraError(
+                "an estimator that was fitted to a DataFrame needs pandas: pip install pandas"
+            ) from error
+        if inputs.shape[1:] != (len(self.names or ()),):
+            raise ModelError(
+                f"the estimator expects {len(self.names or ())} features, got inputs of shape {list(inputs.shape[1:])}"
+            )
+        return pandas.DataFrame(inputs, columns=self.names)
+
+
+def _has(model: Any, name: str) -> bool:
+    try:
+        return callable(getattr(model, name, None))
+    except Exception:  # a property of the estimator may raise anything
+        return False

@@ -1,0 +1,111 @@
+"""Which entry of a model's result holds its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from themis.errors import ModelError, UsageError
+
+NAMES = ("logits", "out")
+"""Entries that hold the scores by convention: of transformers, and of torchvision's segmentation models."""
+
+Output = Callable[[Any], Tensor] | str | int
+"""Picks the scores: a function of the result, the name of a key or attribute, or an index."""
+
+
+class Scores(NamedTuple):
+    """The scores, and the entry they were taken from, in words; None if the result is a tensor or a function picks."""
+
+    tensor: Tensor
+    entry: str | None
+
+
+def pick_scores(result: Any, output: Output | None) -> Scores:
+    """Return the scores in what a model returned.
+
+    Without `output`, it is the result itself, its entry `logits` or `out`, or its only tensor; several are refused.
+    """
+    if output is not None and not isinstance(output, str | int):
+        picked = output(result)
+        if not isinstance(picked, Tensor):
+            raise ModelError(f"output=... must pick a tensor from the model's result, got {type(picked).__name__}")
+        return Scores(picked, None)
+    if isinstance(result, Tensor) and output is None:
+        return Scores(result, None)
+    entries = _entries(result)
+    if output is not None:
+        return _named(entries, output, result)
+    for name in NAMES:
+        if name in entries:
+            return Scores(entries[name], _describe(name, entries))
+    if len(entries) == 1:
+        [(only, tensor)] = entries.items()
+        return Scores(tensor, _describe(only, entries))
+    if not entries:
+        raise ModelError(
+            "the model must return a tensor, a tuple, a dict or an object with .logits, got "
+            f"{type(result).__name__}: pass output=... to Target to pick the scores"
+        )
+    listed = ", ".join(f"{_quoted(name)} {list(tensor.shape)}" for name, tensor in entries.items())
+    first = next(iter(entries))
+    raise ModelError(
+        f"the model must return one tensor, got {len(entries)}: {listed}; name the one with the scores, such as "
+        f"output={first!r} (--output {first})"
+    )
+
+
+def check_output(output: object) -> None:
+    """Refuse an option that cannot pick anything."""
+    is_valid = output is None or isinstance(output, str | int) or callable(output)
+    if not is_valid or isinstance(output, bool):
+        raise UsageError(f"output must be a key, an attribute, an index or a function, got {output!r}")
+
+
+def _entries(result: Any) -> dict[str | int, Tensor]:
+    """The tensors of numbers in a dict, a tuple or an object, by name or index; a named tuple has names."""
+    fields: Any
+    if isinstance(result, Mapping):
+        fields = result.items()
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        fields = zip(result._fields, result, strict=True)
+    elif isinstance(result, tuple | list):
+        fields = enumerate(result)
+    else:
+        fields = getattr(result, "__dict__", {}).items()
+        logits = getattr(result, "logits", None)  # may be a property
+        fields = [("logits", logits), *fields] if isinstance(logits, Tensor) else fields
+    return {
+        name: value
+        for name, value in fields
+        if isinstance(value, Tensor) and value.ndim and (value.is_floating_point() or value.is_complex())
+    }
+
+
+def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> Scores:
+    keys: list[str | int] = [output, int(output)] if isinstance(output, str) and output.isdecimal() else [output]
+    if isinstance(output, int) or keys[1:]:  # an index into a result whose entries have names
+        index = int(output)
+        parts = list(result) if isinstance(result, tuple | list) else []
+        if -len(parts) <= index < len(parts) and isinstance(parts[index], Tensor):
+            return Scores(parts[index], _describe(index, entries))
+    for key in keys:
+        tensor = entries.get(key)
+        if tensor is None and isinstance(key, str):
+            tensor = getattr(result, key, None)
+        if isinstance(tensor, Tensor):
+            return Scores(tensor, _describe(key, entries))
+    listed = ", ".join(map(_quoted, entries)) or f"a {type(result).__name__}"
+    raise ModelError(f"output={output!r} must name an entry of the model's result, which has {listed}")
+
+
+def _describe(name: str | int, entries: dict[str | int, Tensor]) -> str:
+    others = [_quoted(other) for other in entries if other != name]
+    text = f"entry {_quoted(name)} of what the model returns"
+    return f"{text}, beside {', '.join(others)}" if others else text
+
+
+def _quoted(name: str | int) -> str:
+    return repr(name) if isinstance(name, str) else str(name)

@@ -1,0 +1,97 @@
+"""Guards at the start of a run and in `themis check`: batches that matter, and outputs that do not fit the labels."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import themis
+from themis.campaign.preflight import check
+from themis.cli.check import describe
+from themis.settings import Settings
+from themis.target.diagnose import describe_unused_outputs
+
+
+def net(n_outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, n_outputs))
+
+
+DATA = torch.rand(60, 16, generator=torch.Generator().manual_seed(0))
+
+
+def quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces another package
+        return torch.ao.quantization.quantize_dynamic(net(), {nn.Linear}, dtype=torch.qint8)
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x[:, :3] - x[:, :3].mean(0)
+
+
+@pytest.mark.parametrize("model", [quantised, Centred], ids=["int8", "centred"])
+def test_a_model_whose_answers_depend_on_the_batch_is_reported(model):
+    with pytest.warns(RuntimeWarning, match="depends on the other inputs of its batch: alone, outputs differ by"):
+        themis.run(model(), DATA, "gaussian", max_tests=16)
+    result = check(themis.Target(model()), DATA)
+    assert any("depends on the other inputs of its batch" in line for line in describe(result, Settings()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_rounding_is_not_reported(dtype):
+    themis.run(net().to(dtype), DATA, "gaussian", max_tests=16)
+
+
+def test_a_model_that_refuses_a_single_input_is_tested_all_the_same():
+    class Pairs(nn.Module):
+        def forward(self, x):
+            if len(x) == 1:
+                raise ValueError("give me more")
+            return x[:, :3]
+
+    assert themis.run(Pairs(), DATA, "gaussian", max_tests=16).rounds[-1].tests == 16
+
+
+def test_outputs_that_do_not_fit_the_labels_are_reported():
+    torch.manual_seed(0)
+    labels = torch.randint(0, 10, (60,))
+    with pytest.warns(RuntimeWarning, match="the model has 64 outputs, but the labels have 10 classes, 0 to 9, and "):
+        themis.run(net(64), (DATA, labels), "gaussian", max_tests=16)
+    result = check(themis.Target(net(64)), (DATA, labels))
+    assert sum("the model has 64 outputs" in line for line in describe(result, Settings())) == 1
+
+
+def scores(answers, n_outputs):
+    return nn.functional.one_hot(torch.as_tensor(answers), n_outputs).float()
+
+
+LABELS = torch.arange(80) % 10
+
+
+@pytest.mark.parametrize(
+    ("answers", "n_outputs", "finding"),
+    [
+        (LABELS, 1000, None),  # a subset of the classes, answered correctly
+        (LABELS.where(LABELS < 6, 500), 1000, None),
+        (LABELS + 100, 1000, "100% of its answers are classes that no label has"),
+        ((LABELS + 1) % 10, 64, "0.0% of its answers are correct, no more than by guessing"),
+        ((LABELS + 1) % 10, 10, None),  # the guard against guessing sees that
+    ],
+)
+def test_a_subset_of_the_classes_is_not_reported(answers, n_outputs, finding):
+    text = describe_unused_outputs(scores(answers, n_outputs), LABELS)
+    assert text is None if finding is None else finding in text
+
+
+def test_the_guards_count_their_passes():
+    seen = []
+
+    def predict(inputs):
+        seen.append(len(inputs))
+        return inputs[:, :3]
+
+    result = themis.run(themis.BlackBox(predict), DATA, "gaussian", max_tests=16)
+    assert sum(seen) == result.rounds[-1].passes
