@@ -103,17 +103,24 @@ def free_dimensions(space: Space) -> Ints:
     return np.flatnonzero((space.low != space.identity) & (space.high != space.identity))[:62]
 
 
-def learn_margins(state: State, space: Space, tests: Tests, results: Results, spreads: Numbers) -> None:
-    """Learn from tests of the search stream; `spreads` is what `spreads_above` predicted for them."""
+def learn_margins(state: State, space: Space, tests: Tests, results: Results, spreads: Numbers) -> Numbers:
+    """Learn from tests of the search stream; `spreads` is what `spreads_above` predicted for them.
+
+    Returns how much lower than expected the margins were, in standard deviations.
+    """
     limit, position = float(np.abs(space.margin).max()), space.position(tests.seed)
     _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an extreme output counts as one fault
     state["fallen"] += _by_answer(state, position, np.ones(len(margin)), space.margin[position] - margin)
     expected = _expected(state, space)[position]
-    state["surprise"] += ((margin - expected) ** 2 / (1 + 1 / (CLEAN_WORTH + state["tests"][position]))).sum()
+    doubt = 1 + 1 / (CLEAN_WORTH + state["tests"][position])
+    state["surprise"] += ((margin - expected) ** 2 / doubt).sum()
+    spread = np.sqrt(state["surprise"] / state["fallen"][0].sum() * doubt)
+    shortfall: Numbers = (expected - margin) / np.maximum(spread, 1e-12)
     np.add.at(state["total_margin"], position, margin)
     np.add.at(state["tests"], position, 1)
     np.add.at(state["broke"], position[results.is_fault], 1)
+    return shortfall
 
 
 def learn_faults(state: State, position: Ints, outcome: Ints) -> Ints:

@@ -20,6 +20,14 @@ from themis.search.chances import (
     spreads_above,
     values,
 )
+from themis.search.effects import (
+    are_compared,
+    at_corners,
+    before_corners,
+    choose_corners,
+    learn_corners,
+    visit_corners,
+)
 from themis.search.kinds import (
     AGAIN,
     BORROWED,
@@ -63,6 +71,7 @@ class Scheduled(Policy):
         self.state: State = {
             **before_tests(space),
             **before_kinds(),
+            **before_corners(space),
             **no_climbs(n, dimensions),
             "theta": np.tile(space.high, (n, 1)).astype(np.float32),  # at which the smallest margin was seen
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
@@ -85,6 +94,7 @@ class Scheduled(Policy):
         repeated = (chosen > SWEEP) & (chosen < PLAIN) & are_in(_keys(space.seeds[position], theta), state["seen"])
         chosen[repeated] = CORNER
         corner = chosen <= SWEEP
+        self._visit(position[~corner], theta[~corner])
         theta[corner], is_new = self._corners(position[corner], number[corner])
         count_kinds(state, space, chosen)
         kind = np.array(KINDS)[chosen]
@@ -105,9 +115,14 @@ class Scheduled(Policy):
         if len(tests) and tests.number[0] == state["first"]:
             own = run & (tests.kind != "redrawn")
             if own.any():
-                learn_margins(state, self.space, tests[own], results[own], state["spreads"][: len(tests)][own])
+                spreads = state["spreads"][: len(tests)][own]
+                shortfall = learn_margins(state, self.space, tests[own], results[own], spreads)
+                if are_compared(self.space):
+                    at = at_corners(self.space, tests.theta[own]) | np.isin(tests.kind[own], ("corner", "sweep"))
+                    learn_corners(state, self.space, tests[own][at], shortfall[at])
         tests, results = tests[run], results[run]
         position = self.space.position(tests.seed)
+        self._visit(position, tests.theta)
         if not len(state["known"]):  # until the first fault, credit the lost share of the margin
             nearer = (state["margin"][position] - results.margin).clip(min=0)
             pay_kinds(state, tests.kind, nearer / np.maximum(self.space.margin[position], 1e-12))
@@ -196,28 +211,38 @@ class Scheduled(Policy):
         return np.where(is_inside, self._moved(theta, np.full(len(theta), JITTER), number), theta)
 
     def _corners(self, position: Ints, number: Ints) -> tuple[Floats, Bools]:
-        """The next corner of each seed, in an order of the seed's own, and which of them are new tests.
+        """The next corner of each seed, and which of them are new tests.
 
         If there is no noise and every corner has been tried, theta is drawn uniformly instead.
         """
         space, tried = self.space, self.state["corners"]
-        order = np.argsort(position, kind="stable")
-        turn = np.empty_like(position)
-        turn[order] = np.arange(len(position)) - np.searchsorted(position[order], position[order])
-        turn += tried[position]
-        np.add.at(tried, position, 1)
         free = free_dimensions(space)
         n_corners = 1 << len(free)
-        seed_id = space.seed_id[position]
-        first, stride = ((space.uniform(FOR_PICK, k, seed_id) * n_corners).astype(np.int64) for k in (-3, -4))
-        index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all corners before it repeats one
+        if are_compared(space):
+            index, is_new = choose_corners(self.state, space, position, number)
+        else:
+            order = np.argsort(position, kind="stable")
+            turn = np.empty_like(position)
+            turn[order] = np.arange(len(position)) - np.searchsorted(position[order], position[order])
+            turn += tried[position]
+            seed_id = space.seed_id[position]
+            first, stride = ((space.uniform(FOR_PICK, k, seed_id) * n_corners).astype(np.int64) for k in (-3, -4))
+            index = (first + turn * (stride | 1)) % n_corners  # an odd stride visits all corners before it repeats one
+            is_new = turn < n_corners
+        np.add.at(tried, position, 1)
         theta = space.corners(number)
         theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
-        is_new = (turn < n_corners) | space.is_random
+        is_new |= space.is_random
         theta[~is_new] = space.uniform_theta(SEARCH_STREAM, number[~is_new])
         if self.state["reach"] < 1:
             theta = (space.identity + self.state["reach"] * (theta - space.identity)).astype(np.float32)
         return theta, is_new
+
+    def _visit(self, position: Ints, theta: Floats) -> None:
+        """Remember which corners seeds are tested at."""
+        if are_compared(self.space):
+            at = at_corners(self.space, theta)
+            visit_corners(self.state, self.space, position[at], theta[at])
 
     def _near(self, position: Ints, number: Ints) -> Floats:
         """Each seed's best theta, or half of the time that of a leading seed, moved by 1/64 to 1/2 of its range."""
