@@ -182,8 +182,10 @@ def test_named_faults_are_described_in_detail(found, listed, capsys):
     printed = capsys.readouterr().out
     blocks = dict(re.findall(r"^fault (\d+)\n((?:  .*\n)+)", printed, flags=re.M))
     fault = next(each for each in run.faults if each.id == sure)
-    fields = dict(line.split(maxsplit=1) for line in blocks[str(sure)].splitlines())
-    for name in ("seed_id", "noise_seed", "round", "label", "clean_answer", "answer", "position", "chunk"):
+    fields = dict(line.partition("  (")[0].split(maxsplit=1) for line in blocks[str(sure)].splitlines())
+    assert not {"position", "chunk", "raised", "value", "clean_value"} & set(fields), "they say nothing here"
+    assert "(structural similarity to the clean picture; 1 is identical)" in blocks[str(sure)]
+    for name in ("seed_id", "noise_seed", "round", "label", "clean_answer", "answer"):
         assert int(fields[name]) == getattr(fault, name)
     for name in ("confidence", "margin", "distance", "ssim"):
         assert torch.tensor(float(fields[name])) == torch.tensor(getattr(fault, name)), "to the bit"
@@ -191,7 +193,7 @@ def test_named_faults_are_described_in_detail(found, listed, capsys):
     largest = max(fault.signature, key=fault.signature.get)
     assert fields["signature"].startswith(f"{largest} {fault.signature[largest]:.1%}, ")
     assert fields["replay"] == f"themis replay {out} {sure}"
-    assert fields["tensors"].startswith(f"in {out}/tensors/0")
+    assert fields["tensors"].startswith(f"{out}/tensors/0")
     assert "not kept" in blocks[str(lost)]
     assert ids(listed(lost, sure)) == [sure, lost]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ COMMANDS = {
 TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
+    "fault": "a test whose answer is wrong, or no longer that to its seed",
+    "telling": "of a fault: new seed or wrong answer, small change, confident answer",
     "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
     "coverage": "share of neurons whose mean response to perturbation is known",
 }
@@ -102,7 +105,26 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _describe_unexpected(error: Exception) -> str:
-    return f"unexpected {type(error).__name__}: {error}; set THEMIS_DEBUG=1 for the traceback, and please report it"
+    cause = f"{type(error).__name__}: {error}"
+    if (package := _broken_package(error)) is not None:
+        return (
+            f"the package {package} must be importable, but importing it raised {cause}: its installation seems to be "
+            f"broken, install it again; THEMIS_DEBUG=1 shows where"
+        )
+    return f"unexpected {cause}; set THEMIS_DEBUG=1 for the traceback, and please report it"
+
+
+def _broken_package(error: Exception) -> str | None:
+    """The package of others that an error was raised in while Themis imported it; None for other errors."""
+    from traceback import extract_tb
+
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = extract_tb(error.__traceback__)
+    places = [k for k, frame in enumerate(frames) if frame.filename.startswith(own)]
+    if not places or (places[-1] == len(frames) - 1 and not isinstance(error, ImportError)):
+        return None
+    found = re.match(r"\s*(?:from|import)\s+(\w+)", frames[places[-1]].line or "")
+    return None if found is None or found[1] == "themis" else found[1]
 
 
 def _share_cores() -> None:

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, Parser, add_option, convert
+from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option, convert
 from themis.errors import UsageError, nearest
 from themis.text import print_text, printable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HELP = (
     "List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and "
     "small changes and confident answers before others. If fault numbers are given, print every detail of these "
-    "faults. The run may still be in progress."
+    f"faults. The run may still be in progress. {ONLY_READ_HELP}"
 )
 EXAMPLES = """
 themis faults runs/first
@@ -55,6 +55,28 @@ STREAMS = ("uniform", "search")
 N_SHOWN, N_DRAWN = 20, 12
 HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
 TEXTS = ("stream", "kind", "kept")
+INTERNAL = ("id", "position", "chunk")
+"""Columns that matter only to a replay."""
+THETA = "parameter of the perturbation"
+DETAILS = {
+    "seed_id": "the seed: index of the clean input in the data",
+    "noise_seed": "with the seed and theta, reproduces the input",
+    "stream": "uniform: drawn at random, search: chosen by the policy",
+    "kind": "kind of proposal",
+    "clean_answer": "to the clean input",
+    "answer": "to the disturbed input",
+    "clean_value": "to the clean input",
+    "value": "to the disturbed input",
+    "confidence": "of the wrong answer",
+    "margin": "distance to a correct answer, in the unit of the outputs",
+    "distance": "from the clean input, Euclidean",
+    "linf": "largest change of a value of the input",
+    "ssim": "structural similarity to the clean picture; 1 is identical",
+    "raised": "1: the test raised the criterion",
+    "signature": "the most affected layers, by their share of the sensitivity",
+    "tensors": "file with its input and output",
+}
+"""What the columns of a fault mean."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -152,7 +174,8 @@ def _list(run: Reader, selection: Selection) -> None:
     print_text(_describe_state(run, selection.count(run), len(rows)))
     theta = [name for name in run.columns if name.startswith("theta_")]
     answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
-    shown = ["id", "seed_id", *theta, *answers, "distance", "ssim", "stream", "tensors"]
+    similarity = _leave_out_unused(run, rows, ("ssim",))
+    shown = ["id", "seed_id", *theta, *answers, "distance", *similarity, "stream", "tensors"]
     if selection.sort in run.columns and selection.sort not in shown:
         shown.insert(-1, selection.sort)
     at = [run.columns.index(name) for name in shown]
@@ -218,25 +241,43 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
-    """Every detail of one fault."""
+    """The details of one fault, each with what it means."""
     from themis.runs.store.schema import read_signature
 
     values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
+    if values["answer"] < 0:
+        values["answer"] = "not finite"
+    if not run.record.get("start", {}).get("criterion"):
+        values["raised"] = None
     file = values["tensors"]
-    values["tensors"] = (
-        "not kept; a replay computes them again" if file is None else f"in {run.path / 'tensors' / file}"
-    )
-    values["replay"] = f"themis replay {quote(str(run.path))} {values['id']}"
-    width = max(map(len, values))
-    lines = [f"  {name:<{width}}  {_format_exactly(value)}" for name, value in values.items() if name != "id"]
-    return "\n".join([f"fault {values['id']}", *lines])
+    values["tensors"] = "not kept: a replay computes them again" if file is None else run.path / "tensors" / file
+    theta = [name for name in run.columns if name.startswith("theta_")]
+    meanings = {name: THETA if name in theta else DETAILS.get(name, "") for name in run.columns if name not in INTERNAL}
+    rows = [(name, _format_exactly(values[name]), text) for name, text in meanings.items() if values[name] is not None]
+    rows.append(("replay", f"themis replay {quote(str(run.path))} {values['id']}", ""))
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"  {name:<{width}}  {value}{f'  ({text})' * bool(text)}" for name, value, text in rows]
+    return "\n".join([f"fault {values['id']}", *lines, *([] if file is None else _describe_changes(run, values["id"]))])
+
+
+def _describe_changes(run: Reader, id: int) -> list[str]:
+    """The features of a table row that changed, with their values before and after; nothing for other inputs."""
+    from themis.report.inputs import feature_changes
+    from themis.report.names import feature_names
+
+    tensors = run.tensors([id]).get(id)
+    if tensors is None or tensors.inputs.ndim != 2:
+        return []
+    changes = feature_changes(tensors, feature_names(run), run.record.get("feature_axes") or {})
+    width = max((len(name) for name, _, _ in changes.rows), default=0)
+    lines = [f"    {name:<{width}}  {before} -> {after}" for name, before, after in changes.rows]
+    more = f"; the {len(lines)} that changed most:" if len(lines) < changes.n else ":" if lines else ""
+    return [f"  {changes.n} of {changes.of} features changed{more}", *lines]
 
 
 def _format_exactly(value: Any) -> str:
-    if value is None:
-        return "-"
     return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits determine a float32
 
 
@@ -269,5 +310,6 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
-        draw_pairs(pictures, file, title=title, bounds=run.record["start"]["bounds"])
+        start = run.record["start"]
+        draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"))
     return f"Drew {len(pictures)} of {n_matching:,} faults in {path}"

@@ -26,6 +26,7 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
+ONLY_READ_HELP = "Nothing that the folder names is run."
 NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "from_config")
 """Names in a namespace that are not options of a file.
 

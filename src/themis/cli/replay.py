@@ -154,7 +154,8 @@ def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forc
                 for fault, replay in replays
             ]
             title = f"Replayed ({run.record['perturbation']})"
-            draw_pairs(pictures, file, title=title, bounds=run.record["start"]["bounds"])
+            start = run.record["start"]
+            draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"))
         else:
             import numpy as np
 

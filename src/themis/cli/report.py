@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, Parser, add_option
+from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option
 from themis.errors import UsageError
 from themis.text import print_text
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "Write a run as one HTML file that opens in any browser without a network: the verdict, the numbers with their "
-    "intervals, the faults with pictures, and how to reproduce them. The run may still be in progress."
+    "intervals, the faults with pictures, and how to reproduce them. The run may still be in progress. "
+    f"{ONLY_READ_HELP}"
 )
 EXAMPLES = """
 themis report runs/first

@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
-from themis.cli.options import Parser, add_option
+from themis.cli.options import ONLY_READ_HELP, Parser, add_option
 from themis.text import print_text
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = (
     "Show a run in the browser: the page of its report, updated while a campaign writes to the folder. If the run has "
     "not started, the page waits for it. The page is read-only and served only to this machine, at a secret address. "
-    "Ctrl-C stops the server."
+    f"Ctrl-C stops the server. {ONLY_READ_HELP}"
 )
 EXAMPLES = """
 themis watch runs/first

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from themis.compute.rng import Rng
-from themis.errors import ModelError, UsageError
+from themis.errors import ModelError, ThemisError, UsageError
 from themis.oracle.motion import Motion, MotionStep, Source
 from themis.perturb.context import Context
 
@@ -233,7 +233,7 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     if context.motion is not None and (perturbation.passes or perturbation.needs_gradient):
         context.follow_motion()
     drawn = rng.drawn
-    disturbed = perturbation.apply(passed, theta, rng, context)
+    disturbed = _applied(perturbation, passed, theta, rng, context)
     if context.motion is not None and not perturbation.is_combination:
         context.motion = _motion_after(perturbation, context.motion, inputs, theta, rng, drawn)
     if passed._version != version:
@@ -267,6 +267,27 @@ def _motion_after(
         )
     height, width = inputs.shape[-2:]
     return Motion((*before.steps, MotionStep(source, theta, rng.noise_seed, drawn, (height, width))))
+
+
+def _applied(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """What the perturbation's function returns; an error in one of the user's own is reported as such."""
+    try:
+        disturbed = perturbation.apply(inputs, theta, rng, context)
+    except (ThemisError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if perturbation.apply.__module__.startswith("themis."):
+            raise
+        raise ModelError(
+            f"perturbation {perturbation.name!r} raised {type(error).__name__} on inputs {list(inputs.shape)} with theta "
+            f"{list(theta.shape)}: {error}; correct its function {perturbation.code}"
+        ) from error
+    if not isinstance(disturbed, Tensor):
+        raise ModelError(
+            f"perturbation {perturbation.name!r} must return a tensor, got {type(disturbed).__name__}: return the "
+            "disturbed inputs"
+        )
+    return disturbed
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

@@ -71,7 +71,7 @@ def read_inputs(
                 continue
             if not is_picture(shape):
                 kind = "features"
-                changes[id] = _changes(tensors, names, run.record.get("feature_axes") or {})
+                changes[id] = feature_changes(tensors, names, run.record.get("feature_axes") or {})
                 continue
             kind, bounds = "pictures", tuple(run.record["start"]["bounds"])
             disturbed[id] = _draw(tensors.inputs, bounds)
@@ -90,7 +90,7 @@ def _draw(inputs: Tensor, bounds: tuple[float, float]) -> str:
     return data_uri(to_pixels(inputs, bounds)[0])
 
 
-def _changes(tensors: Tensors, names: Sequence[str] | None, axes: dict[str, list[float]]) -> FeatureChanges:
+def feature_changes(tensors: Tensors, names: Sequence[str] | None, axes: dict[str, list[float]]) -> FeatureChanges:
     """The changes of a table row, with the values in their original unit if the axes were recorded."""
     before, after = tensors.clean_inputs[0].flatten().double(), tensors.inputs[0].flatten().double()
     distance = (after - before).abs().nan_to_num(float("inf"))

@@ -202,13 +202,13 @@ def magnitude_table(grid: GridSummary) -> Table:
 
 
 def _best_rival(values: dict[str, float], rivals: dict[str, list[str]]) -> str:
-    """Which technique is the best rival, and which one is its own; several if they are equal."""
+    """Which technique is the best rival of the others, and which one is its rival; several if they are equal."""
     best = [name for name, value in values.items() if value == max(values.values())]
     if not best or not any(best[0] in names for names in rivals.values()):
         return ""
     if len(best) > 1:
         return f"The best rivals are {', '.join(best[:-1])} and {best[-1]}, which are equal."
-    own = f", its own is {' or '.join(rivals[best[0]])}" if rivals[best[0]] else ""
+    own = f"; it is itself compared with {' or '.join(rivals[best[0]])}" if rivals[best[0]] else ""
     return f"The best rival is {best[0]}{own}."
 
 

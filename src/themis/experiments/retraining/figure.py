@@ -24,7 +24,8 @@ def draw(result: Retrained) -> bytes:
     height = 1.8 + 0.55 * len(rows)
     width = 13.2 if has_rounds else 10.2
     figure = blank_figure(width, height)
-    title = f"Before and after retraining on {result.stage.n_faults:,} faults, on {result.seeds['judge']:,} judge seeds"
+    faults, seeds = counted(result.stage.n_faults, "fault"), counted(result.seeds["judge"], "judge seed")
+    title = f"Before and after retraining on {faults}, on {seeds}"
     figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
     bottom, top = 0.65 / height, 1 - 1.35 / height
     _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, top)), rows)

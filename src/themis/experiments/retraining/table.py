@@ -78,7 +78,7 @@ def opening(result: Retrained) -> list[str]:
     seeds, stage = result.seeds, result.stage
     models = plural(len(stage.models), "random seed")
     return [
-        f"Retrained on {stage.n_faults:,} faults ({result.perturbation}), with {models}",
+        f"Retrained on {plural(stage.n_faults, 'fault')} ({result.perturbation}), with {models}",
         f"Seeds: {seeds['search']:,} searched, {seeds['train']:,} trained on clean, and {seeds['judge']:,} judge "
         "seeds, which no model was trained on.",
     ]
@@ -91,7 +91,7 @@ def closing(result: Retrained) -> list[str]:
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
         f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
-        f"their 95% intervals are over {_sources(len(stage.models))}, and {UNKNOWN} if all of them agree. Disturbed: "
+        f"their 95% intervals are over {_sources(len(stage.models))}; '{UNKNOWN}' means that all of them agree. Disturbed: "
         f"{tests} per seed, the same for every model. The campaigns before and after spend the same number of passes.",
         f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
         "best on the seeds that training held out, which are not judge seeds.",

@@ -166,7 +166,8 @@ def _check_end(summary: dict[str, Any], name: str) -> GateResult:
     """The gate that every run has: the campaign was completed, and at least one test was run."""
     tests, dropped = summary["tests"], summary.get("dropped_tests", 0)
     stop = str(summary["stop"]).rstrip(".")
-    text = f"{tests:,} tests, {summary['distinct_faults']:,} distinct faults; {stop[:1].lower()}{stop[1:]}"
+    found = f"{counted(tests, 'test')}, {counted(summary['distinct_faults'], 'distinct fault')}"
+    text = f"{found}; {stop[:1].lower()}{stop[1:]}"
     remedy = f"the campaign ended early: resume it with themis resume {name}"
     if tests == dropped:
         text, remedy = f"all {tests:,} tests were dropped", "lower min_ssim or the magnitude"

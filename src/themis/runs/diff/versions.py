@@ -92,8 +92,8 @@ def _notes_of_seeds(benches: Benches, shared: SharedSeeds, n_only_first: int, n_
     notes = []
     if n_only_first or n_only_second:
         notes.append(
-            f"clean: {n_only_first:,} seeds are answered correctly only by the model before, {n_only_second:,} only by "
-            "the model after; they were left out"
+            f"clean: {counted(n_only_first, 'seed')} answered correctly only by the model before, {n_only_second:,} "
+            "only by the model after; they were left out"
         )
     n, n_shared = [len(bench.seeds) for bench in benches], len(shared.seed_id)
     if max(n) > n_shared:
@@ -103,11 +103,11 @@ def _notes_of_seeds(benches: Benches, shared: SharedSeeds, n_only_first: int, n_
 
 def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
     counts = {
-        "were not reproduced on their own model": len(replayed.lost),
-        "lie outside of what was compared": len(replayed.apart),
-        "were not replayed: there are too many": replayed.left_out,
+        "not reproduced on the model of that run": len(replayed.lost),
+        "outside of what was compared": len(replayed.apart),
+        "not replayed, because there are too many": replayed.left_out,
     }
-    return [f"{n:,} faults of {name} {reason}" for reason, n in counts.items() if n]
+    return [f"{counted(n, 'fault')} of {name} {reason}" for reason, n in counts.items() if n]
 
 
 def _check_oracles(first: Side, second: Side, benches: Benches) -> None:

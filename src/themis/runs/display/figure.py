@@ -144,7 +144,7 @@ def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
 def _class(answer: int, classes: Sequence[str] | None) -> str:
     if answer < 0:
         return "nothing finite"
-    return str(answer) if classes is None else classes[answer]
+    return str(answer) if classes is None or answer >= len(classes) else classes[answer]
 
 
 def pixels(picture: Tensor, bounds: tuple[float, float]) -> NDArray[np.float32]:
