@@ -221,6 +221,19 @@ def raise_from(monkeypatch, error):
     monkeypatch.setattr(run_command, "execute", execute)
 
 
+@pytest.mark.parametrize("text", ["raise AttributeError('half installed')", "raise ImportError('no symbol')", "1 +"])
+def test_a_package_that_cannot_be_imported_is_named(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("THEMIS_DEBUG", raising=False)
+    (tmp_path / "shtab.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shtab", raising=False)
+    assert main(["completion", "bash"]) == 3
+    printed = capsys.readouterr().err
+    assert "report it" not in printed
+    assert "shtab" in printed
+    monkeypatch.delitem(sys.modules, "shtab", raising=False)
+
+
 def test_an_unexpected_error_is_one_line_with_a_traceback_on_request(monkeypatch, capsys):
     monkeypatch.delenv("THEMIS_DEBUG", raising=False)
     raise_from(monkeypatch, KeyError("a\nb"))

@@ -175,6 +175,23 @@ def test_json_is_valid_if_outputs_are_not_finite(found, listed):
     assert listed("--where", "0") == []
 
 
+def test_the_changed_features_of_a_table_row_are_listed(tmp_path, capsys):
+    torch.manual_seed(0)
+    rows = torch.rand(30, 6)
+    out = tmp_path / "table"
+    features = themis.Features.of(rows, list("abcdef"))
+    options = {"features": features, "out": out, "max_tests": 200}
+    result = themis.run(themis.Target(nn.Linear(6, 3)), rows, "edit(amount=0:1)", **options)
+    fault = result.faults.most_telling(1)[0]
+    shown = fault.replay()
+    changed = [features.names[k] for k in (shown.inputs != shown.clean_inputs).nonzero().flatten().tolist()]
+    assert main(["faults", str(out), str(fault.id)]) == 0
+    printed = capsys.readouterr().out
+    head, _, lines = printed.partition(f"{len(changed)} of 6 features changed:\n")
+    assert sorted(line.split()[0] for line in lines.splitlines()) == sorted(changed)
+    assert "ssim" not in head
+
+
 def test_named_faults_are_described_in_detail(found, listed, capsys):
     out, run = found
     sure, lost = listed("--limit", 1, "--answer", 1)[0]["id"], listed("--sort", "ssim", "--limit", 1)[0]["id"]

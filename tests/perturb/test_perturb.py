@@ -80,6 +80,33 @@ def test_a_perturbation_that_changes_the_shape_is_rejected():
         perturb(crop, inputs, torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), context)
 
 
+def fails(inputs, theta, rng, context):
+    return inputs @ torch.zeros(3)
+
+
+def forgets(inputs, theta, rng, context):
+    inputs.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            fails,
+            r"'mine' raised RuntimeError on inputs \[6, 1, 28, 28\] with theta \[6, 1\]: .*; correct its function",
+        ),
+        (forgets, "'mine' must return a tensor, got NoneType: return the disturbed inputs"),
+    ],
+)
+def test_an_error_in_a_perturbation_of_the_user_is_named_as_one(function, message):
+    inputs, context = setting()
+    mine = Perturbation("mine", (Theta("by", 0, 1),), function)
+    for perturbation in (mine, PERTURBATIONS["gaussian"] + mine):
+        theta = torch.zeros(6, len(perturbation.theta))
+        with pytest.raises(ModelError, match=message):
+            perturb(perturbation, inputs, theta, torch.zeros(6, dtype=torch.int64), context)
+
+
 @pytest.mark.parametrize("bad", [(1, 0, 0.5), (0, 1, 2), (0, 0, 0), (0, float("inf"), 0)])
 def test_a_theta_without_a_valid_range_is_rejected(bad):
     low, high, identity = bad

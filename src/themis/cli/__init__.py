@@ -53,7 +53,7 @@ TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
     "fault": "a test whose answer is wrong, or no longer that to its seed",
-    "telling": "of a fault: new seed or wrong answer, small change, confident answer",
+    "telling": "of a fault: another seed or answer, a small change, a sure answer",
     "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
     "coverage": "share of neurons whose mean response to perturbation is known",
 }
@@ -119,11 +119,8 @@ def _broken_package(error: Exception) -> str | None:
     from traceback import extract_tb
 
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = extract_tb(error.__traceback__)
-    places = [k for k, frame in enumerate(frames) if frame.filename.startswith(own)]
-    if not places or (places[-1] == len(frames) - 1 and not isinstance(error, ImportError)):
-        return None
-    found = re.match(r"\s*(?:from|import)\s+(\w+)", frames[places[-1]].line or "")
+    lines = [frame.line or "" for frame in extract_tb(error.__traceback__) if frame.filename.startswith(own)]
+    found = re.match(r"\s*(?:from|import)\s+(\w+)", lines[-1] if lines else "")
     return None if found is None or found[1] == "themis" else found[1]
 
 

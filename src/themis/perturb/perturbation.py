@@ -279,8 +279,8 @@ def _applied(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng
         if perturbation.apply.__module__.startswith("themis."):
             raise
         raise ModelError(
-            f"perturbation {perturbation.name!r} raised {type(error).__name__} on inputs {list(inputs.shape)} with theta "
-            f"{list(theta.shape)}: {error}; correct its function {perturbation.code}"
+            f"perturbation {perturbation.name!r} raised {type(error).__name__} on inputs {list(inputs.shape)} with "
+            f"theta {list(theta.shape)}: {error}; correct its function {perturbation.code}"
         ) from error
     if not isinstance(disturbed, Tensor):
         raise ModelError(

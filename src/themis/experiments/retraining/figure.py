@@ -8,6 +8,7 @@ from typing import Any
 from themis.experiments.retraining.changes import Shift
 from themis.experiments.retraining.result import Retrained
 from themis.runs.display.figure import INK, QUIET, blank_figure
+from themis.runs.run import counted
 
 BEFORE, AFTER, CLEAN = "#D55E00", "#0072B2", "#009E73"
 """Colours of the palette of Okabe and Ito, which colour-blind readers can tell apart."""

@@ -91,8 +91,9 @@ def closing(result: Retrained) -> list[str]:
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
         f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
-        f"their 95% intervals are over {_sources(len(stage.models))}; '{UNKNOWN}' means that all of them agree. Disturbed: "
-        f"{tests} per seed, the same for every model. The campaigns before and after spend the same number of passes.",
+        f"their 95% intervals are over {_sources(len(stage.models))}; '{UNKNOWN}' means that all of them agree. "
+        f"Disturbed: {tests} per seed, the same for every model. The campaigns before and after spend the same number "
+        "of passes.",
         f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
         "best on the seeds that training held out, which are not judge seeds.",
     ]

@@ -12,6 +12,7 @@ from themis.errors import StoreError, UsageError
 from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
+from themis.runs.run import counted
 from themis.settings import MAX_RISK
 
 if TYPE_CHECKING:

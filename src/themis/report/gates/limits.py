@@ -173,7 +173,10 @@ def _read_limit(text: str) -> tuple[str, float]:
 
 def _checked(name: str, least: float) -> float:
     if name not in METRICS:
-        raise UsageError(f"fail_under must name a known metric, got {name!r}: {nearest(name, METRICS)}")
+        remedy = f"write coverage={name}, or " if name.replace(".", "", 1).isdigit() else ""
+        raise UsageError(
+            f"fail_under must be METRIC=NUMBER with a known metric, got {name!r}: {remedy}{nearest(name, METRICS)}"
+        )
     if not math.isfinite(least):
         raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
     if name != "criterion" and not 0 <= least <= 1:

@@ -19,7 +19,7 @@ from themis.runs.diff.result import Diff, PairedTests, ReplayedFaults
 from themis.runs.diff.sides import Side, common_box
 from themis.runs.diff.statistics import LEVEL, mcnemar, rates
 from themis.runs.faults import Fault, telling_score
-from themis.runs.run import percent
+from themis.runs.run import counted, percent
 from themis.search.policy import Space
 
 STREAM = 2
