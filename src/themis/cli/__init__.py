@@ -53,7 +53,7 @@ TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
     "fault": "a test whose answer is wrong, or no longer that to its seed",
-    "telling": "of a fault: another seed or answer, a small change, a sure answer",
+    "telling": "of faults: of other seeds, by small changes, with sure answers",
     "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
     "coverage": "share of neurons whose mean response to perturbation is known",
 }
