@@ -8,6 +8,7 @@ from pathlib import Path
 import averaging_nets
 import pytest
 import torch
+from warm_python import warm_python
 
 from themis.cli import main
 
@@ -74,7 +75,7 @@ def test_two_checkouts_with_modules_of_the_same_name_are_distinguished(home, tmp
 
 def test_another_process_prints_the_same_result_as_json(home):
     words = ["diff", "main/run", "new/run", "--no-curve", "--tests", "500", "--json"]
-    done = subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True, cwd=home)
+    done = subprocess.run([warm_python(), "-m", "themis", *words], capture_output=True, text=True, cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["verdict"], found["paired"]["tests"], found["robustness"]) == ("worse", 500, None)

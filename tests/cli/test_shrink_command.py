@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from warm_python import warm_python
 
 from themis.cli import main
 from themis.runs.store.reader import Reader
@@ -57,7 +58,7 @@ def run(home, tmp_path):
 
 def shrunk(run, *arguments):
     """The output of another process."""
-    command = [sys.executable, "-m", "themis", "shrink", str(run), *map(str, arguments)]
+    command = [warm_python(), "-m", "themis", "shrink", str(run), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=run.parent)
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if ": imported averaging from " not in line] == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from user_module import SMALL, go_to
+from warm_python import warm_python
 
 from themis.cli import main
 from themis.runs.store.reader import Reader
@@ -212,7 +213,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def with_full_disk(*words, limit=100):
-    return subprocess.run([sys.executable, "-c", FULL, str(limit), *words], capture_output=True, text=True, timeout=300)
+    return subprocess.run([warm_python(), "-c", FULL, str(limit), *words], capture_output=True, text=True, timeout=300)
 
 
 PAGES, TABLES = ["report.html", "gates.xml", "diff.json", "summary.md"], ["faults.csv", "faults.npz", "faults.parquet"]

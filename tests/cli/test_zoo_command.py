@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from warm_python import warm_python
 from zoo_folders import write_drebin, write_mnist
 
 from themis.cli import main
@@ -40,7 +41,7 @@ def drebin(root):
 
 def elsewhere(*words):
     """In another process."""
-    return subprocess.run([sys.executable, "-m", "themis", *words], capture_output=True, text=True)
+    return subprocess.run([warm_python(), "-m", "themis", *words], capture_output=True, text=True)
 
 
 def test_the_list_shows_which_data_and_weights_are_available(drebin, capsys):

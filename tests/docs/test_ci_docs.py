@@ -4,12 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "github-actions.yml"
@@ -34,7 +34,7 @@ def shell(tmp_path):
     if bash is None:
         pytest.skip("no bash here")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/themis").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m themis "$@"\n')
+    (tmp_path / "bin/themis").write_text(f'#!/bin/sh\nexec "{warm_python()}" -m themis "$@"\n')
     (tmp_path / "bin/themis").chmod(0o755)
     (tmp_path / "work").mkdir()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from documents import DOCUMENTS, FILE, blocks
+from warm_python import warm_folder
 
 ELSEWHERE = ("ci.md",)
 """Documents whose commands are tested elsewhere."""
@@ -21,7 +22,7 @@ def test_the_commands_run(path, tmp_path, trained):
     for block in blocks(path, "python"):
         if found := FILE.match(block):
             (tmp_path / found[1]).write_text(block)
-    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    commands = os.pathsep.join([warm_folder(), str(Path(sys.executable).parent), os.environ["PATH"]])
     for block in blocks(path, "bash"):
         how = {"cwd": tmp_path, "env": {**os.environ, "PATH": commands}, "capture_output": True, "text": True}
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], timeout=300, **how)

@@ -1,17 +1,17 @@
 """Every example runs as it stands."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_python import warm_python
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path):
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run([warm_python(), str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Stopped because" in done.stdout
 

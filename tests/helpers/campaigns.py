@@ -41,7 +41,7 @@ ENDLESS = {"tolerance": 1e-12, "plateau": None}
 JOBS = {
     "noise": ("gaussian", {"magnitude": 0.3, "max_tests": 900, "round_size": 100, "max_stored": 25, **ENDLESS}),
     "attack": ("fgsm", {"magnitude": 0.2, "max_tests": 600, "round_size": 100, "policy": "paper", **ENDLESS}),
-    "small": ("gaussian", {"magnitude": 0.8, "max_tests": 60, "round_size": 20, "max_stored": 8, **ENDLESS}),
+    "small": ("gaussian", {"magnitude": 0.8, "max_tests": 40, "round_size": 20, "max_stored": 6, **ENDLESS}),
     "long": ("gaussian", {"magnitude": 0.3, "max_tests": 60_000, "max_stored": 300, **ENDLESS}),
 }
 

@@ -3,13 +3,13 @@
 import json
 import math
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from interruptions import StopAt, assert_same_end
 from torch import nn
+from warm_python import warm_python
 
 import themis
 from themis.cli import main
@@ -192,7 +192,7 @@ def test_the_command_line_runs_lists_and_replays_a_task_in_separate_processes(or
 
     def themis_says(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "themis", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+            [warm_python(), "-m", "themis", *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -14,6 +14,7 @@ import torch
 from signing import change_record, read_record
 from torch import nn
 from user_module import go_to
+from warm_python import warm_python
 
 import themis
 from themis.errors import UsageError
@@ -375,7 +376,7 @@ code = main(["replay", {str(run)!r}, sys.argv[1], "--model", "signed_here:net", 
 print(code, os.path.dirname(sys.modules["signed_here"].__file__), {str(evil)!r} in sys.path)
 """
     fault = str(themis.open_run(run).faults[0].id)
-    done = subprocess.run([sys.executable, "-c", code, fault], capture_output=True, text=True, cwd=home)
+    done = subprocess.run([warm_python(), "-c", code, fault], capture_output=True, text=True, cwd=home)
     assert done.stdout.splitlines()[-1] == f"0 {home} False", done.stderr
     assert not (evil / "imported").exists()
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from warm_python import warm_python
 
 import themis
 from themis.cli import main
@@ -241,7 +242,7 @@ def test_files_can_be_exported_while_the_campaign_is_running(tmp_path):
 
 def test_no_model_is_needed(found, tmp_path):
     """The run folder alone, in a process that cannot import where it came from."""
-    command = [sys.executable, "-m", "themis", "faults", str(found[0]), "--export", str(tmp_path / "a.png")]
+    command = [warm_python(), "-m", "themis", "faults", str(found[0]), "--export", str(tmp_path / "a.png")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)

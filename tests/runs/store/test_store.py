@@ -3,7 +3,6 @@
 import json
 import sqlite3
 import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -15,6 +14,7 @@ from digit_campaign import campaign
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from warm_python import warm_python
 
 import themis
 from themis import StoreError, UsageError
@@ -242,7 +242,7 @@ print([f.id for f in first.faults] == [f.id for f in whole.faults], first.covera
 
 @pytest.mark.parametrize("limit", [4_000, 20_000, 60_000, 100_000])
 def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
-    arguments = [sys.executable, "-c", FULL, str(tmp_path / "run"), str(limit)]
+    arguments = [warm_python(), "-c", FULL, str(tmp_path / "run"), str(limit)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said, outcome = done.stdout.splitlines()
