@@ -32,9 +32,9 @@ $(TOOLS): $(READY)
 	$(INSTALL) -e '.[dev]'
 	touch $(TOOLS)
 
-# Libraries that Themis is compared with, and trackers with many dependencies.
+# Libraries that Themis is compared with or takes models and data of, and trackers with many dependencies.
 $(RIVALS): $(READY)
-	$(INSTALL) -e '.[attacks,bench,mlflow,wandb]'
+	$(INSTALL) -e '.[attacks,bench,mlflow,wandb,integrations]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)
@@ -54,7 +54,7 @@ check: $(READY)  ## lint, check types and the direction of imports
 
 slow: $(RIVALS)  ## run the slow tests; those on real data need THEMIS_DATA
 	$(PYTEST) -m slow
-	$(PYTEST) tests/report/trackers
+	$(PYTEST) tests/report/trackers tests/target/test_estimator.py tests/data/test_frames.py
 
 coverage: $(READY)  ## run the tests and print which lines they execute
 	$(PYTEST) $(PARALLEL) --cov --cov-report=term

@@ -12,6 +12,7 @@ WORDS = {
     int: "7",
     float: "0.25",
     str: "some: text # with signs",
+    list[int]: "2,0,1",
     list[float]: "0.5,0.2,0.3",
     list[str]: "one,2",
     tuple[float, float]: "-1,1",

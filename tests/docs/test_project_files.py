@@ -35,7 +35,7 @@ def test_every_extra_of_development_is_pinned():
     pinned = {
         re.split("==", line)[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()
     }
-    for extra in ("test", "check", "docs", "dev"):
+    for extra in ("test", "check", "docs", "dev", "integrations"):
         for requirement in project["optional-dependencies"][extra]:
             name = re.match(r"[\w.-]+", requirement)[0].lower()
             assert name == "themis-dl" or name in pinned, name

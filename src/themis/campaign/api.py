@@ -47,7 +47,7 @@ from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
-from themis.target.target import UNBOUNDED, AnyTarget, as_target
+from themis.target.target import AnyTarget, as_target
 from themis.target.tokens import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
@@ -92,8 +92,7 @@ def run(
     check_gradient(chosen, target)
     seeds = _described(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
     target = align_target(target, seeds)
-    if origin is not None and origin.bounds == UNBOUNDED:
-        origin = replace(origin, bounds=target.bounds)
+    origin = None if origin is None else origin.resolved(target)
     class_names = origin.classes if classes is None and origin is not None else classes
     seeds = seeds if class_names is None else seeds.with_classes(class_names)
     check_fits(chosen, seeds.shape[1:])

@@ -32,7 +32,7 @@ from themis.search import choose_policy
 from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
 from themis.target.ledger import ledger_of
-from themis.target.target import UNBOUNDED, AnyTarget, as_target
+from themis.target.target import AnyTarget, as_target
 
 NO_HASHES = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
 """What a run records of a criterion and of rivals, which a series does not have."""
@@ -136,8 +136,7 @@ def open_series(
     seeds = align_seeds(target, read_seeds(data, settings.max_seeds))
     seeds = seeds if features is None else seeds.with_features(features)
     target = align_target(target, seeds)
-    if origin is not None and origin.bounds == UNBOUNDED:
-        origin = replace(origin, bounds=target.bounds)
+    origin = None if origin is None else origin.resolved(target)
     class_names = origin.classes if classes is None and origin is not None else classes
     seeds = seeds if class_names is None else seeds.with_classes(class_names)
     for perturbation in perturbations:

@@ -391,6 +391,7 @@ KINDS: dict[Any, Kind] = {
     str: Kind("NAME", "text", _text),
     bool: Kind("", "true or false", _boolean),
     list[float]: Kind("X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number)),
+    list[int]: Kind("N,N,...", "whole numbers such as 2,0,1", _list(_integer)),
     list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text)),
     tuple[float, float]: Kind("LOW,HIGH", "two numbers such as 0,255", _pair),
 }

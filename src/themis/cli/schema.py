@@ -12,6 +12,7 @@ TYPES: dict[Any, dict[str, Any]] = {
     float: {"type": "number"},
     str: {"type": ["string", "number"]},
     bool: {"type": "boolean"},
+    list[int]: {"type": ["array", "string", "integer"], "items": {"type": "integer"}},
     list[float]: {"type": ["array", "string", "number"], "items": {"type": "number"}},
     list[str]: {"type": ["array", "string", "number"], "items": {"type": ["string", "number"]}},
     tuple[float, float]: {

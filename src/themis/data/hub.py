@@ -21,19 +21,28 @@ LABEL_NAMES = ("label", "labels", "fine_label", "y", "class")
 def hub_seeds(
     path: Path | None = None,
     *,
-    split: str = "test",
+    split: str | None = None,
     config: str | None = None,
     image: str | None = None,
     label: str | None = None,
     size: int | str | None = None,
 ) -> Seeds:
-    """`hf:NAME`, a data set of the hub, or the folder of a saved one; pictures are scaled to 0..1 and read when needed.
+    """`hf:NAME` or `hf:NAME[SPLIT]`, a data set of the hub, or the folder of a saved one.
 
+    Pictures are scaled to 0..1 and read when needed. The split is `test` by default; `test[:100]` is a part of it.
     image, label: names of the columns, if they are unusual. config: the configuration of the data set, if it has
     several. size: as for `images`.
     """
     if path is None:
-        raise UsageError("the hf reader needs the name of a data set: write hf:NAME, such as hf:mnist?split=test")
+        raise UsageError("the hf reader needs the name of a data set: write hf:NAME, such as hf:mnist[test]")
+    name, bracket, rest = str(path).partition("[")
+    if bracket and not path.exists():
+        if not rest.endswith("]") or split is not None:
+            raise UsageError(
+                f"the hf reader needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT"
+            )
+        path, split = Path(name), rest[:-1]
+    split = split or "test"
     try:
         library = importlib.import_module("datasets")
     except ImportError as error:
@@ -42,8 +51,7 @@ def hub_seeds(
         ) from error
     with data_errors(f"hf:{path}", "a data set of the hub"):
         if path.is_dir():
-            loaded = library.load_from_disk(str(path))
-            data = loaded[split] if isinstance(loaded, dict) else loaded
+            data = _saved_split(library.load_from_disk(str(path)), split, path)
         else:
             data = library.load_dataset(path.as_posix(), config, split=split)
         names = list(data.column_names)
@@ -53,6 +61,24 @@ def hub_seeds(
     labels = None if label_column is None else list(data[label_column])
     classes = None if label_column is None else getattr(data.features[label_column], "names", None)
     return _seeds(data, column, labels, path, parse_side(size, "size")).with_classes(classes)
+
+
+def _saved_split(loaded: Any, split: str, path: Path) -> Any:
+    """The split of a saved data set; a slice such as `test[:100]` is taken of it."""
+    name, bracket, rest = split.partition("[")
+    if not isinstance(loaded, dict):
+        data = loaded
+    elif name in loaded:
+        data = loaded[name]
+    else:
+        raise UsageError(f"the split {name!r} must be in hf:{path}: {nearest(name, list(loaded))}")
+    if not bracket:
+        return data
+    try:
+        first, last = (int(end) if end else None for end in rest.removesuffix("]").split(":"))
+    except ValueError:
+        raise UsageError(f"a slice of a split must be like test[:100], got {split!r}") from None
+    return data.select(range(*slice(first, last).indices(len(data))))
 
 
 def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:

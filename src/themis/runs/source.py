@@ -13,10 +13,11 @@ from themis.errors import UsageError, first_line, nearest
 from themis.options import option
 from themis.runs.named_code import CODE_OPTIONS, names_code, pickled_files
 from themis.runs.trust import Permission
-from themis.user_code import imported_anew, looked_up_in, working_in
+from themis.user_code import LOG, imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:
     from themis.target.loaders.trust import Trust
+    from themis.target.normalisation import Statistics
     from themis.target.target import AnyTarget
 
 
@@ -55,6 +56,9 @@ class Origin:
         None, "mean of the normalisation: one number, or one per channel such as 0.4,0.5,0.4"
     )
     std: list[float] | None = option(None, "standard deviation of the normalisation: one number, or one per channel")
+    label_order: list[int] | None = option(
+        None, "the label that each output stands for, such as 2,0,1, if the labels are in another order"
+    )
     output: str | None = option(
         None,
         "entry of the model's result that holds the scores: a key, an attribute or an index (default: logits, out, or "
@@ -135,12 +139,12 @@ class Origin:
 
         trust = self._trust()
         with self.in_folder():
-            model, version = load_model(self.model, trust, has_weights=self.weights is not None)
+            model, version, statistics = load_model(self.model, trust, has_weights=self.weights is not None)
             if isinstance(model, AnyTarget):
                 self._refuse_options_of_target()
                 target = model
             else:
-                target = self._wrap(model, version)
+                target = self._wrap(model, version, statistics)
             if self.weights is not None:
                 if not isinstance(target, Target):
                     raise UsageError(f"--weights must be left out, because {self.model} has its own")
@@ -149,8 +153,12 @@ class Origin:
             _move(target, self.device)
         return target
 
-    def _wrap(self, model: Any, version: str) -> AnyTarget:
-        """Return a target around a model, with the options."""
+    def _wrap(self, model: Any, version: str, statistics: Statistics | None) -> AnyTarget:
+        """Return a target around a model, with the options.
+
+        The normalisation that the model's package names for it is taken unless the user gives one. A run records it,
+        so none is added to what a run recorded.
+        """
         from torch import nn
 
         from themis.target.blackbox import BlackBox
@@ -163,15 +171,31 @@ class Origin:
         options: dict[str, Any] = {
             "bounds": (self.bounds[0], self.bounds[1]),
             "preprocess": None if self.mean is None or self.std is None else Normalize(self.mean, self.std),
+            "label_order": self.label_order,
             "layers": "auto" if self.layers is None else tuple(self.layers),
             "neurons": self.neurons,
             "oracle": self.oracle,
         }
+        if self.mean is None and statistics is not None and self.permission is None:
+            options["preprocess"] = Normalize.within(options["bounds"], *statistics)
+            mean, std = (",".join(f"{value:g}" for value in values) for values in statistics)
+            LOG.info("normalised with mean %s and std %s, as the configuration of %s says", mean, std, self.model)
         if is_estimator(model) and not isinstance(model, nn.Module):
             return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
             return BlackBox(model.choose(self.output), **options, version=model.version)
         return Target(model, **options, output=self.output, version=version)
+
+    def resolved(self, target: AnyTarget) -> Origin:
+        """Return the origin with the bounds and the normalisation that its target took from the data and the model."""
+        from themis.target.target import UNBOUNDED, Normalize
+
+        origin, preprocess = self, getattr(target, "preprocess", None)
+        if self.bounds == UNBOUNDED:
+            origin = replace(origin, bounds=target.bounds)
+        if self.mean is None and names_package(self.model) and isinstance(preprocess, Normalize):
+            origin = replace(origin, mean=preprocess.mean.tolist(), std=preprocess.std.tolist())
+        return origin
 
     def read(self) -> Any:
         """Read the data, with the features of a table if they are described."""
@@ -243,7 +267,7 @@ class Origin:
         from themis.zoo import load
 
         default = Origin()
-        for option_name in ("model", "bounds", "mean", "std", "output"):
+        for option_name in ("model", "bounds", "mean", "std", "label_order", "output"):
             if getattr(self, option_name) != getattr(default, option_name):
                 raise UsageError(
                     f"--{option_name} must be left out, because {name} of the zoo has its own: leave out --zoo to set "
@@ -268,7 +292,7 @@ class Origin:
 
     def _refuse_options_of_target(self) -> None:
         default = Origin()
-        for name in ("bounds", "mean", "std", "output", "layers", "neurons", "oracle"):
+        for name in ("bounds", "mean", "std", "label_order", "output", "layers", "neurons", "oracle"):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
                     f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "
@@ -301,6 +325,13 @@ class Origin:
             return
         with imported_anew(self.folder):
             yield
+
+
+def names_package(model: str) -> bool:
+    """Return whether `--model` names a model of a package, such as `timm:NAME`."""
+    from themis.target.loaders import PACKAGES
+
+    return model.partition(":")[0] in PACKAGES
 
 
 OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "permission")

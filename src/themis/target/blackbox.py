@@ -20,6 +20,7 @@ from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
+from themis.target.output import check_label_order, in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Requests
 from themis.target.target import AnyTarget, check_options, explain_errors
 
@@ -46,6 +47,7 @@ class BlackBox:
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
             version. By default it is the hash of an estimator, or the name of a function, which says nothing about
             its weights.
+        label_order: As for `Target`.
         batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
@@ -63,6 +65,7 @@ class BlackBox:
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
     version: str = ""
+    label_order: Sequence[int] | None = None
     batch_size: int | None = None
     workers: int = 1
     retries: int = 0
@@ -76,6 +79,7 @@ class BlackBox:
             if function is not None and not callable(function):
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+        check_label_order(self.label_order)
         if self.batch_size is not None:
             check_count("BlackBox: batch_size", self.batch_size)
         check_count("BlackBox: workers", self.workers)
@@ -193,7 +197,7 @@ class BlackBox:
             result, activations = result
         if needs_activations and self.activations is not None:
             activations = {**activations, **self.activations(kept)}
-        outputs = as_tensor(result, "the output")
+        outputs = in_label_order(as_tensor(result, "the output"), self.label_order)
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(
                 f"the model must return one output per input, got shape {list(outputs.shape)} for {len(inputs)} "

@@ -8,7 +8,7 @@ not guessed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -171,6 +171,11 @@ def _suspect_labels(outputs: Tensor, labels: Tensor) -> Iterator[Suspicion]:
         label, answer = max(moved, key=lambda pair: table[pair])
         yield Suspicion(
             f"the labels are in another order: the model says {answer} where the label is {label}",
-            "put the labels in the order that the model was trained with",
+            f"pass the label of each output: --label-order {','.join(map(str, _by_answer(rows, answers)))}",
             float(table[rows, answers].sum() / len(labels)),
         )
+
+
+def _by_answer(labels: Iterable[int], answers: Iterable[int]) -> list[int]:
+    """The label that each answer stands for."""
+    return [int(label) for _, label in sorted(zip(answers, labels, strict=True))]

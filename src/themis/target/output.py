@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from themis.errors import ModelError, UsageError
@@ -62,6 +63,27 @@ def check_output(output: object) -> None:
     is_valid = output is None or isinstance(output, str | int) or callable(output)
     if not is_valid or isinstance(output, bool):
         raise UsageError(f"output must be a key, an attribute, an index or a function, got {output!r}")
+
+
+def check_label_order(order: Sequence[int] | None) -> None:
+    """Refuse an order that is not one of the numbers from 0 on."""
+    if order is not None and sorted(order) != list(range(len(order))):
+        raise UsageError(
+            f"label_order must hold each label from 0 on once, got {list(order)[:20]}: give the label of each output"
+        )
+
+
+def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
+    """Scores `[inputs, outputs]` with the outputs in the order of their labels."""
+    if order is None:
+        return scores
+    if scores.ndim < 2 or scores.shape[1] != len(order):
+        raise UsageError(
+            f"label_order must have one label for each output, got {len(order)} for outputs of shape "
+            f"{list(scores.shape[1:])}"
+        )
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return scores[:, torch.tensor(places, device=scores.device)]
 
 
 def _entries(result: Any) -> dict[str | int, Tensor]:

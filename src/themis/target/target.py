@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, get_args, runtime_checkable
@@ -25,7 +26,8 @@ from themis.target.activations import (
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
 from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
-from themis.target.output import Output, check_output, pick_scores
+from themis.target.normalisation import own_statistics
+from themis.target.output import Output, check_label_order, check_output, in_label_order, pick_scores
 
 UNBOUNDED = (-math.inf, math.inf)
 """Bounds that are not known yet: those of the features are taken when the data is a table."""
@@ -91,6 +93,23 @@ class Normalize:
         shape = (1, -1) + (1,) * (inputs.ndim - 2)
         return (inputs - self.mean.to(inputs).view(shape)) / self.std.to(inputs).view(shape)
 
+    @staticmethod
+    def of(model: Any, bounds: tuple[float, float] = (0.0, 1.0)) -> Normalize:
+        """The normalisation in the configuration of a model of timm or transformers, for raw inputs in `bounds`."""
+        statistics = own_statistics(model)
+        if statistics is None:
+            raise UsageError(
+                f"the configuration of {type(model).__name__} must have a mean and a standard deviation, as models of "
+                "timm and transformers do, but it has none: write Normalize(mean, std)"
+            )
+        return Normalize.within(bounds, *statistics)
+
+    @staticmethod
+    def within(bounds: tuple[float, float], mean: Sequence[float], std: Sequence[float]) -> Normalize:
+        """The normalisation of inputs in `bounds` by the mean and the standard deviation of inputs in 0..1."""
+        low, size = bounds[0], bounds[1] - bounds[0]
+        return Normalize([low + size * value for value in mean], [size * value for value in std])
+
     def __repr__(self) -> str:
         return f"Normalize(mean={self.mean.tolist()}, std={self.std.tolist()})"
 
@@ -112,6 +131,7 @@ class Target:
             `Compare(function)`; or `auto`, which chooses by the outputs and the labels.
         output: Picks the scores from a result that is not a tensor: the name of a key or attribute, an index, or a
             function. By default the entry `logits` or `out`, or the only tensor; several are refused.
+        label_order: The label that each output stands for, if the labels are in another order than the outputs.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
 
@@ -122,6 +142,7 @@ class Target:
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
     output: Output | None = field(default=None, repr=False)
+    label_order: Sequence[int] | None = field(default=None, repr=False)
     version: str = ""
 
     def __post_init__(self) -> None:
@@ -133,6 +154,14 @@ class Target:
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
         check_output(self.output)
+        check_label_order(self.label_order)
+        if any(map(_is_compiled, self.module.modules())):
+            warnings.warn(
+                "the model was compiled with torch.compile, and is tested as it was before: the activations of a "
+                "compiled model cannot be observed; its outputs may differ in the last bits",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
 
     @property
@@ -203,7 +232,8 @@ class Target:
             for module in modules:
                 module.training = False
         try:
-            yield
+            with _uncompiled(modules):
+                yield
         finally:
             for module, training in modes:
                 module.training = training
@@ -228,7 +258,7 @@ class Target:
         """Return the scores in what the module returned."""
         scores, entry = pick_scores(result, self.output)
         object.__setattr__(self, "_entry", entry)
-        return scores
+        return in_label_order(scores, self.label_order)
 
     @property
     def entry(self) -> str | None:
@@ -324,6 +354,17 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
         expected = f"{channels} channels first" if channels else f"{features} features last"
         return permute and f"its layer {path!r} expects {expected}: {permute}"
     return None
+
+
+def _uncompiled(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+    """A block in which compiled parts of a model run as they were before, so that their activations are seen."""
+    set_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+    return set_stance("force_eager") if set_stance and any(map(_is_compiled, modules)) else nullcontext()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile wrapped a module, or `module.compile()` was called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _refuse_meta_weights(module: nn.Module) -> None:

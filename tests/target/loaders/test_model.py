@@ -79,9 +79,9 @@ def test_a_model_is_tested_replayed_and_resumed(way, capsys):
     assert main(["replay", "first", *ids[:2], "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)
     assert replayed["changes"] == []
-    assert [(each["is_same"], each["input"]["gap"], each["output"]["gap"]) for each in replayed["faults"]] == [
-        (True, 0.0, 0.0)
-    ] * 2
+    assert [(each["is_same"], each["input"]["gap"]) for each in replayed["faults"]] == [(True, 0.0)] * 2
+    rounding = 1e-6 if "black box" in way else 0.0  # a function is sent the input alone, not in a batch
+    assert max(each["output"]["gap"] for each in replayed["faults"]) <= rounding
     assert main(["resume", "first", "--max-tests", "600", "--quiet"]) == 0
     assert main([*RUN.replace("first", "whole").split(), "600", *options.split()]) == 0
     with closing(Reader("first")) as resumed, closing(Reader("whole")) as whole:

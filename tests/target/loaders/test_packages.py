@@ -1,93 +1,102 @@
-"""Models that packages know by name; each package is replaced by a stub with the one function that is called."""
+"""Models and data of other packages, with the real packages where they are installed."""
 
-import sys
-from types import ModuleType, SimpleNamespace
-
-import model_files as files
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from themis import DataError, MissingExtraError, ModelError, UsageError
-from themis.target.loaders import Trust, load_model
+import themis
+from themis.runs.source import Origin
+from themis.target.loaders import load_weights
 
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the packages warn of many things
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Record the calls of the packages."""
-    asked = []
-
-    def make(name, *args, **options):
-        asked.append((str(name), *args, options))
-        if name == "nothing":
-            raise OSError("no such model\nsecond line")
-        return files.make_net()
-
-    def put(name, **attributes):
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
-
-    put("torchvision")
-    put("torchvision.models", get_model=make)
-    put("timm", create_model=make)
-    put("transformers", AutoModelForImageClassification=SimpleNamespace(from_pretrained=make))
-    put("keras", backend=SimpleNamespace(backend=lambda: "torch"), saving=SimpleNamespace(load_model=make))
-    return asked
+PICTURES = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-NAMED = {
-    "torchvision:resnet18": ("resnet18", {"weights": "DEFAULT"}),
-    "torchvision:resnet18(weights=None, num_classes=10)": ("resnet18", {"weights": None, "num_classes": 10}),
-    "timm:vit_tiny(in_chans=1)": ("vit_tiny", {"pretrained": True, "in_chans": 1}),
-    "hf:google/vit-base": ("google/vit-base", {}),
-}
+def installed(name):
+    """The package, unless it is missing or does not fit the installed torch."""
+    try:
+        return pytest.importorskip(name)
+    except RuntimeError as error:
+        pytest.skip(f"{name} cannot be imported: {error}")
 
 
-@pytest.mark.parametrize("spec", NAMED)
-def test_a_model_is_loaded_from_a_package(spec, calls):
-    assert isinstance(load_model(spec, Trust()).model, files.Net)
-    assert calls == [NAMED[spec]]
-
-
-def test_no_weights_are_downloaded_if_the_user_has_weights(calls):
-    load_model("torchvision:resnet18", Trust(), has_weights=True)
-    load_model("timm:resnet18", Trust(), has_weights=True)
-    assert [each[-1] for each in calls] == [{"weights": None}, {"pretrained": False}]
-
-
-def test_an_error_of_a_package_is_shown_in_one_line(calls):
-    with pytest.raises(ModelError, match=r"^--model: nothing raised OSError: no such model$"):
-        load_model("hf:nothing", Trust())
-
-
-def test_keras_loads_safely_unless_the_file_is_trusted(calls, tmp_path, monkeypatch):
+def test_timm_names_its_normalisation(tmp_path, monkeypatch):
+    installed("timm")
     monkeypatch.chdir(tmp_path)
-    for name in ("net.keras", "net.h5"):
-        (tmp_path / name).write_bytes(b"a model")
-    load_model("keras:net.keras", Trust())
-    load_model("net.keras", Trust(("net.keras",)))
-    load_model("keras:net.h5", Trust(("net.h5",)))
-    assert [each[-1] for each in calls] == [{"safe_mode": True}, {"safe_mode": False}, {"safe_mode": False}]
-    with pytest.raises(DataError, match=r"net.h5 must be trusted, but it is an older Keras file"):
-        load_model("keras:net.h5", Trust())
-    monkeypatch.setattr(sys.modules["keras"].backend, "backend", lambda: "jax")
-    with pytest.raises(UsageError, match="its backend is jax: set KERAS_BACKEND=torch"):
-        load_model("net.keras", Trust())
+    name = "timm:resnet10t(pretrained=False, num_classes=4)"
+    np.savez("pictures.npz", inputs=PICTURES.numpy())
+    origin = Origin(model=name, data="npz:pictures.npz")
+    target = origin.target()
+    mean, std = (torch.tensor(target.module.pretrained_cfg[key]) for key in ("mean", "std"))
+    assert torch.equal(target.preprocess.mean, mean)
+    assert torch.equal(target.preprocess.std, std)
+    assert repr(themis.Normalize.of(target.module)) == repr(target.preprocess)
+    wide = Origin(model=name, bounds=(0.0, 255.0)).target().preprocess
+    assert torch.allclose(wide(255 * PICTURES), target.preprocess(PICTURES), atol=1e-5)
+    themis.run(target, origin.read(), "gaussian", origin=origin, out="run", max_tests=16)
+    recorded = themis.runs.store.Reader("run").record["origin"]
+    assert recorded["mean"] == pytest.approx(mean.tolist())
+    own = Origin(model=name, mean=[0.5], std=[0.5]).target().preprocess
+    assert own.mean.tolist() == [0.5]
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"),
-    [
-        ("torchvision", "torchvision:resnet18"),
-        ("timm", "timm:resnet18"),
-        ("transformers", "hf:x"),
-        ("keras", "keras:net.keras"),
-        ("onnxruntime", "net.onnx"),
-    ],
-)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(name, spec, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for each in ("net.keras", "net.onnx"):
-        (tmp_path / each).write_bytes(b"")
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=f"pip install .*{name.replace('runtime', '')}"):
-        load_model(spec, Trust())
+def test_transformers_names_its_normalisation(tmp_path):
+    transformers = installed("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(
+        tmp_path / "vit"
+    )
+    target = Origin(model=f"hf:{tmp_path / 'vit'}").target()
+    assert target.preprocess.mean.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    result = themis.run(target, PICTURES, "gaussian", max_tests=16)
+    assert result.start.entry == "entry 'logits' of what the model returns"
+
+
+def test_a_checkpoint_of_lightning_is_loaded_into_the_model_itself(tmp_path):
+    lightning = installed("pytorch_lightning")
+
+    class Training(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.loss = nn.Linear(4, 3), nn.CrossEntropyLoss(weight=torch.ones(3))
+
+        def training_step(self, batch, k):
+            inputs, labels = batch
+            return self.loss(self.model(inputs), labels)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    training = Training()
+    data = torch.utils.data.TensorDataset(torch.rand(8, 4), torch.arange(8) % 3)
+    trainer = lightning.Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
+    )
+    trainer.fit(training, torch.utils.data.DataLoader(data, batch_size=4))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    net = nn.Linear(4, 3)
+    with pytest.warns(RuntimeWarning, match="removed 'model.' from the names, and left out 1 weights"):
+        load_weights(net, tmp_path / "last.ckpt")
+    assert torch.equal(net.weight, training.model.weight)
+
+
+def test_a_split_of_a_saved_data_set_is_named_in_brackets(tmp_path):
+    datasets = installed("datasets")
+    from themis.data.readers import read_data
+
+    parts = {
+        name: datasets.Dataset.from_dict({"x": [[float(k), 0.5] for k in range(n)], "label": [k % 2 for k in range(n)]})
+        for name, n in (("train", 6), ("validation", 4))
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    for spec, n in (("[train]", 6), ("?split=validation", 4), ("[train[2:5]]", 3)):
+        assert len(read_data(f"hf:{tmp_path / 'saved'}{spec}")) == n
+    with pytest.raises(themis.UsageError, match="the split 'test' must be in hf:"):
+        read_data(f"hf:{tmp_path / 'saved'}")
+    with pytest.raises(themis.UsageError, match="needs one split"):
+        read_data(f"hf:{tmp_path / 'saved'}[train]?split=train")

@@ -184,6 +184,7 @@ ORIGIN = record(
         **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo", "output"), optional(text())),
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
+        "label_order": optional(items(whole())),
         "neurons": one_of("element", "channel"),
         "oracle": text(),
     },

@@ -17,14 +17,16 @@ from themis.target.loaders.factory import Call, call_factory, read_call
 from themis.target.loaders.script import load_script
 from themis.target.loaders.trust import Trust
 from themis.target.loaders.weights import LOAD_ERRORS, is_script, names_in_archive
+from themis.target.normalisation import Statistics, own_statistics
 from themis.user_code import make_importable
 
 
 class LoadedModel(NamedTuple):
-    """A model, and the hash of the file it was loaded from."""
+    """A model, the hash of the file it was loaded from, and the normalisation that its package names for it."""
 
     model: Any
     version: str = ""
+    statistics: Statistics | None = None
 
 
 def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedModel:
@@ -126,12 +128,17 @@ def _torchvision(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
 
 def _timm(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
     call = read_call(name, "model")
-    return _named(call, _import("timm", "timm").create_model, {"pretrained": not has_weights})
+    return _configured(_named(call, _import("timm", "timm").create_model, {"pretrained": not has_weights}))
 
 
 def _hugging_face(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
     call = read_call(name, "model")
-    return _named(call, _import("transformers", "transformers").AutoModelForImageClassification.from_pretrained, {})
+    models = _import("transformers", "transformers")
+    return _configured(_named(call, models.AutoModelForImageClassification.from_pretrained, {}))
+
+
+def _configured(loaded: LoadedModel) -> LoadedModel:
+    return loaded._replace(statistics=own_statistics(loaded.model))
 
 
 def _keras(name: str, trust: Trust, has_weights: bool) -> LoadedModel:

@@ -21,6 +21,8 @@ CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
 PREFIXES = ("module.", "_orig_mod.")
 """Prefixes that DataParallel and torch.compile add to every name."""
+USUAL_ATTRIBUTES = ("model.", "net.", "backbone.", "network.")
+"""Prefixes under which a training module, such as one of Lightning, usually holds the model itself."""
 LOAD_ERRORS = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -36,7 +38,7 @@ LOAD_ERRORS = (
 
 def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> None:
     """Load a state dict or a checkpoint, in which every key must match. Code in the file runs only if it is trusted."""
-    state = _unwrap(_read(path, trust or Trust()), path)
+    state = _take_part(_unwrap(_read(path, trust or Trust()), path), module, path)
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -50,6 +52,27 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     ledger = read_ledger(path)
     if len(ledger):
         remember(module, ledger)
+
+
+def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str, Any]:
+    """Return the weights of the model if they are part of those of a larger module, as in a checkpoint of Lightning."""
+    names = [name for name in module.state_dict() if not name.endswith("num_batches_tracked")]
+    if not names or all(name in state for name in names):
+        return state
+    ends = [str(key).removesuffix(names[0]) for key in state if str(key).endswith(f".{names[0]}")]
+    prefixes = [prefix for prefix in ends if all(f"{prefix}{name}" in state for name in names)]
+    chosen = next((prefix for prefix in (*USUAL_ATTRIBUTES, *prefixes[:1]) if prefix in prefixes), None)
+    if chosen is None:
+        return state
+    if len(prefixes) > 1 and chosen not in USUAL_ATTRIBUTES:
+        raise ModelError(
+            f"the weights in {path} must hold the model once, but it is there under {' and '.join(map(repr, prefixes))}"
+            ": save the state dict of the one to test"
+        )
+    others = [str(key) for key in state if not str(key).startswith(chosen)]
+    left_out = f", and left out {len(others)} weights of other parts, such as {others[0]!r}" if others else ""
+    warnings.warn(f"{path}: removed {chosen!r} from the names{left_out}", RuntimeWarning, stacklevel=3)
+    return {str(key).removeprefix(chosen): value for key, value in state.items() if str(key).startswith(chosen)}
 
 
 def _read(path: Path, trust: Trust) -> Any:
