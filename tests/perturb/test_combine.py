@@ -187,7 +187,7 @@ def test_invalid_specifications_are_rejected(words, text):
     [
         ("rain", (215,), "'rain' needs pictures .* got inputs .215.: for a table, use 'edit'"),
         ("rain", (32, 32, 3), "channels last: permute them"),
-        ("rain", (3, 4, 32, 32), "reshape them"),
+        ("rain", (3, 3, 4, 32, 32), "reshape them"),
         ("hue", (1, 32, 32), "needs pictures with 3 channels, got 1"),
         ("edit", (3, 32, 32), "needs rows of a table"),
     ],

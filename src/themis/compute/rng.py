@@ -17,6 +17,8 @@ from themis.compute import kernels, native
 
 BELOW_ONE = 1 - 2.0**-24
 """The largest float32 below 1."""
+FRAME_STEP = 0x1E3779B97F4A7C15
+"""Difference of the noise seeds of consecutive frames, in both of their halves."""
 _UINT64 = (1 << 64) - 1
 
 
@@ -68,6 +70,17 @@ class Rng:
     def drawn(self) -> int:
         """How many numbers have been drawn for each test."""
         return self._drawn
+
+    def by_frame(self, frames: int, *, is_new: bool) -> Rng:
+        """Noise for each frame of the tests' clips, `[tests * frames, ...]`: new in each frame, or the same in all."""
+        seed = self._noise_seed[:, None].expand(-1, frames)
+        if is_new:
+            seed = seed + torch.arange(frames, device=seed.device) * FRAME_STEP
+        return Rng(seed.flatten(), self._drawn)
+
+    def skip_to(self, drawn: int) -> None:
+        """Continue as if this many numbers had been drawn."""
+        self._drawn = drawn
 
     @cached_property
     def _halves(self) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,11 @@ def linf(inputs: Tensor, disturbed: Tensor) -> Tensor:
 def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
     """Structural similarity `[tests]` of pictures `[tests, channels, height, width]`: 1 is the same picture.
 
-    Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; NaN for inputs that are not such pictures.
+    Wang et al. 2004 with a uniform 7x7 window and the unbiased (co)variance; the mean over the frames of clips; NaN for
+    inputs that are neither.
     """
+    if inputs.ndim == 5:
+        inputs, disturbed = inputs.flatten(1, 2), disturbed.flatten(1, 2)
     if inputs.ndim != 4 or min(inputs.shape[2:]) < WINDOW or not len(inputs):
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
     a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough

@@ -11,10 +11,10 @@ from themis.measure.distance import WINDOW, ssim
 
 def check_similarity(min_ssim: float | None, shape: tuple[int, ...]) -> None:
     """Refuse `min_ssim` for inputs of a shape (of one input) that has no SSIM."""
-    if min_ssim is not None and (len(shape) != 3 or min(shape[1:]) < WINDOW):
+    if min_ssim is not None and (len(shape) not in (3, 4) or min(shape[-2:]) < WINDOW):
         raise UsageError(
-            f"min_ssim needs pictures [channels, height, width] of at least {WINDOW} pixels per side, got inputs "
-            f"{list(shape)}: leave it out"
+            f"min_ssim needs pictures [channels, height, width], or clips of them, of at least {WINDOW} pixels per "
+            f"side, got inputs {list(shape)}: leave it out"
         )
 
 

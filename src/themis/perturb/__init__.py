@@ -1,5 +1,6 @@
 """Perturbations `E(theta)`: each is a named function with a table of its theta."""
 
+from themis.perturb.clips import over_time
 from themis.perturb.context import Context
 from themis.perturb.disturb import disturb
 from themis.perturb.names import PERTURBATIONS, choose_perturbation
@@ -14,6 +15,7 @@ __all__ = [
     "choose_perturbation",
     "columns",
     "disturb",
+    "over_time",
     "own_perturbations",
     "perturb",
 ]

@@ -24,6 +24,8 @@ def combine(*parts: Perturbation) -> Perturbation:
     """All perturbations in order, with the theta of all; a name that occurs twice is prefixed by its perturbation's."""
     parts = tuple(part for combined in parts for part in combined.parts or (combined,))
     kinds = {part.inputs for part in parts} - {"any"}
+    if "clip" in kinds:
+        kinds -= {"picture"}  # which also disturbs clips
     channels = {part.channels for part in parts} - {None}
     if len(kinds) > 1 or len(channels) > 1:
         raise UsageError(

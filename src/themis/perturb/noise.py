@@ -60,6 +60,8 @@ def _above_black(inputs: Tensor, context: Context) -> Tensor:
 
 def _pixels(inputs: Tensor) -> tuple[int, ...]:
     """The shape of what is replaced as a unit: a pixel with all its channels, or a single value."""
+    if inputs.ndim == 5:  # clips
+        return (inputs.shape[1], 1, *inputs.shape[3:])
     return (1, *inputs.shape[2:]) if inputs.ndim == 4 else tuple(inputs.shape[1:])
 
 
@@ -73,7 +75,7 @@ def _hit(chance: Tensor, share: Tensor) -> Tensor:
     return ramp * ramp * (3 - 2 * ramp)
 
 
-_noise = partial(Perturbation, theta_is_magnitude=True, family="noise", moves=False)
+_noise = partial(Perturbation, theta_is_magnitude=True, family="noise", moves=False, flickers=True)
 
 NOISE = (
     _noise(

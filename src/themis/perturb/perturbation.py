@@ -91,7 +91,8 @@ class Perturbation:
         passes: The model passes that it spends per test.
         needs_gradient: Whether it uses the model's gradient, which a `BlackBox` does not have.
         inputs: What it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever
-            the bounds are; `table`, rows of features; `signal`, `[channels, samples]`.
+            the bounds are; `table`, rows of features; `signal`, `[channels, samples]`; `clip`,
+            `[frames, channels, height, width]`. A perturbation of pictures also disturbs clips, each frame alike.
         channels: How many channels a picture must have, if that matters.
         is_smooth: Whether the gradient in theta is the slope of the result, or only a guide.
         has_identity: Whether the input is unchanged if every theta is at its identity.
@@ -102,6 +103,8 @@ class Perturbation:
             content at a position of the disturbed picture comes from, see `themis.oracle.motion.Source`. `None`:
             unknown, and refused in tasks whose answers are places.
         is_combination: Whether it only applies other perturbations, which see to units and motion themselves.
+        flickers: Whether its random numbers are new in each frame of a clip, like those of rain, and unlike those of
+            drops on the lens.
     """
 
     name: str
@@ -111,7 +114,7 @@ class Perturbation:
     theta_is_magnitude: bool = False
     passes: int = 0
     needs_gradient: bool = False
-    inputs: Literal["any", "picture", "table", "signal"] = "any"
+    inputs: Literal["any", "picture", "table", "signal", "clip"] = "any"
     channels: int | None = None
     is_smooth: bool = True
     has_identity: bool = True
@@ -119,6 +122,7 @@ class Perturbation:
     parts: tuple[Perturbation, ...] = ()
     moves: Source | Literal[False] | None = None
     is_combination: bool = False
+    flickers: bool = False
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -126,7 +130,7 @@ class Perturbation:
         names = [theta.name for theta in self.theta]
         if len(set(names)) < len(names):
             raise UsageError(f"perturbation {self.name!r} must name each theta once, got {', '.join(names)}")
-        if self.theta_is_magnitude and len(self.theta) != 1:
+        if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # which has one for each end
             raise UsageError(
                 f"perturbation {self.name!r}: only a single theta can be the magnitude, got {len(self.theta)}"
             )
@@ -143,7 +147,7 @@ class Perturbation:
         if not (math.isfinite(magnitude) and magnitude > 0):
             raise UsageError(f"magnitude must be a positive number, got {magnitude}")
         if self.theta_is_magnitude:
-            return replace(self, theta=(replace(self.theta[0], high=magnitude),), parts=())
+            return replace(self, theta=tuple(replace(theta, high=magnitude) for theta in self.theta), parts=())
 
         def scaled(theta: Theta) -> Theta:
             low, high = (theta.identity + magnitude * (end - theta.identity) for end in (theta.low, theta.high))
@@ -166,7 +170,15 @@ class Perturbation:
 def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     """Raise an error if the perturbation cannot disturb inputs of this shape."""
     name, got = perturbation.name, list(shape)
-    if perturbation.inputs == "picture":
+    if perturbation.inputs in ("picture", "clip"):
+        if len(shape) == 4:
+            _check_clip(perturbation, shape)
+            shape = shape[1:]
+        elif perturbation.inputs == "clip":
+            raise UsageError(
+                f"{name!r} needs clips [frames, channels, height, width], got inputs {got}: for inputs without frames, "
+                "leave over_time out"
+            )
         if len(shape) != 3:
             remedy = OTHER_REMEDIES.get(len(shape), "reshape them")
             raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
@@ -192,6 +204,22 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
             raise UsageError(
                 f"{name!r} needs signals [channels, samples], got {got} with the channels last: transpose them"
             )
+
+
+def _check_clip(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
+    name, got = perturbation.name, list(shape)
+    if shape[1] > 4:
+        fault = "last" if shape[3] <= 4 else "before the frames"
+        remedy = "permute them"
+        if shape[0] <= 4:
+            remedy += ", and permute them back for the model with preprocess=lambda clips: clips.transpose(1, 2)"
+        raise UsageError(
+            f"{name!r} needs clips [frames, channels, height, width], got {got} with the channels {fault}: {remedy}"
+        )
+    if perturbation.needs_gradient and perturbation.inputs == "picture":
+        raise UsageError(
+            f"{name!r} needs the model's gradient for single pictures, got clips {got}: use an attack for any inputs"
+        )
 
 
 def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
@@ -225,6 +253,8 @@ def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_see
 
 def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The disturbed inputs, in the same unit and type and within the bounds."""
+    if perturbation.inputs == "picture" and inputs.ndim == 5 and not perturbation.is_combination:
+        return apply_to_frames(perturbation, inputs, theta[:, None].expand(-1, inputs.shape[1], -1), rng, context)
     low, high = context.bounds
     is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0) and not perturbation.is_combination
     passed = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
@@ -250,6 +280,19 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     if disturbed.requires_grad or not disturbed.is_contiguous() or _share_memory(disturbed, inputs):
         return disturbed.clamp(low, high).to(inputs.dtype)
     return disturbed.clamp_(low, high).to(inputs.dtype)  # saves one copy of the pictures
+
+
+def apply_to_frames(perturbation: Perturbation, clips: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Clips `[tests, frames, channels, height, width]`, each frame disturbed at its theta `[tests, frames, ...]`."""
+    if context.motion is not None and perturbation.moves is not False:
+        raise UsageError(
+            f"{perturbation.name!r} moves what is in the pictures, and the model's answers are places in them: this is "
+            "supported for pictures, not for clips"
+        )
+    by_frame = rng.by_frame(clips.shape[1], is_new=perturbation.flickers)
+    frames = apply_inside(perturbation, clips.flatten(0, 1), theta.flatten(0, 1), by_frame, context)
+    rng.skip_to(by_frame.drawn)
+    return frames.view(clips.shape)
 
 
 def _motion_after(

@@ -202,6 +202,7 @@ RAIN = (
             Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
         ),
         rain,
+        flickers=True,
     ),
     _weather(
         "snow",
@@ -212,6 +213,7 @@ RAIN = (
             Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
         ),
         snow,
+        flickers=True,
     ),
     _weather(
         "raindrops",

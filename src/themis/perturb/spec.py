@@ -1,4 +1,4 @@
-"""Specifications of perturbations: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `mine:BAND`."""
+"""Specifications of perturbations: `rain`, `rain(angle=-10:10, length=0.2) + fog`, `over_time(rotate)`, `mine:BAND`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from themis.errors import DataError, UsageError, nearest
+from themis.perturb.clips import OVER_TIME, over_time
 from themis.perturb.combine import Range, combine, narrowed
 from themis.perturb.perturbation import Perturbation
 
@@ -18,6 +19,7 @@ def read_perturbation(text: str, known: Mapping[str, Perturbation], *, imports: 
     """Read names joined by `+`, each optionally with ranges (`LOW:HIGH`) or fixed values of its theta in brackets.
 
     A name with a colon, `module:perturbation`, is one of the user's own; it is refused if nothing may be imported.
+    `over_time` has a specification in brackets.
     """
     parts = [_read_part(name, ranges, known, imports=imports) for name, ranges in _read_names(text)]
     return parts[0] if len(parts) == 1 else combine(*parts)
@@ -26,9 +28,13 @@ def read_perturbation(text: str, known: Mapping[str, Perturbation], *, imports: 
 def own_perturbations(text: str) -> list[str]:
     """The names in a specification that are of the user's own, for which modules have to be imported."""
     try:
-        return [name for name, _ in _read_names(text) if ":" in name]
+        names = _read_names(text)
     except UsageError:  # it cannot be read, so nothing would be imported
         return []
+    own = []
+    for name, inside in names:
+        own += own_perturbations(inside) if name == OVER_TIME and inside else [name] if ":" in name else []
+    return own
 
 
 def _read_names(text: str) -> list[tuple[str, str | None]]:
@@ -46,6 +52,10 @@ def _read_names(text: str) -> list[tuple[str, str | None]]:
 
 
 def _read_part(name: str, ranges: str | None, known: Mapping[str, Perturbation], *, imports: bool) -> Perturbation:
+    if name == OVER_TIME:
+        if ranges is None or not ranges.strip():
+            raise UsageError(f"{OVER_TIME} must have a perturbation in brackets, got none: write {OVER_TIME}(rotate)")
+        return over_time(read_perturbation(ranges, known, imports=imports))
     if ":" in name and not imports:
         raise UsageError(f"perturbation must be a known name, got {name!r}: nothing is imported here")
     chosen = _load_own(name) if ":" in name else known.get(name)

@@ -184,5 +184,6 @@ WEATHER = (
             Theta("fade", 0.0, 0.6, unit="share of the colour that is lost", limits=(0, 1)),
         ),
         low_light,
+        flickers=True,
     ),
 )

@@ -151,7 +151,7 @@ function input(view, k, before, after) {
   const framed = (shown, angles) => el('div', { class: 'frame' }, shown, angles ? steering(angles) : null);
   const angles = isSteering(view) ? [c.clean_value[k], c.value[k]] : null;
   const caption = (text, at) => el('figcaption', {}, text, ...(angles && angles[at] !== null ? [steered(angles[at], ['before', 'after'][at])] : []));
-  return el('div', { class: 'pictures' },
+  return el('div', { class: view.inputs.kind === 'clips' ? 'pictures strips' : 'pictures' },
     el('figure', {}, framed(clean, angles && [angles[0]]), caption('clean', 0)),
     el('figure', {}, framed(broken, angles), caption('disturbed', 1)),
     el('figure', {}, framed(canvas), under));

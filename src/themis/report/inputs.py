@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from themis.runs.display.png import data_uri, is_picture, to_pixels
+from themis.runs.display.clip import is_clip, side_by_side
+from themis.runs.display.png import MAX_SIDE, data_uri, is_picture, to_pixels
 from themis.runs.display.signal import curves, is_signal
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 << 20
 """Of all pictures together; those of the most telling faults come first."""
+STRIP_SIDE = 4 * MAX_SIDE
+"""Pixels of the longer side of the frames of a clip, side by side."""
 MAX_CHANGES = 24
 """Features listed per fault, those that changed most."""
 BATCH = 250
@@ -40,7 +43,7 @@ class ShownInputs:
     """
 
     kind: str = "none"
-    """pictures, signals, features or none."""
+    """pictures, clips, signals, features or none."""
     shape: tuple[int, ...] | None = None
     clean: dict[int, str] = field(default_factory=dict)
     disturbed: dict[int, str] = field(default_factory=dict)
@@ -69,11 +72,11 @@ def read_inputs(
                 if size > MAX_BYTES:
                     break
                 continue
-            if not is_picture(shape):
+            if not is_picture(shape) and not is_clip(shape):
                 kind = "features"
                 changes[id] = feature_changes(tensors, names, run.record.get("feature_axes") or {})
                 continue
-            kind, bounds = "pictures", tuple(run.record["start"]["bounds"])
+            kind, bounds = "clips" if is_clip(shape) else "pictures", tuple(run.record["start"]["bounds"])
             disturbed[id] = _draw(tensors.inputs, bounds)
             size += len(disturbed[id])
             if seed_id not in clean:
@@ -87,7 +90,9 @@ def read_inputs(
 
 
 def _draw(inputs: Tensor, bounds: tuple[float, float]) -> str:
-    return data_uri(to_pixels(inputs, bounds)[0])
+    if not is_clip(tuple(inputs.shape[1:])):
+        return data_uri(to_pixels(inputs, bounds)[0])
+    return data_uri(to_pixels(side_by_side(inputs[0], bounds[1])[None], bounds, STRIP_SIDE)[0])
 
 
 def feature_changes(tensors: Tensors, names: Sequence[str] | None, axes: dict[str, list[float]]) -> FeatureChanges:

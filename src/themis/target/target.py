@@ -83,14 +83,15 @@ class Normalize:
             raise UsageError(f"Normalize: std must be positive, got {std}: give the standard deviation of each channel")
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        n_channels = inputs.shape[1]
+        axis = 2 if inputs.ndim == 5 and inputs.shape[2] <= 4 else 1  # clips [batch, frame, channel, height, width]
+        n_channels = inputs.shape[axis]
         for name, value in (("mean", self.mean), ("std", self.std)):
             if len(value) not in (1, n_channels):
                 raise DataError(
                     f"Normalize: {name} must have one value, or one per channel, got {len(value)} for inputs with "
                     f"{n_channels} channels: inputs are [batch, channel, ...]"
                 )
-        shape = (1, -1) + (1,) * (inputs.ndim - 2)
+        shape = (1,) * axis + (-1,) + (1,) * (inputs.ndim - axis - 1)
         return (inputs - self.mean.to(inputs).view(shape)) / self.std.to(inputs).view(shape)
 
     @staticmethod

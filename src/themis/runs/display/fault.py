@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from themis.runs.display.clip import is_clip, side_by_side
 from themis.runs.display.signal import is_signal, separate_curves
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 GAP = 2
 """Pixels between the pictures of a strip, before they are enlarged."""
+WIDE = 3
+"""Ratio of width to height from which pictures are put one below the other, such as the frames of a clip."""
 
 
 def answers(fault: Fault) -> tuple[str, str]:
@@ -57,9 +60,11 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if is_signal(tuple(clean.shape)):
         return separate_curves(clean, disturbed)
+    low, high = shown.bounds or _guess_bounds(clean, disturbed)
+    if is_clip(tuple(clean.shape)):
+        clean, disturbed = side_by_side(clean, high), side_by_side(disturbed, high)
     if clean.ndim != 3 or min(clean.shape[1:]) < 2:
         return []
-    low, high = shown.bounds or _guess_bounds(clean, disturbed)
     change = disturbed - clean
     largest = float(change.abs().nan_to_num(0.0).max()) or 1.0
     scaled = ((clean - low) / (high - low), (disturbed - low) / (high - low), 0.5 + change / (2 * largest))
@@ -67,14 +72,20 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
 
 
 def strip(drawn: list[Pixels], least: int = 112) -> Pixels:
-    """Pictures side by side in colour, `[height, width, 3]`; small ones are enlarged to a height of `least` pixels."""
-    factor = max(1, -(-least // drawn[0].shape[0]))
+    """Pictures side by side in colour, `[height, width, 3]`, or wide ones one below the other.
+
+    Small ones are enlarged to a height of `least` pixels.
+    """
+    is_wide = drawn[0].shape[1] > WIDE * drawn[0].shape[0]
+    factor = max(1, -(-(least // 2 if is_wide else least) // drawn[0].shape[0]))
     parts = []
     for picture in drawn:
         colour = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2)
         enlarged = colour.repeat(factor, axis=0).repeat(factor, axis=1)
-        parts += [enlarged, np.full((len(enlarged), GAP * factor, 3), 255, np.uint8)]
-    return np.concatenate(parts[:-1], axis=1)
+        height, width = enlarged.shape[:2]
+        between = (GAP * factor, width, 3) if is_wide else (height, GAP * factor, 3)
+        parts += [enlarged, np.full(between, 255, np.uint8)]
+    return np.concatenate(parts[:-1], axis=0 if is_wide else 1)
 
 
 def _pixels(picture: Tensor) -> Pixels:

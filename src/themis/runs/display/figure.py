@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from themis.errors import MissingExtraError, UsageError
+from themis.runs.display.clip import is_clip, side_by_side
 from themis.runs.display.signal import is_signal, plot_signals
 
 if TYPE_CHECKING:
@@ -42,22 +43,29 @@ def draw_pairs(
     bounds: tuple[float, float],
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Draw each fault with its clean and its disturbed input: pictures `[channels, height, width]`, or signals."""
+    """Draw each fault with its clean and its disturbed input: pictures, clips or signals."""
     if not pictures:
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
+    is_strip = is_clip(tuple(pictures[0][1].shape))
+    if is_strip:
+        pictures = [
+            (fault, side_by_side(clean, bounds[1]), side_by_side(disturbed, bounds[1]))
+            for fault, clean, disturbed in pictures
+        ]
     shape = pictures[0][1].shape
     if len(shape) != 3 and not is_signal(tuple(shape)):
         raise UsageError(
-            "only pictures [channels, height, width] and signals [channels, samples] can be drawn, got inputs of shape "
-            f"{list(shape)}: export a table as .csv or .parquet"
+            "only pictures [channels, height, width], clips of them and signals [channels, samples] can be drawn, got "
+            f"inputs of shape {list(shape)}: export a table as .csv or .parquet"
         )
-    columns = min(4, len(pictures))
+    columns = min(2 if is_strip else 4, len(pictures))
     rows = -(-len(pictures) // columns)
-    captions = [_caption(fault) for fault, _, _ in pictures]
+    letters = 57 if is_strip else 34  # of a title over one column
+    captions = [_caption(fault, 3 * letters // 2) for fault, _, _ in pictures]
     more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches per row for further lines
-    heading = wrap(title, 34 * columns)
+    heading = wrap(title, letters * columns)
     over = 0.2 * (len(heading) - 1)
-    width, height = 3.1 * columns, (1.95 + more) * rows + 0.6 + over
+    width, height = (5.2 if is_strip else 3.1) * columns, (1.95 + more) * rows + 0.6 + over
     figure = blank_figure(width, height)
     figure.suptitle("\n".join(heading), x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
@@ -71,10 +79,10 @@ def draw_pairs(
         hspace=(0.47 + more) / 1.48,
     )
     for k, (fault, clean, disturbed) in enumerate(pictures):
-        pair = grid[divmod(k, columns)].subgridspec(1, 2, wspace=0.05)
+        places = grid[divmod(k, columns)].subgridspec(*((2, 1) if is_strip else (1, 2)), wspace=0.05, hspace=0.35)
         before, after = _titles(fault, classes)
         for at, (picture, text, colour) in enumerate(((clean, before, RIGHT), (disturbed, after, WRONG))):
-            axes = figure.add_subplot(pair[at])
+            axes = figure.add_subplot(places[at])
             if len(shape) == 2:
                 plot_signals(axes, [(clean, FAINT), (picture, colour)] if at else [(picture, colour)])
             else:
@@ -85,7 +93,7 @@ def draw_pairs(
                 side.set_edgecolor(colour)
                 side.set_linewidth(1.6)
             axes.set_title(text, fontsize=10.5, color=colour, pad=3)
-            if at == 0:
+            if at == is_strip:  # below the picture on the left, or the lower one
                 axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
                 axes.xaxis.label.set_multialignment("left")
     save_figure(figure, file, dpi=110)
@@ -112,10 +120,10 @@ def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: s
         write_file(Path(file), content)
 
 
-def _caption(fault: Fault) -> list[str]:
+def _caption(fault: Fault, letters: int) -> list[str]:
     """Seed and theta, in lines no wider than a pair of pictures."""
     theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
-    return wrap(f"seed {fault.seed_id}, {theta}", 50)
+    return wrap(f"seed {fault.seed_id}, {theta}", letters)
 
 
 def blank_figure(width: float, height: float) -> Any:

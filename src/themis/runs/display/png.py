@@ -46,7 +46,7 @@ def is_picture(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:]) > 1
 
 
-def to_pixels(pictures: Tensor, bounds: tuple[float, float]) -> Pixels:
+def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int = MAX_SIDE) -> Pixels:
     """Pictures `[n, channels, height, width]` as bytes `[n, height, width(, 3)]`, large ones scaled down.
 
     Pictures with other than one or three channels are shown as their mean, values that are not finite as black.
@@ -57,8 +57,8 @@ def to_pixels(pictures: Tensor, bounds: tuple[float, float]) -> Pixels:
     if scaled.shape[1] not in (1, 3):
         scaled = scaled.mean(1, keepdim=True)
     longest = max(scaled.shape[2:])
-    if longest > MAX_SIDE:
-        size = [max(1, round(side * MAX_SIDE / longest)) for side in scaled.shape[2:]]
+    if longest > max_side:
+        size = [max(1, round(side * max_side / longest)) for side in scaled.shape[2:]]
         scaled = F.interpolate(scaled, size, mode="area")
     pixels = scaled.nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().movedim(1, -1).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
