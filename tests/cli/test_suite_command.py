@@ -1,30 +1,38 @@
 """`themis suite`: from names and files to a table, JSON and a folder."""
 
 import json
+import re
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import suites
 
 import themis
 from themis.cli import main
+from themis.report.watch import serve
 
 pytestmark = pytest.mark.xdist_group("suites")
 
 MODEL = ["--model", "tiny_suite:make_net", "--data", "tiny_suite:make_data", "--max-tests", "300"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder of a user, with the module of the model and the data."""
+def write_project(folder):
+    """The module of the model and the data, and a suite."""
     helpers = str(Path(suites.__file__).parent)
-    (tmp_path / "tiny_suite.py").write_text(
+    (folder / "tiny_suite.py").write_text(
         f"import sys\nsys.path.append({helpers!r})\nfrom suites import classifier, pictures\n"
         "def make_net():\n    return classifier()\n"
         "def make_other():\n    return classifier(3)\n"
         "def make_data():\n    return pictures(classifier())\n"
     )
-    (tmp_path / "own.yaml").write_text("name: own\nlevels: 2\nmembers: [fog, {perturb: gaussian, magnitude: 0.4}]\n")
+    (folder / "own.yaml").write_text("name: own\nlevels: 2\nmembers: [fog, {perturb: gaussian, magnitude: 0.4}]\n")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -90,3 +98,101 @@ def test_mistakes_are_refused_in_one_line(here, capsys, name):
     assert main(["suite", *MODEL, "--out", "s", *words]) in (2, 3)
     assert message in capsys.readouterr().err
     assert not (here / "s" / "suite.json").exists()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A folder with the suites of two versions of a model, started from the command line."""
+    folder = tmp_path_factory.mktemp("two")
+    write_project(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["suite", "own.yaml", *MODEL, "--out", "a", "--quiet"]) == 0
+        words = ["suite", "own.yaml", *MODEL, "--model", "tiny_suite:make_other", "--out", "b", "--quiet"]
+        assert main([*words, "--no-report"]) == 0
+    return folder
+
+
+@pytest.fixture
+def there(two, monkeypatch):
+    monkeypatch.chdir(two)
+    return two
+
+
+def test_gates_hold_for_every_member(there, capsys):
+    words = ["gate", "a", "--max-fault-rate", "0.001", "--fail-under", "clean_accuracy=0.5", "--junit", "gates.xml"]
+    assert main([*words, "--markdown", "gates.md"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("passed  fog clean_accuracy") == 1
+    assert "FAILED  gaussian-0.4 max_fault_rate" in out
+    suites = ElementTree.parse("gates.xml").getroot().findall("testsuite")
+    assert [suite.get("name") for suite in suites] == ["themis a/fog", "themis a/gaussian-0.4"]
+    assert all(suite.get("tests") == "3" for suite in suites)
+    assert "❌ failed | gaussian-0.4 | max" in (there / "gates.md").read_text()
+    assert main(["gate", "a", "--max-fault-rate", "1", "--quiet"]) == 0
+    assert main(["gate", "a", "--max-fault-rate", "1", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["members"]) == {"fog", "gaussian-0.4"}
+
+
+def test_new_faults_are_those_of_the_same_perturbation(there, capsys):
+    assert main(["gate", "b", "--max-new-faults", "0", "--baseline", "a", "--json"]) == 1
+    members = json.loads(capsys.readouterr().out)["members"]
+    new = {name: member["gates"][-1]["value"] for name, member in members.items()}
+    diff = themis.diff("a/gaussian-0.4", "b/gaussian-0.4", kind="versions")
+    assert new["gaussian-0.4"] == len(diff.new) > 0
+    assert main(["gate", "b", "--max-new-faults", "0", "--baseline", "a/fog"]) == 2
+    assert "the baseline of a suite must be the folder of a suite" in capsys.readouterr().err
+
+
+def test_two_suites_are_compared_member_by_member(there, capsys):
+    assert main(["diff", "a", "b", "--tests", "100", "--out", "diff.md", "--force"]) == 0
+    out = capsys.readouterr().out
+    assert "Mean error under corruption" in out
+    assert "gaussian-0.4" in (there / "diff.md").read_text()
+    assert main(["diff", "a", "b", "--tests", "100", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["members"]) == {"fog", "gaussian-0.4"}
+    assert main(["diff", "a", "b/fog"]) == 2
+    assert "a is a suite" in capsys.readouterr().err
+
+
+def test_a_suite_resumes_with_a_larger_budget(there, capsys):
+    shutil.copytree("a", "longer")
+    assert main(["resume", "longer", "--max-tests", "400", "--json", "--no-report"]) == 0
+    assert json.loads(capsys.readouterr().out)["tests"] == 400
+    assert main(["resume", "longer", "--plateau", "3"]) == 2
+    assert "its budget is --max-tests" in capsys.readouterr().err
+
+
+def test_the_page_links_to_those_of_its_members(there, capsys):
+    page = (there / "a" / "report.html").read_text()
+    view = json.loads(re.search(r'<script type="application/json" id="view">(.*?)</script>', page, re.S)[1])
+    assert view["reports"] == {name: f"{name}/report.html" for name in ("fog", "gaussian-0.4")}
+    assert all((there / "a" / path).is_file() for path in view["reports"].values())
+    assert [len(row["errors"]) for row in view["levels"]] == [2, 2]
+    assert len(view["classes"]) == 3  # clean and both members
+    assert not (there / "b" / "report.html").exists()
+    assert main(["report", "b", "--mce-baseline", "a"]) == 0
+    written = (there / "b" / "report.html").read_text()
+    assert "corruption_errors" in written
+    assert "mce" in written
+    (there / "b" / "report.html").write_text("mine")
+    assert main(["report", "b"]) == 2
+    (there / "b" / "report.html").unlink()
+
+
+@pytest.mark.parametrize("command", ["faults", "groups", "shrink", "replay", "retrain"])
+def test_commands_on_runs_say_what_to_name_instead_of_a_suite(there, capsys, command):
+    assert main([command, "a", *(["1"] if command == "replay" else [])]) == 2
+    assert "a is a suite: name the folder of one of its perturbations" in capsys.readouterr().err
+
+
+def test_a_suite_can_be_watched(there):
+    with serve("a") as server:
+        page, view = server.respond("/", ""), server.respond("/view.json", "")
+        assert page.status == 200
+        assert b"Suite" in page.body
+        shown = json.loads(view.body)
+        assert (shown["name"], shown["state"], shown["reports"]) == ("own", "ended", {})
+        tag = view.headers["ETag"]
+        assert server.respond("/view.json", tag).status == 304

@@ -34,7 +34,7 @@ from themis.target.alignment import align_seeds, align_target
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
 
-NO_HASHES = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
+NO_HASHES: dict[str, Any] = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
 """What a run records of a criterion and of rivals, which a series does not have."""
 
 

@@ -36,8 +36,8 @@ SIDES = {"a": "first", "b": "second"}
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("before", metavar="RUN_A", help="folder of the first run")
-    parser.add_argument("after", metavar="RUN_B", help="folder of the second run")
+    parser.add_argument("before", metavar="RUN_A", help="folder of the first run, or suite")
+    parser.add_argument("after", metavar="RUN_B", help="folder of the second run, or suite")
     comparison = parser.add_argument_group("comparison")
     text = "versions, techniques, or auto: techniques if both runs tested the same model"
     add_option(comparison, "kind", str, "auto", text)
@@ -68,7 +68,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     _check_files(files, has_curve=not arguments.no_curve, is_forced=arguments.force)
     from themis.runs.diff.api import diff
     from themis.runs.store.reader import Reader
+    from themis.suites.folder import is_suite
 
+    if is_suite(arguments.before) and is_suite(arguments.after):
+        return _diff_suites(arguments, files)
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(Reader(path))) for path in (arguments.before, arguments.after)]
         sources = [_replayer(run, side, arguments) for run, side in zip(readers, SIDES, strict=True)]
@@ -140,3 +143,43 @@ def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
     else:
         content = f"{COMMENT}\n\n{result.markdown()}".encode(errors="replace")
     write_fresh(path, content, replaces=is_forced)
+
+
+def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
+    """Compare two suites member by member."""
+    from themis.runs.store.ownership import COMMENT, made_by, write_fresh
+    from themis.suites.diff import diff_suites
+
+    if any(path.suffix.lower() == ".png" for path in files):
+        raise UsageError("--out must end in .md or .json for suites: compare two members for a figure of the curves")
+    first, second = (f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDES)
+    result = diff_suites(
+        arguments.before,
+        arguments.after,
+        kind=arguments.kind,
+        tests=arguments.tests,
+        random_seed=arguments.random_seed,
+        trust=arguments.trust or False,
+        rebuild=(lambda run: _replayer(run, "a", arguments), lambda run: _replayer(run, "b", arguments)),
+        remedies=(first, second),
+    )
+    for path in files:
+        if path.suffix.lower() == ".json":
+            content = json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n"
+        else:
+            content = f"{COMMENT}\n\n{result.markdown()}"
+        write_fresh(path, content.encode(errors="replace"), replaces=arguments.force)
+    if arguments.json:
+        print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+        return DONE
+    from themis.experiments.table import Table, table_console
+    from themis.suites.diff import HEAD
+
+    rows = [row[:-1] for row in result.rows()]
+    notes = [f"{name}: {difference.sentence}" for name, difference in result.members.items()]
+    Table("Suites before and after", HEAD[:-1], rows, [*notes, *result.lines()], file="--out FILE.md").show(
+        table_console()
+    )
+    for path in files:
+        print_text(f"Written: {path}")
+    return DONE

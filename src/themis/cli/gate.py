@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from themis.report.gates.gates import GateResults, Gates
+    from themis.report.gates.suite import SuiteGateResults
     from themis.runs.run import Run
 
 HELP = (
     "Check a finished run against limits and print one line per gate, with its value, its limit and what to do. The "
     "exit code is 0 if all gates pass and 1 if one fails. New faults are found by running the faults of both runs on "
-    "both models, not by comparing their numbers. "
+    "both models, not by comparing their numbers. The limits of a suite hold for every perturbation. "
     f"{TRUST_HELP}"
 )
 EXAMPLES = """
@@ -42,7 +43,7 @@ BASELINE_REMEDY = "name the model of the baseline with --baseline-weights FILE o
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     add_gates(parser)
     source = parser.add_argument_group("model and data, if they have moved")
     add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
@@ -84,7 +85,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             "a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help"
         )
     from themis.runs.store.reader import Reader
+    from themis.suites.folder import is_suite
 
+    if is_suite(arguments.run):
+        return gate_suite(arguments, gates, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
     with closing(Reader(arguments.run)) as run:
         replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         results = check(replayer, gates, arguments, folder=None)
@@ -139,6 +143,48 @@ def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -
     if arguments.markdown is not None:
         write_markdown(arguments.markdown, results, report=report)
     return results
+
+
+def gate_suite(arguments: Namespace, gates: Gates, overrides: dict[str, Any]) -> int:
+    """Check a suite against the gates, write the requested files and print the results; returns the exit code."""
+    results = check_suite(arguments.run, gates, arguments, overrides)
+    if arguments.json:
+        print(json.dumps({"suite": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
+    return print_suite_results(results, arguments)
+
+
+def check_suite(path: str, gates: Gates, arguments: Namespace, overrides: dict[str, Any]) -> SuiteGateResults:
+    """Check every member of a suite against the gates and write the requested files."""
+    from themis.report.gates.gates import write_junit
+    from themis.report.gates.markdown import append_markdown
+    from themis.report.gates.suite import check_suite_gates
+    from themis.suites.result import SuiteRun
+
+    values = {"model": arguments.baseline_model, "weights": arguments.baseline_weights, "trust": arguments.trust}
+    of_baseline = {name: value for name, value in values.items() if value is not None}
+    results = check_suite_gates(
+        SuiteRun(path),
+        replace(gates, trust=arguments.trust or False),
+        rebuild=lambda run: rebuild(run, overrides),
+        rebuild_baseline=lambda run: rebuild(run, of_baseline),
+        remedy=BASELINE_REMEDY,
+    )
+    page = Path(path) / "report.html"
+    report = page if page.is_file() else None
+    if arguments.junit is not None:
+        write_junit(arguments.junit, [member for _, member in results.members], report=report)
+    if arguments.markdown is not None:
+        append_markdown(arguments.markdown, results.markdown(report))
+    return results
+
+
+def print_suite_results(results: SuiteGateResults, arguments: Namespace) -> int:
+    """Print one line per member and gate, or only the failed ones with --quiet; returns the exit code."""
+    is_quiet = getattr(arguments, "quiet", False)
+    if not arguments.json:
+        for line in results.failed_lines if is_quiet else [*results.lines, results.sentence]:
+            print_text(line, file=sys.stderr if is_quiet else sys.stdout)
+    return GATE_FAILED if results.has_failed else DONE
 
 
 def check_finished(result: Run, gates: Gates | None, arguments: Namespace, *, folder: str | None) -> GateResults | None:

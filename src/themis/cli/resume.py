@@ -12,6 +12,7 @@ from themis.cli.options import Parser, add_fields, explicit_fields, explicit_val
 from themis.cli.output import add_report, add_track, add_verbosity, finish, progress_callbacks, read_trackers
 from themis.cli.run import LIMITS
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
+from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text
@@ -19,6 +20,7 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from themis.report.gates.gates import Gates
     from themis.runs.run import Run
 
 HELP = (
@@ -33,7 +35,7 @@ themis resume runs/first --max-tests 50000 --max-seconds null
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     limits = parser.add_argument_group("when to stop, if not as before")
     add_fields(limits, Settings, only=LIMITS, shows_default=False)
     source = parser.add_argument_group("model and data, if they have moved")
@@ -48,8 +50,11 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis import resume
     from themis.runs.store import Reader
+    from themis.suites.folder import is_suite
 
     gates = read_gates(arguments)
+    if is_suite(arguments.run):
+        return _resume_suite(arguments, explicit_options, gates)
     with closing(Reader(arguments.run, is_brief=True)) as before:
         gates.check_ahead(before.record["settings"]["uniform_share"], before.record["perturbation_code"])
         origin = override_origin(before, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
@@ -84,3 +89,26 @@ def _remedy(run: Run) -> str:
 def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
     """Whether a file was not written in the meantime."""
     return (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def _resume_suite(arguments: Namespace, explicit_options: set[str], gates: Gates) -> int:
+    """Continue a suite; its only limit is the number of tests of all its members."""
+    from themis.cli.suite import ShowSuite, finish_suite
+    from themis.suites.api import resume_suite
+    from themis.suites.result import SuiteRun
+
+    limits = explicit_fields(arguments, Settings, explicit_options)
+    for name in limits:
+        if name != "max_tests":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests")
+    if arguments.track:
+        raise UsageError("--track must be left out for a suite: resume one of its members with it")
+    suite = SuiteRun(arguments.run)
+    origin = override_origin(suite, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
+    shown = ShowSuite(is_silent=arguments.quiet or arguments.json)
+    suite = resume_suite(
+        arguments.run, origin=origin, trust=arguments.trust or False, listener=shown.listener(), **limits
+    )
+    shown.close()
+    return finish_suite(suite, arguments, gates, out=arguments.run)

@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from themis.errors import UsageError
 from themis.runs.source import OPTIONS, Origin
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
     from themis.runs.store import Reader
+
+
+class Recorded(Protocol):
+    """A folder of a run or a suite, and what it records."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def record(self) -> dict[str, Any]: ...
+
 
 PERTURB_HELP = "a perturbation: gaussian, 'rain(angle=-10:10) + fog' or module:NAME; see themis perturbations"
 TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust RUN."
@@ -116,7 +127,7 @@ def rebuild(run: Reader, overrides: dict[str, Any]) -> Replayer:
     return Replayer(run, origin=override_origin(run, overrides), trust=trust)
 
 
-def override_origin(run: Reader, overrides: dict[str, Any]) -> Origin | None:
+def override_origin(run: Recorded, overrides: dict[str, Any]) -> Origin | None:
     """The recorded origin of a run with some of its values replaced, or None if there is nothing to replace."""
     from themis.runs.source import recorded_origin
     from themis.runs.trust import permit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -11,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, INTERRUPTED
+from themis.cli.gate import add_gates, check_suite, is_requested, print_suite_results, read_gates
 from themis.cli.options import Option, Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import named_origin, require
@@ -20,6 +22,7 @@ from themis.settings import Settings
 from themis.text import print_text
 
 if TYPE_CHECKING:
+    from themis.report.gates.gates import Gates
     from themis.suites.definition import SuiteDefinition
     from themis.suites.result import SuiteRun
 
@@ -69,6 +72,7 @@ def add_arguments(parser: Parser) -> None:
     suite.add_argument("--print-suite", action="store_true", help="print the suite as YAML to edit, and exit")
     campaign = parser.add_argument_group("campaigns")
     add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*NOT_OF_A_SUITE})
+    add_gates(parser)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same suite; auto is runs/suite-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
@@ -86,6 +90,11 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         if name not in NOT_OF_A_SUITE
     }
     suite_options, settings = read_options(options)
+    gates = read_gates(arguments)
+    if is_requested(arguments, gates):
+        from themis.report.gates.suite import check_suite_ahead
+
+        check_suite_ahead(gates, settings.uniform_share)
     source = _source(arguments)
     if arguments.print_suite:
         print_text(as_yaml(_without_defaults(_definition(source, arguments))))
@@ -115,7 +124,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             **options,
         )
     shown.close()
-    return finish_suite(suite, arguments, out=out)
+    return finish_suite(suite, arguments, gates, out=out)
 
 
 def _source(arguments: Namespace) -> Any:
@@ -200,32 +209,53 @@ class ShowSuite:
             self._bar.stop()
 
 
-def finish_suite(suite: SuiteRun, arguments: Namespace, *, out: str) -> int:
-    """Print the table and where the results are; returns the exit code."""
-    errors = None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
+def finish_suite(suite: SuiteRun, arguments: Namespace, gates: Gates, *, out: str) -> int:
+    """Write the reports, check the gates, and print the table and where the results are; returns the exit code."""
+    baseline = getattr(arguments, "mce_baseline", None)
+    errors = None if baseline is None else suite.corruption_errors(baseline)
     is_interrupted = suite.state == "interrupted"
+    page = None if arguments.no_report else _write_pages(suite, errors, out)
+    results = None
+    if is_requested(arguments, gates) and not is_interrupted:
+        results = check_suite(out, gates, arguments, {})
     if arguments.json:
-        more = {} if errors is None else {"corruption_errors": asdict(errors)}
-        print(json.dumps({**suite.summary(), **more, "out": out}, indent=2))
-        return INTERRUPTED if is_interrupted else DONE
-    if not arguments.quiet:
+        more: dict[str, Any] = {} if errors is None else {"corruption_errors": asdict(errors)}
+        more |= {} if results is None else {"gates": results.as_dict()}
+        print(json.dumps({**suite.summary(), **more, "out": out, "report": page}, indent=2))
+    elif not arguments.quiet:
         print_suite(suite, errors)
         print_text(f"Results in {out}")
+        if page is not None:
+            print_text(f"Report: {page}")
         if is_interrupted:
             print_text(f"Resume: themis resume {quote(out)}")
-    return INTERRUPTED if is_interrupted else DONE
+    if is_interrupted:
+        return INTERRUPTED
+    return DONE if results is None else print_suite_results(results, arguments)
+
+
+def _write_pages(suite: SuiteRun, errors: Any, out: str) -> str | None:
+    """Write the reports and return the path of that of the suite; a failure is printed, and does not fail the suite."""
+    from themis.report.suite import write_suite_report
+
+    try:
+        return str(write_suite_report(suite, errors=errors))
+    except Exception as error:
+        text = " ".join(str(error).split())
+        print_text(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
+        return None
 
 
 def print_suite(suite: SuiteRun, errors: Any = None) -> None:
     """Print the table of a suite, and what it says in sentences."""
     from themis.experiments.table import Table, table_console
-    from themis.suites.result import COLUMNS, sentences, table_rows
+    from themis.suites.result import COLUMNS, sentences, slice_sentences, table_rows
 
     Table(
         f"Suite {suite.name}",
         COLUMNS,
         table_rows(suite),
-        sentences(suite, errors),
+        [*sentences(suite, errors), *slice_sentences(suite)],
         optional=("magnitude", "time"),
         file="report.html",
     ).show(table_console())

@@ -28,7 +28,7 @@ IN_A_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     server = parser.add_argument_group("server")
     add_option(server, "port", int, 0, "port to listen on, at 127.0.0.1; 0 chooses a free one")
     server.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
@@ -37,9 +37,10 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.report.watch.server import serve
     from themis.runs.store.schema import DATABASE
+    from themis.suites.folder import is_suite
 
     with serve(arguments.run, port=arguments.port) as server:
-        if not (Path(arguments.run) / DATABASE).is_file():
+        if not (Path(arguments.run) / DATABASE).is_file() and not is_suite(arguments.run):
             print_text(f"{arguments.run} does not contain a run yet: it is shown as soon as a campaign starts there")
         print_text(f"Serving {arguments.run} at {server.url} (press Ctrl-C to stop)", flush=True)
         if not arguments.no_browser:

@@ -5,27 +5,6 @@ function drawVerdict(view) {
     view.fault ? note(`A fault is ${view.fault}.`) : null);
 }
 
-function figure(name, value, under, text, share) {
-  return el('div', { class: 'tile' }, el('dt', {}, name),
-    el('dd', {}, el('span', { class: 'value' }, value), under ? el('span', { class: 'interval' }, under) : null,
-      share ? scale(...share) : null, el('span', { class: 'quiet' }, text)));
-}
-
-// A share and its interval on the part of the axis that they need: upwards from 0, or downwards from 1 for shares near 1.
-const ENDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1];
-function scale(at, low = at, high = at) {
-  const isNearOne = low > 0.5;
-  const reach = ENDS.find((end) => end >= 1.1 * (isNearOne ? 1 - low : high)) || 1;
-  const [start, end] = isNearOne ? [1 - reach, 1] : [0, reach];
-  const x = (v) => Math.max(0, Math.min(100, (100 * (v - start)) / (end - start)));
-  const label = (v) => el('span', {}, `${short(100 * v)}%`);
-  return el('span', { class: 'scale', 'aria-hidden': 'true' }, label(start),
-    svg('svg', { viewBox: '0 0 100 6', preserveAspectRatio: 'none', class: 'range' },
-      svg('rect', { class: 'track', x: 0, y: 2, width: 100, height: 2 }),
-      low < high ? svg('rect', { class: 'bar', x: x(low), y: 1, width: x(high) - x(low), height: 4 }) : null,
-      svg('rect', { class: 'mark', x: Math.max(0, Math.min(98.8, x(at) - 0.6)), y: 0, width: 1.2, height: 6 })), label(end));
-}
-
 function drawNumbers(view) {
   const { counts, coverage, fault_rate: rate, residual_risk: risk, reach } = view;
   const range = (e) => (e ? [e.value, e.low, e.high] : null);

@@ -192,20 +192,21 @@ class ReportView:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`, as the script of the page reads it."""
-        plain: dict[str, Any] = _as_json(self)
+        plain: dict[str, Any] = plain_view(self)
         return plain
 
 
-def _as_json(value: Any) -> Any:
+def plain_view(value: Any) -> Any:
+    """Dataclasses, lists and dicts as plain data for JSON."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
+        return [plain_view(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _as_json(item) for key, item in value.items()}
+        return {str(key): plain_view(item) for key, item in value.items()}
     if not is_dataclass(value):
         raise TypeError(f"a view must be made of plain data and dataclasses, got {type(value).__name__}")
-    return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    return {field.name: plain_view(getattr(value, field.name)) for field in fields(value)}
 
 
 def read_view(

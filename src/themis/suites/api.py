@@ -260,13 +260,15 @@ class _SuiteWork:
         for member in self.suite.members:
             self._grade(member, rows)
         n_steps = sum(step["reason"] != "share" for step in self.record["schedule"])
-        while step := next_step(
-            self.suite.members, self._progress(), n_steps, self.options.max_tests, self.options.share
-        ):
-            if not self._plan(step, members[step.member]):
+        while True:
+            following = next_step(
+                self.suite.members, self._progress(), n_steps, self.options.max_tests, self.options.share
+            )
+            if following is None:
+                return True
+            if not self._plan(following, members[following.member]):
                 return False
             n_steps += 1
-        return True
 
     def _plan(self, step: Step, member: SuiteMember) -> bool:
         """Take a new step, which is recorded before it begins."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from themis.compute import rng
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
-from themis.oracle import Motion
 from themis.suites.definition import SuiteMember
 
 FOR_SEEDS = 71
@@ -58,8 +57,10 @@ def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
 
 def grade_clean(calculator: Calculator, rows: Ints) -> tuple[LevelGrade, NDArray[np.int64]]:
     """The grade without a disturbance, from the clean sweep, and which of the seeds are answered wrongly."""
-    outputs = calculator.clean_outputs[torch.from_numpy(rows).to(calculator.device)]
-    return _grade(calculator, rows, outputs, "clean", 0)
+    at = torch.from_numpy(rows).to(calculator.device)
+    outputs, labels = calculator.clean_outputs[at], None if calculator.labels is None else calculator.labels[at]
+    wrong = calculator.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
+    return LevelGrade("clean", len(rows), int(wrong.sum()), _score(calculator, outputs, labels), 0), wrong
 
 
 def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> MemberGrades:
@@ -72,34 +73,38 @@ def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random
     errors = np.zeros(len(rows), dtype=np.int64)
     grades = []
     for level in member.levels:
-        before = calculator.passes
         theta = level.draw(member.perturbation, seed_id, random_seed)
         tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
-        answers = [
-            calculator.run_chunk(tests[first : first + calculator.chunk], calculator.chunk)
-            for first in range(0, len(rows), calculator.chunk)
-        ]
-        outputs = torch.cat([answer.outputs for answer in answers])
-        motion = Motion.joined([answer.motion for answer in answers if answer.motion is not None])
-        grade, wrong = _grade(calculator, rows, outputs, str(level), calculator.passes - before, motion)
+        grade, wrong = _grade_tests(calculator, tests, str(level))
         grades.append(grade)
         errors += wrong
     return MemberGrades(tuple(grades), errors)
 
 
-def _grade(
-    calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str, passes: int, motion: Motion | None = None
-) -> tuple[LevelGrade, NDArray[np.int64]]:
-    at = torch.from_numpy(rows).to(calculator.device)
-    labels = None if calculator.labels is None else calculator.labels[at]
-    with torch.no_grad():
-        verdict = calculator.compare(at, outputs, motion)
-        if labels is not None and motion:
-            labels = calculator.oracle.move_labels(labels, motion)
-        scores = {} if labels is None else calculator.oracle.grade(outputs, labels)
-    wrong = verdict.is_fault.cpu().numpy().astype(np.int64)
-    score = next(iter(scores.values())) if scores else None
-    return LevelGrade(level, len(rows), int(wrong.sum()), score, passes), wrong
+def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> tuple[LevelGrade, NDArray[np.int64]]:
+    """The grade of tests, and which of them are answered wrongly; labels move with the pictures."""
+    before, wrong, outputs, labels = calculator.passes, [], [], []
+    for first in range(0, len(tests), calculator.chunk):
+        chunk = tests[first : first + calculator.chunk]
+        at = torch.from_numpy(chunk.seed).to(calculator.device)
+        answers = calculator.run_chunk(chunk, calculator.chunk)
+        with torch.no_grad():
+            wrong.append(calculator.compare(at, answers.outputs, answers.motion).is_fault.cpu())
+            outputs.append(answers.outputs)
+            if calculator.labels is not None:
+                moved = calculator.labels[at]
+                labels.append(calculator.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
+    errors = torch.cat(wrong).numpy().astype(np.int64)
+    score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
+    return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before), errors
+
+
+def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> float | None:
+    """The task's own score, of which more is better; None without labels, or in tasks that have only an error."""
+    if labels is None:
+        return None
+    scores = calculator.oracle.grade(outputs, labels)
+    return next((float(score) for name, score in scores.items() if name != "error"), None)
 
 
 def mean_score(scores: Sequence[Sequence[float]], clean: float) -> tuple[float, float | None]:
@@ -112,14 +117,14 @@ def mean_score(scores: Sequence[Sequence[float]], clean: float) -> tuple[float, 
     return mean, mean / clean if clean else None
 
 
-def corruption_errors(errors: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, float]:
+def corruption_errors(errors: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, float | None]:
     """The corruption error of each corruption: the sum of the errors over its levels, relative to the baseline's."""
     return {name: _ratio(sum(levels), sum(baseline[name])) for name, levels in errors.items()}
 
 
 def relative_corruption_errors(
     errors: dict[str, list[float]], clean: float, baseline: dict[str, list[float]], baseline_clean: float
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """The same for what a corruption adds to the clean error."""
     return {
         name: _ratio(sum(e - clean for e in levels), sum(e - baseline_clean for e in baseline[name]))
@@ -127,9 +132,9 @@ def relative_corruption_errors(
     }
 
 
-def _ratio(of: float, by: float) -> float:
-    """A ratio; not a number if the baseline makes no errors to compare with."""
-    return of / by if by else float("nan")
+def _ratio(of: float, by: float) -> float | None:
+    """A ratio; None if the baseline makes no errors, or adds none, to compare with."""
+    return of / by if by > 0 else None
 
 
 def plain_grade(grade: LevelGrade) -> dict[str, Any]:

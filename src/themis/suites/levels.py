@@ -73,10 +73,8 @@ class Level:
             value = named.get(theta.name, (theta.low, theta.high))
             low, high = value if isinstance(value, tuple) else (value, value)
             columns.append(low + draw * (high - low))
-        low, high = (
-            np.array([getattr(theta, end) for theta in perturbation.theta], np.float32) for end in ("low", "high")
-        )
-        drawn: Floats = np.stack(columns, 1).astype(np.float32).clip(low, high)
+        bounds = np.array([[theta.low, theta.high] for theta in perturbation.theta], dtype=np.float32)
+        drawn: Floats = np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
         return drawn
 
     def plain(self) -> float | dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -73,12 +72,12 @@ class SliceRow:
 class CorruptionErrors:
     """Errors relative to a baseline: 1 is as many as the baseline makes."""
 
-    mce: float
-    """The mean corruption error."""
+    mce: float | None
+    """The mean corruption error, over the members that the baseline makes errors under; None if there are none."""
     relative_mce: float | None
-    """The same for what corruptions add to the clean error; None if the clean errors are not known."""
-    by_member: dict[str, float]
-    relative_by_member: dict[str, float]
+    """The same for what corruptions add to the clean error; None too if the clean errors are not known."""
+    by_member: dict[str, float | None]
+    relative_by_member: dict[str, float | None]
     baseline: str
 
 
@@ -211,7 +210,7 @@ class SuiteRun:
         others, other_clean, text = _read_baseline(baseline, self)
         relative = {} if other_clean is None else relative_corruption_errors(errors, clean, others, other_clean)
         by_member = corruption_errors(errors, others)
-        return CorruptionErrors(_mean(by_member), _mean(relative) if relative else None, by_member, relative, text)
+        return CorruptionErrors(_mean(by_member), _mean(relative), by_member, relative, text)
 
     def slices(self) -> list[SliceRow]:
         """All slices with enough tests, the highest fault rates first, by the lower end of their intervals."""
@@ -269,7 +268,7 @@ def open_suite(path: str | Path) -> SuiteRun:
 
 def table_rows(suite: SuiteRun) -> list[tuple[str, ...]]:
     """The table of a suite as text, without its header."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in suite.rows:
         rate = row.fault_rate
         shown = "-" if rate is None else f"{percent(rate.value)} ({percent(rate.low)}..{percent(rate.high)})"
@@ -313,19 +312,24 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
         )
     if errors is not None:
         relative = "" if errors.relative_mce is None else f", relative mCE {percent(errors.relative_mce)}"
-        lines.append(f"mCE {percent(errors.mce)}{relative}, against {errors.baseline}.")
-    lines += [
-        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} "
-        f"({percent(row.rate.low)} to {percent(row.rate.high)}) against {percent(row.overall)} overall."
-        for row in suite.worst_slices(3)
-    ]
+        mce = "unknown, as the baseline makes no errors" if errors.mce is None else percent(errors.mce)
+        lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
 
 
-def _mean(values: Mapping[str, float]) -> float:
+def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
+    """The worst slices, one sentence each."""
+    return [
+        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} "
+        f"({percent(row.rate.low)} to {percent(row.rate.high)}) against {percent(row.overall)} overall."
+        for row in suite.worst_slices(n)
+    ]
+
+
+def _mean(values: Mapping[str, float | None]) -> float | None:
     """The mean over members; those without a comparable baseline are left out."""
-    known = [value for value in values.values() if math.isfinite(value)]
-    return float(np.mean(known)) if known else math.nan
+    known = [value for value in values.values() if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _weakest(run: Reader) -> tuple[float | None, str]:

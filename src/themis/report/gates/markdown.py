@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 def write_markdown(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
     """Append a summary to a file: CI systems collect the summaries of all steps in one file."""
+    append_markdown(path, markdown(results, report))
+
+
+def append_markdown(path: str | Path, text: str) -> None:
+    """Append text to a file, completely or not at all."""
     from themis.runs.store.files import explained
 
-    content = markdown(results, report).encode("utf-8", "replace")
+    content = text.encode("utf-8", "replace")
     with explained(Path(path)), Path(path).open("ab", buffering=0) as file:
         is_regular = S_ISREG(os.fstat(file.fileno()).st_mode)  # it may be a pipe or a terminal
         size = file.seek(0, os.SEEK_END) if is_regular else 0

@@ -6,17 +6,19 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING
 
-from themis.errors import ThemisError
+from themis.errors import ThemisError, UsageError
 from themis.runs.store.schema import DATABASE
+from themis.suites.folder import is_suite
 
 if TYPE_CHECKING:
+    from themis.report.suite import SuiteView
     from themis.report.view import ReportView
     from themis.runs.store.reader import Reader
 
@@ -32,7 +34,7 @@ seconds: the campaign needs the machine too.
 class Snapshot:
     """A view, its JSON form and a tag of that content; or, if there is no view, a message that says why."""
 
-    view: ReportView | None = None
+    view: ReportView | SuiteView | None = None
     body: bytes = b""
     tag: str = ""
     message: str = ""
@@ -51,7 +53,7 @@ class WatchedFolder:
     def look(self) -> Snapshot:
         """The view of the folder as it is now, or as it was a moment ago."""
         with self._lock:
-            if not (self.path / DATABASE).is_file():
+            if not self._is_there():
                 self._state, self._rests_until = (None, False), 0.0
                 message = f"{self.path} does not contain a run yet: it is shown as soon as a campaign starts there"
                 return Snapshot(message=message)
@@ -66,13 +68,19 @@ class WatchedFolder:
             state = self._look_at_files()  # before reading: changes made meanwhile are noticed the next time
             if state == self._state:
                 return
-            with closing(_open(self.path)) as run:
-                view = self._read(run)
+            view = self._view()
             body = json.dumps(view.as_json(), allow_nan=False, separators=(",", ":")).encode()
             self._state, self._snapshot = state, Snapshot(view, body, sha256(body).hexdigest()[:32])
         except Exception as error:  # whatever a damaged folder causes; the next look tries again
             text = str(error) if isinstance(error, ThemisError) else f"unexpected {type(error).__name__}: {error}"
             self._state, self._snapshot = (None, False), Snapshot(message=f"{self.path} cannot be shown now: {text}")
+
+    def _is_there(self) -> bool:
+        return (self.path / DATABASE).is_file()
+
+    def _view(self) -> ReportView | SuiteView:
+        with closing(_open(self.path)) as run:
+            return self._read(run)
 
     def _look_at_files(self) -> tuple[object, bool]:
         """A value that changes with the folder: its files, and whether a running campaign is still running.
@@ -84,6 +92,30 @@ class WatchedFolder:
             return self._state
         with closing(_open(self.path)) as run:
             return files, run.is_running()
+
+
+class WatchedSuite(WatchedFolder):
+    """The folder of a suite; its page has no links to the reports of members, which are not served."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path, _no_run)
+
+    def _is_there(self) -> bool:
+        return is_suite(self.path)
+
+    def _view(self) -> ReportView | SuiteView:
+        from themis.report.suite import read_suite_view
+        from themis.suites.result import SuiteRun
+
+        return replace(read_suite_view(SuiteRun(self.path)), reports={})
+
+    def _look_at_files(self) -> tuple[object, bool]:
+        members = [entry for entry in sorted(os.listdir(self.path)) if (self.path / entry / DATABASE).is_file()]
+        return (_stamp(self.path), *(_stamp(self.path / member) for member in members)), False
+
+
+def _no_run(run: Reader) -> ReportView:
+    raise UsageError("a suite must be read as a whole, not as a run")
 
 
 def _open(path: Path) -> Reader:

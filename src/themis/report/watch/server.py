@@ -20,8 +20,9 @@ from socketserver import TCPServer
 from typing import Any
 
 from themis.errors import UsageError
-from themis.report.watch.folder import ReadView, WatchedFolder
+from themis.report.watch.folder import ReadView, WatchedFolder, WatchedSuite
 from themis.report.watch.guard import check_request
+from themis.suites.folder import is_suite
 from themis.text import print_text
 
 HOST = "127.0.0.1"
@@ -76,10 +77,13 @@ def serve(run: str | Path, *, port: int = 0, read: ReadView | None = None, draw:
     if Path(run).is_file():
         raise UsageError(f"a run must be a folder, but {run} is a file: check the path")
     from themis.report.page import render
+    from themis.report.suite import render_suite
     from themis.report.view import read_view
 
+    is_of_suite = read is None and is_suite(run)
+    folder = WatchedSuite(run) if is_of_suite else WatchedFolder(run, read or read_view)
     try:
-        return Server(WatchedFolder(run, read or read_view), draw or render, port)
+        return Server(folder, draw or (render_suite if is_of_suite else render), port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"port must be free, but {port} is in use: choose another, or leave it out") from error

@@ -60,6 +60,11 @@ class Reader:
         """`is_brief`: for a short look that leaves not even a log behind if no campaign is writing."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
+            if (self.path / "suite.json").is_file():
+                raise UsageError(
+                    f"a run must be a folder with {DATABASE}, but {self.path} is a suite: name the folder of one of "
+                    f"its perturbations, such as {self.path}/NAME"
+                )
             raise UsageError(f"a run must be a folder with {DATABASE}, but {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)

@@ -1,0 +1,121 @@
+// The page of a suite: its title, and the sections that draw the view.
+const heading = (view) => `Suite ${view.name} on ${view.subject}`;
+const SECTIONS = [drawVerdict, drawNumbers, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
+const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
+const title = (name) => name.replaceAll('_', ' ');
+
+function drawVerdict(view) {
+  show('verdict', 'Verdict', el('p', { class: `verdict ${view.tone}` }, view.verdict),
+    view.sentences.map((text) => el('p', { class: 'stop' }, text)),
+    view.fault ? note(`A fault is ${view.fault}.`) : null, view.notes.map(note));
+}
+
+function drawNumbers(view) {
+  const errors = view.corruption_errors;
+  const graded = view.level_seeds ? `of ${whole(view.level_seeds)} seeds, over all levels` : '';
+  show('numbers', 'Key figures', el('dl', { class: 'tiles' },
+    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), `${percent(view.clean_error)} on clean inputs`, graded) : null,
+    view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3), `${percent(view.relative_score)} of the clean score (rPC)`,
+      'averaged over levels, then over perturbations') : null,
+    errors ? figure('mCE', percent(errors.mce), errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}`,
+      `100% are the errors of ${errors.baseline}`) : null,
+    figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
+      'one per seed, perturbation and wrong outcome'),
+    figure('Tests', whole(view.tests), `${whole(view.passes)} passes`, `in ${seconds(view.seconds)}`),
+    figure('Seeds', whole(view.seeds), 'answered correctly when clean', `clean inputs were run once: ${many(view.clean_passes, 'pass').replace('passs', 'passes')}`)));
+}
+
+function drawMembers(view) {
+  const heads = ['Perturbation', 'Fault rate', '95% interval', 'Error at levels', 'Weakest fault', 'Distinct faults', 'Tests', 'Time'];
+  const rate = (m) => (m.fault_rate ? bar(m.fault_rate.value, percent(m.fault_rate.value), [m.fault_rate.low, m.fault_rate.high]) : '–');
+  const named = (m) => {
+    const link = view.reports[m.name] ? el('a', { href: view.reports[m.name] }, title(m.name)) : title(m.name);
+    return [link, el('span', { class: 'quiet under' }, m.range)];
+  };
+  const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), percent(m.error),
+    m.weakest === null ? 'none' : m.weakest_theta, whole(m.distinct_faults), whole(m.tests), m.tests ? seconds(m.seconds) : '–']);
+  const numbers = [2, 3, 4, 5, 6, 7];
+  const cell = (value, k) => (k ? el('td', { class: numbers.includes(k) ? 'number' : null }, value) : el('th', { scope: 'row' }, ...[value].flat()));
+  show('members', 'Perturbations', scrolling('Perturbations', el('table', { class: 'members' },
+    el('caption', {}, 'Fault rates are those of random disturbances in the range below the name, on seeds that are answered correctly when ' +
+      'clean; the most fragile come first. The weakest fault is the smallest disturbance that was found to break an answer.'),
+    el('thead', {}, el('tr', {}, heads.map((head, k) => el('th', { scope: 'col', class: numbers.includes(k) ? 'number' : null }, head)))),
+    el('tbody', {}, rows.map((row) => el('tr', {}, row.map(cell)))))),
+    Object.keys(view.reports).length ? note('A name links to the report of that perturbation, in its folder beside this page.') : null);
+}
+
+// A share as a cell of a heat map; the deepest colour stands for one half and more.
+function heat(share, label) {
+  if (share === null || share === undefined) return el('td', { class: 'none' }, '·');
+  const level = Math.min(5, Math.ceil(share * 10));
+  return el('td', { class: level ? `heat heat${level}` : 'none', title: label }, share < 0.005 ? '0' : String(Math.round(100 * share)));
+}
+
+function heatMap(caption, corner, heads, rows) {
+  const isTall = heads.some((head) => head.length > 4);
+  return scrolling(caption, el('table', { class: isTall ? 'matrix tall named' : 'matrix named' }, el('caption', {}, caption),
+    el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, corner), heads.map((head) => el('th', { scope: 'col' }, el('span', {}, head))))),
+    el('tbody', {}, rows.map(([name, cells]) => el('tr', {}, el('th', { scope: 'row' }, title(name)), cells)))));
+}
+
+function drawLevels(view) {
+  if (!view.levels.length) return show('levels', 'Errors by severity', note('No perturbation of this suite is graded at fixed levels.'));
+  const most = Math.max(...view.levels.map((row) => row.errors.length));
+  const heads = [...Array(most).keys()].map((k) => String(k + 1));
+  const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
+  const rows = view.levels.map((row) => [row.member, [...heads.map((_, k) => heat(row.errors[k] ?? null, `${row.levels[k]}: ${percent(row.errors[k])}`)),
+    heat(mean(row.errors), percent(mean(row.errors)))]]);
+  const notes = new Map(view.members.map((m) => [m.name, m.note]));
+  const about = view.levels.filter((row) => notes.get(row.member)).map((row) => [title(row.member), row.levels.join('; '), notes.get(row.member)]);
+  const details = about.length ? el('details', { class: 'data', 'data-key': 'levels' }, el('summary', {}, 'What the severities are, and how close to the published ones'),
+    scrolling('Severities', table('Severities', ['perturbation', 'levels 1 to 5', 'how close'], about))) : null;
+  show('levels', 'Errors by severity',
+    heatMap(`Percentage of ${whole(view.level_seeds)} seeds answered wrongly at each level, ${percent(view.clean_error)} on clean inputs.`,
+      'level', [...heads, 'mean'], rows), details);
+}
+
+function drawClasses(view) {
+  if (!view.classes.length) return show('classes', 'Errors by class', note('The task has no classes, or the data has too few or too many of them.'));
+  const rows = view.classes.map((row) => [row.member, row.rates.map((e, k) =>
+    heat(e ? e.value : null, e ? `${title(row.member)}, ${view.class_names[k]}: ${percent(e.value)} of ${many(row.tests[k], 'test')} (${range(e)})` : ''))]);
+  show('classes', 'Errors by class', heatMap('Percentage answered wrongly by class: at all levels together, or for perturbations without levels ' +
+    'among random disturbances.', 'class', view.class_names, rows));
+}
+
+function drawSlices(view) {
+  const rows = view.slices.map((s) => [`${s.column} ${s.value}`, title(s.member), percent(s.rate.value), range(s.rate), percent(s.overall), whole(s.tests)]);
+  show('slices', 'Worst slices', rows.length
+    ? scrolling('Worst slices', table('Slices that fail most clearly more often than all seeds under the same perturbation.',
+      ['slice', 'perturbation', 'fault rate', '95% interval', 'all seeds', 'tests'], rows))
+    : note('No slice fails clearly more often than the seeds as a whole.'));
+}
+
+function drawPictures(view) {
+  const shown = view.pictures.filter((p) => p.disturbed);
+  const frame = (uri, text) => el('figure', {}, el('div', { class: 'frame' }, el('img', { src: uri, alt: text })), el('figcaption', {}, text));
+  const cards = shown.map((p) => el('article', { class: 'card' }, el('h3', {}, title(p.member)),
+    el('div', { class: 'pictures pair' }, p.clean ? frame(p.clean, p.before || 'clean') : null, frame(p.disturbed, p.after)),
+    el('p', { class: 'quiet' }, p.text)));
+  show('pictures', 'What breaks the model', shown.length ? note('For each perturbation the most telling fault: a small change and a confident wrong answer.')
+    : note('No fault has a picture.'), el('div', { class: 'cards small' }, cards));
+}
+
+function drawBudget(view) {
+  const steps = new Map(view.members.map((m) => [m.name, { share: 0, discovery: 0, uncertainty: 0, last: 0 }]));
+  for (const step of view.schedule) {
+    const of = steps.get(step.member);
+    of[step.reason] += step.max_tests - of.last;
+    of.last = step.max_tests;
+  }
+  const rows = [...steps].map(([name, of]) => [title(name), whole(of.share), whole(of.discovery), whole(of.uncertainty)]);
+  show('budget', 'Where the tests went',
+    note(`${percent(view.share, 0)} of the tests were divided by weight. The rest went in turn to the perturbation in which the next random ` +
+      'test is most likely to show a new fault, and to the one whose fault rate was known worst.'),
+    scrolling('Budget', table('Tests given to each perturbation, by reason.', ['perturbation', 'fixed share', 'new faults expected', 'rate uncertain'], rows)));
+}
+
+function drawReproduce(view) {
+  show('reproduce', 'Configuration and reproduction', view.reproduce.map((each) => command(each.command, each.purpose)),
+    el('details', { 'data-key': 'config', class: 'data' }, el('summary', {}, 'Configuration'),
+      scrolling('Configuration', table('Configuration', ['name', 'value'], view.config, { class: 'plain' }))));
+}

@@ -1,0 +1,293 @@
+"""The report of a suite: everything that its page shows, as typed data, and the page as a single HTML file."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from themis.errors import ThemisError
+from themis.judge.estimate import Estimate
+from themis.report.inputs import read_inputs
+from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
+from themis.report.page import REPORT, render_page, write_report
+from themis.report.view import ShellCommand, plain_view
+from themis.runs.run import counted, percent
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import DATABASE
+from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun
+from themis.suites.slices import CLASS, share
+
+if TYPE_CHECKING:
+    from themis.runs.faults import Fault
+
+SECTIONS = (
+    ("verdict", "Verdict"),
+    ("numbers", "Key figures"),
+    ("members", "Perturbations"),
+    ("levels", "Severity"),
+    ("classes", "Classes"),
+    ("slices", "Slices"),
+    ("pictures", "Pictures"),
+    ("budget", "Budget"),
+    ("reproduce", "Reproduce"),
+)
+SCRIPTS = ("elements.js", "charts.js", "suite.js", "boot.js")
+MEMBER_PICTURES = 60
+"""Faults with pictures in the report of a member, by default."""
+N_SLICES = 12
+FRAGILE = 0.05
+"""A fault rate from which the verdict says that the model breaks."""
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """The share of wrong answers of a member at each of its levels, and the levels in words."""
+
+    member: str
+    levels: list[str]
+    errors: list[float]
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """The share of wrong answers of a member by class; None where there are no tests."""
+
+    member: str
+    rates: list[Estimate | None]
+    tests: list[int]
+
+
+@dataclass(frozen=True)
+class ShownFault:
+    """The most telling fault of a member, with its picture if it is one."""
+
+    member: str
+    text: str
+    before: str
+    after: str
+    clean: str | None
+    """The clean and the disturbed picture as data URIs."""
+    disturbed: str | None
+
+
+@dataclass(frozen=True)
+class SuiteView:
+    """All contents of the report of a suite."""
+
+    run: str
+    state: str
+    name: str
+    subject: str
+    fault: str
+    tone: str
+    verdict: str
+    sentences: list[str]
+    notes: list[str]
+    members: list[MemberRow]
+    reports: dict[str, str]
+    """Where the reports of members are, relative to the page."""
+    clean_error: float | None
+    mean_error: float | None
+    mean_score: float | None
+    relative_score: float | None
+    corruption_errors: CorruptionErrors | None
+    tests: int
+    passes: int
+    clean_passes: int
+    distinct_faults: int
+    seeds: int
+    level_seeds: int | None
+    seconds: float
+    levels: list[LevelRow]
+    class_names: list[str]
+    classes: list[ClassRow]
+    slices: list[dict[str, Any]]
+    pictures: list[ShownFault]
+    schedule: list[dict[str, Any]]
+    share: float
+    config: list[tuple[str, str]]
+    reproduce: list[ShellCommand]
+    version: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`, as the script of the page reads it."""
+        plain: dict[str, Any] = plain_view(self)
+        return plain
+
+
+def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> SuiteView:
+    """Read everything that the report of a suite shows. errors: relative to a baseline."""
+    record, rows = suite.record, suite.rows
+    origin = record["origin"] or {}
+    subject = str(origin.get("zoo") or origin.get("model") or "a model built in Python")
+    graded = [float(np.mean(levels)) for levels in suite.errors.values()]
+    names, classes = _classes(suite)
+    tone, verdict = _verdict(suite, subject)
+    return SuiteView(
+        run=str(suite.path),
+        state=suite.state,
+        name=suite.name,
+        subject=subject,
+        fault=record.get("fault", ""),
+        tone=tone,
+        verdict=verdict,
+        sentences=_sentences(suite, errors),
+        notes=list(record.get("notes", ())),
+        members=sorted(rows, key=lambda row: -(row.fault_rate.value if row.fault_rate else -1.0)),
+        reports={name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
+        clean_error=suite.clean_error,
+        mean_error=float(np.mean(graded)) if graded else None,
+        mean_score=suite.mean_score,
+        relative_score=suite.relative_score,
+        corruption_errors=errors,
+        tests=suite.tests,
+        passes=suite.passes,
+        clean_passes=record["passes"],
+        distinct_faults=sum(row.distinct_faults for row in rows),
+        seeds=max((row.seeds for row in rows), default=0),
+        level_seeds=None if record.get("clean") is None else record["clean"]["seeds"],
+        seconds=record["seconds"],
+        levels=[
+            LevelRow(name, [grade["level"] for grade in grades], [grade["error"] for grade in grades])
+            for name, grades in record["grades"].items()
+            if grades
+        ],
+        class_names=names,
+        classes=classes,
+        slices=[asdict(row) for row in suite.worst_slices(N_SLICES)],
+        pictures=[shown for name in suite.members if (shown := _telling(suite.path / name, name)) is not None],
+        schedule=record["schedule"],
+        share=record["options"]["share"],
+        config=_config(record),
+        reproduce=_commands(suite),
+        version=str(record.get("made_by", "")).partition("themis ")[2].partition(" ")[0],
+    )
+
+
+def write_suite_report(
+    suite: SuiteRun,
+    out: Path | None = None,
+    *,
+    errors: CorruptionErrors | None = None,
+    most_pictures: int = MEMBER_PICTURES,
+    replaces: bool = False,
+) -> Path:
+    """Write the report of a suite, by default into its folder, and those of its members; returns its path.
+
+    Earlier reports are replaced, other files only if `replaces` is set.
+    """
+    from themis.runs.store.ownership import REMEDY, check_free, write_fresh
+
+    path = suite.path / REPORT if out is None else Path(out)
+    check_free(path, replaces=replaces)
+    for name in suite.members:
+        folder = suite.path / name
+        if not folder.is_symlink() and (folder / DATABASE).is_file():
+            write_report(folder, most_pictures=most_pictures, replaces=replaces)
+    content = render_suite(read_suite_view(suite, errors)).encode("utf-8", "replace")
+    write_fresh(path, content, replaces=replaces, remedy=REMEDY)
+    return path
+
+
+def render_suite(view: SuiteView, *, live: str | None = None) -> str:
+    """The HTML page of a suite."""
+    title = f"suite {view.name} on {view.subject}"
+    return render_page(title, view.as_json(), SECTIONS, SCRIPTS, live=live)
+
+
+def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:
+    """The tone of the verdict, and the verdict in a sentence or two."""
+    rated = [row for row in suite.rows if row.fault_rate is not None]
+    if not rated:
+        return "", "No campaign of this suite has ended yet."
+
+    def rate(row: MemberRow) -> float:
+        return 0.0 if row.fault_rate is None else row.fault_rate.value
+
+    ordered = sorted(rated, key=rate, reverse=True)
+    worst = ordered[0]
+    broken = [row for row in ordered if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
+    faults = sum(row.distinct_faults for row in rated)
+    if not faults:
+        return "", f"{subject} withstood all {counted(len(rated), 'perturbation')} of this suite."
+    assert worst.fault_rate is not None
+    most = (
+        f"{subject} is most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances break "
+        f"its answer (95%: {percent(worst.fault_rate.low)} to {percent(worst.fault_rate.high)})."
+    )
+    if not broken:
+        return "broken", f"{most} Under no perturbation is the fault rate clearly above {percent(FRAGILE, 0)}."
+    under = "1 perturbation" if len(broken) == 1 else f"{len(broken)} of {len(rated)} perturbations"
+    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {under}."
+
+
+def _sentences(suite: SuiteRun, errors: CorruptionErrors | None) -> list[str]:
+    from themis.suites.result import sentences
+
+    return sentences(suite, errors)[1:]  # the first is the verdict
+
+
+def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:
+    """The classes, and the rows of the heat map; the first row is that of clean inputs if it is known."""
+    column = next((column for column in suite.record["slices"] if column["name"] == CLASS), None)
+    if column is None:
+        return [], []
+    order = ["clean", *suite.members]
+    rows = []
+    for name in sorted(column["counts"], key=lambda name: order.index(name) if name in order else len(order)):
+        counts = column["counts"][name][: len(column["values"])]
+        rates = [share(min(faults, tests), tests) if tests else None for tests, faults in counts]
+        rows.append(ClassRow(name, rates, [tests for tests, _ in counts]))
+    return column["values"], rows
+
+
+def _telling(folder: Path, member: str) -> ShownFault | None:
+    """The most telling stored fault of a member; None without one, or if it cannot be read."""
+    if folder.is_symlink() or not (folder / DATABASE).is_file():
+        return None
+    try:
+        with closing(Reader(folder, is_brief=True)) as run:
+            faults = run.faults("tensors IS NOT NULL").most_telling(1)
+            return _shown(run, faults[0], member) if faults else None
+    except ThemisError:  # the report of the member says what is wrong
+        return None
+
+
+def _shown(run: Reader, fault: Fault, member: str) -> ShownFault:
+    inputs = read_inputs(run, [fault.id], [fault.seed_id], 1, feature_names(run))
+    task, names = task_of(run), class_names(run)
+    theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
+    clean = fault.clean_answer if fault.clean_answer is not None else -2
+    return ShownFault(
+        member,
+        f"seed {fault.seed_id}: {theta}",
+        answer_names(task, [clean], names)[clean] if clean >= 0 else "",
+        outcome_names(task, [fault.answer], names)[fault.answer],
+        inputs.clean.get(fault.seed_id),
+        inputs.disturbed.get(fault.id),
+    )
+
+
+def _config(record: dict[str, Any]) -> list[tuple[str, str]]:
+    origin = {name: value for name, value in (record["origin"] or {}).items() if value not in (None, "", [])}
+    values = {**origin, **record["settings"], **record["options"]}
+    return [(name, as_text(value)) for name, value in values.items()]
+
+
+def _commands(suite: SuiteRun) -> list[ShellCommand]:
+    folder = quote(str(suite.path))
+    commands = []
+    if suite.state != "ended" and suite.record["origin"] is not None:
+        commands.append(ShellCommand(f"themis resume {folder}", "Resume the suite where it stopped"))
+    found = [row for row in suite.rows if row.faults]
+    if found:
+        worst = max(found, key=lambda row: row.distinct_faults)
+        member = quote(str(suite.path / worst.name))
+        commands.append(ShellCommand(f"themis faults {member}", "List, sort and export the faults of a member"))
+        commands.append(ShellCommand(f"themis shrink {member} --curve", "Find the smallest disturbances that break it"))
+    return commands

@@ -1,0 +1,114 @@
+"""Comparing two suites: every member with the member of the same name, on the same tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from themis.errors import UsageError
+from themis.runs.diff.api import TESTS, diff
+from themis.runs.diff.markdown import escape, table
+from themis.runs.diff.result import Diff
+from themis.runs.run import percent
+from themis.runs.trust import Trusted
+from themis.suites.members import Rebuild, open_members
+from themis.suites.result import SuiteRun
+
+HEAD = ("perturbation", "fault rate before", "after", "error before", "after", "fixed", "new", "still", "result")
+
+
+@dataclass(frozen=True)
+class SuiteDiff:
+    """The differences of the members that both suites have, by name."""
+
+    before: SuiteRun
+    after: SuiteRun
+    members: dict[str, Diff]
+    missing: tuple[str, ...]
+    """Members that only one of the suites has run."""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row per member, as text: see `HEAD`."""
+        rows = []
+        rates = [{row.name: row.fault_rate for row in suite.rows} for suite in (self.before, self.after)]
+        for name, difference in self.members.items():
+            shown = []
+            for rate in (side.get(name) for side in rates):
+                shown.append("-" if rate is None else percent(rate.value))
+            for suite in (self.before, self.after):
+                errors = suite.errors.get(name)
+                shown.append("-" if errors is None else percent(float(np.mean(errors))))
+            counts = ("-",) * 3
+            if difference.kind == "versions":
+                counts = tuple(f"{len(group):,}" for group in (difference.fixed, difference.new, difference.still))  # type: ignore[assignment]
+            rows.append((name, *shown, *counts, difference.sentence))
+        return rows
+
+    @property
+    def mean_errors(self) -> tuple[float, float] | None:
+        """The mean error over levels and common members, before and after; None without levels."""
+        names = [name for name in self.members if name in self.before.errors and name in self.after.errors]
+        if not names:
+            return None
+        before, after = (
+            float(np.mean([np.mean(suite.errors[name]) for name in names])) for suite in (self.before, self.after)
+        )
+        return before, after
+
+    def lines(self) -> list[str]:
+        """What the comparison says as a whole."""
+        lines = []
+        if self.mean_errors is not None:
+            before, after = self.mean_errors
+            lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after.")
+        if self.missing:
+            lines.append(f"Only in one of the suites, and not compared: {', '.join(self.missing)}.")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "before": str(self.before.path),
+            "after": str(self.after.path),
+            "mean_errors": None if self.mean_errors is None else list(self.mean_errors),
+            "members": {name: difference.as_dict() for name, difference in self.members.items()},
+            "missing": list(self.missing),
+        }
+
+    def markdown(self) -> str:
+        """A table with one row per member, and the lines below it."""
+        head = f"## Themis: {escape(str(self.before.path))} and {escape(str(self.after.path))}"
+        return "\n".join([head, "", *table(HEAD, self.rows()), "", *(escape(line) for line in self.lines()), ""])
+
+
+def diff_suites(
+    before: SuiteRun | str | Path,
+    after: SuiteRun | str | Path,
+    *,
+    kind: str = "auto",
+    tests: int = TESTS,
+    random_seed: int = 0,
+    trust: Trusted = False,
+    rebuild: tuple[Rebuild | None, Rebuild | None] = (None, None),
+    remedies: tuple[str, str] = ("", ""),
+) -> SuiteDiff:
+    """Compare the members that two suites have in common, as `themis.diff` compares runs.
+
+    rebuild: how the first member of each suite is opened, for models that are elsewhere now.
+    """
+    first, second = (side if isinstance(side, SuiteRun) else SuiteRun(side) for side in (before, after))
+    with open_members(first, rebuild[0], trust) as old, open_members(second, rebuild[1], trust) as new:
+        names = [name for name in old if name in new]
+        if not names:
+            raise UsageError(
+                f"two suites must have a member in common to be compared, but {first.path} and {second.path} have "
+                "none: run the same suite on both models"
+            )
+        members = {
+            name: diff(old[name], new[name], kind=kind, tests=tests, random_seed=random_seed, remedies=remedies)
+            for name in names
+        }
+    return SuiteDiff(first, second, members, tuple(sorted(old.keys() ^ new.keys())))
