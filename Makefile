@@ -34,7 +34,7 @@ $(TOOLS): $(READY)
 
 # Libraries that Themis is compared with or takes models and data of, and trackers with many dependencies.
 $(RIVALS): $(READY)
-	$(INSTALL) -e '.[attacks,bench,mlflow,wandb,integrations]'
+	$(INSTALL) -e '.[attacks,bench,coco,mlflow,wandb,integrations]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from themis.suites.api import resume_suite, run_suite
     from themis.suites.result import SuiteRun, open_suite
     from themis.target.blackbox import BlackBox
+    from themis.target.detections import Detections
     from themis.target.target import Normalize, Target
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
@@ -34,6 +35,7 @@ _HOMES = {
     "Compare": "oracle",
     "Coverage": "judge.coverage",
     "DataError": "errors",
+    "Detections": "target.detections",
     "Fault": "runs.faults",
     "Features": "data.features",
     "MissingExtraError": "errors",
@@ -64,6 +66,7 @@ __all__ = [
     "Compare",
     "Coverage",
     "DataError",
+    "Detections",
     "Fault",
     "Features",
     "MissingExtraError",

@@ -26,6 +26,7 @@ NAMES = [
     "segmentation:0.3",
     "keypoints:2.5",
     "keypoints:33.3%",
+    "detection:0.75,score=0.25,match=hungarian",
     f"{__name__}:far",
 ]
 

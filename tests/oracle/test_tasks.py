@@ -47,6 +47,20 @@ def painter():
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
 
 
+class Finder(nn.Module):
+    """Three boxes whose scores depend on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net(3, nn.Sigmoid())
+
+    def forward(self, x):
+        scores = self.net(8 * (x - 0.5) + 0.5)
+        corner = torch.arange(3.0, device=x.device)
+        rows = torch.stack([corner, corner, corner + 2, corner + 2, corner, corner], 1).repeat(len(x), 1, 1)
+        return torch.cat([rows[..., :4], scores[..., None], rows[..., 5:]], 2)
+
+
 INPUTS = torch.rand(24, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 # Net, oracle, labels made from the clean outputs, and the settled oracle.
 TASKS = {
@@ -65,10 +79,12 @@ TASKS = {
     "segmentation, labels": (painter(), "segmentation:0.05", lambda outputs: outputs.argmax(1), "segmentation:0.05"),
     "keypoints": (net(4, nn.Unflatten(1, (2, 2))), "keypoints:0.1", None, "keypoints:0.1"),
     "keypoints, labels": (net(6, nn.Unflatten(1, (3, 2))), "auto", lambda outputs: outputs + 0.01, "keypoints:10.0%"),
+    "detection": (Finder(), "auto", None, "detection:0.5,score=0.5"),
+    "detection, labels": (Finder(), "detection:0.6", lambda outputs: outputs[..., [0, 1, 2, 3, 5]], "detection:0.6"),
     "compare": (net(3), FAR, None, f"{__name__}:far"),
 }
 HAS_ANSWER = ("wrong", "changed", "top", "threshold")
-HAS_VALUE = ("threshold", "regression", "off", "segmentation", "keypoints")
+HAS_VALUE = ("threshold", "regression", "off", "segmentation", "keypoints", "detection")
 
 
 @pytest.mark.parametrize("perturbation", ["gaussian", "fgsm"])
@@ -132,6 +148,11 @@ def test_the_summary_names_the_chosen_oracle_and_the_quality_of_clean_answers():
     run = themis.run(TASKS["segmentation"][0], (INPUTS, maps), "gaussian", max_tests=20)
     assert 0 < run.start.clean_iou < 1
     assert f"(clean mean IoU {run.start.clean_iou:.3g})" in opening(run.start)
+    with torch.no_grad():
+        boxes = Finder()(INPUTS)[..., [0, 1, 2, 3, 5]]
+    run = themis.run(Finder(), (INPUTS, boxes), "gaussian", max_tests=20)
+    assert run.start.clean_map == run.summary()["clean_map"] == 1
+    assert "(clean mAP 1)" in opening(run.start)
 
 
 def test_an_output_that_is_not_finite_is_a_distinct_fault_in_every_task():
@@ -153,6 +174,7 @@ def test_an_output_that_is_not_finite_is_a_distinct_fault_in_every_task():
         "regression, flat",
         "segmentation",
         "keypoints",
+        "detection",
         "compare",
     ):
         model, oracle, _, _ = TASKS[name]

@@ -21,7 +21,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
 from themis.measure.tests import Floats, Ints
-from themis.oracle import choose_oracle
+from themis.oracle import Detection, choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
@@ -239,12 +239,15 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         criterion=None if setup.criterion is None else setup.criterion.describe(),
         classes=_class_names(calculator),
         entry=getattr(setup.target, "entry", None),
+        clean_map=grade.get("map"),
     )
 
 
 def check_classes(calculator: Calculator) -> None:
     """Refuse class names that cannot be those of the model's answers."""
     names, n_answers = calculator.seeds.classes, _n_answers(calculator)
+    if isinstance(calculator.oracle, Detection):
+        return  # detections do not tell how many classes the model knows
     if names is not None and len(names) != n_answers:
         raise UsageError(_wrong_names(len(names), n_answers))
 
@@ -252,6 +255,8 @@ def check_classes(calculator: Calculator) -> None:
 def _class_names(calculator: Calculator) -> tuple[str, ...] | None:
     """The classes' names if there is one for each of the model's answers."""
     names, n_answers = calculator.seeds.classes, _n_answers(calculator)
+    if isinstance(calculator.oracle, Detection):
+        return names
     if names is None or n_answers == 0 or len(names) == n_answers:
         return names if n_answers else None
     warnings.warn(f"{_wrong_names(len(names), n_answers)}; class numbers are shown", RuntimeWarning, stacklevel=2)

@@ -40,8 +40,9 @@ NAMES = {
     "neurons": ("element", "channel"),
     "oracle": (
         *("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "off"),
-        *("segmentation", "keypoints"),
+        *("segmentation", "keypoints", "detection"),
     ),
+    "output": ("logits", "torchvision", "yolo", "yolov5", "detr", "rows"),
     "device": ("cpu", "cuda"),
     "zoo": (
         *("lenet1-mnist", "lenet4-mnist", "lenet5-mnist", "mlp-pdf", "mlp-drebin", "vgg19-imagenet"),

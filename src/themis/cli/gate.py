@@ -38,7 +38,9 @@ themis gate runs/new --fail-under coverage=0.99 --max-fault-rate 0.05
 themis gate runs/new --max-new-faults 0 --baseline runs/main
 themis gate runs/new --max-fault-rate 0.05 --junit gates.xml --markdown "$GITHUB_STEP_SUMMARY"
 """
-KNOWN_METRICS = "coverage, coverage_all, coverage_low, coverage_uniform, recall, clean_accuracy, clean_iou, criterion"
+KNOWN_METRICS = (
+    "coverage, coverage_all, coverage_low, coverage_uniform, recall, clean_accuracy, clean_iou, clean_map, criterion"
+)
 BASELINE_REMEDY = "name the model of the baseline with --baseline-weights FILE or --baseline-model MODEL"
 
 

@@ -3,6 +3,7 @@
 from themis.oracle.choose import ORACLES, choose_oracle, is_own_oracle
 from themis.oracle.classes import Changed, Top, Wrong, are_probabilities, confidence
 from themis.oracle.compare import Compare
+from themis.oracle.detection import Detection
 from themis.oracle.keypoints import KeyPoints
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, NOT_FINITE, Oracle, Verdict
@@ -16,6 +17,7 @@ __all__ = [
     "ORACLES",
     "Changed",
     "Compare",
+    "Detection",
     "KeyPoints",
     "Motion",
     "Multilabel",

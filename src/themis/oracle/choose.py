@@ -14,6 +14,7 @@ from torch import Tensor
 from themis.errors import ModelError, UsageError, first_line, nearest
 from themis.oracle.classes import Changed, Top, Wrong
 from themis.oracle.compare import Compare
+from themis.oracle.detection import Detection, are_detections
 from themis.oracle.keypoints import KeyPoints
 from themis.oracle.oracle import Oracle, Verdict
 from themis.oracle.regression import Regression
@@ -29,6 +30,7 @@ class Auto(Oracle):
     `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if rows have several labels.
     `[inputs]` or `[inputs, 1]`: `threshold` if all labels are 0 or 1, otherwise `regression:2sd`.
     `[inputs, classes, height, width]`: `segmentation`. `[inputs, points, 2]` with labels of that shape: `keypoints`.
+    `[inputs, n, 6]` with scores and class numbers: `detection`.
     """
 
     def spec(self) -> str:
@@ -63,6 +65,14 @@ def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         return Segmentation()
     if len(shape) == 3 and shape[2] in (2, 3) and labels is not None and labels.shape[:-1] == shape[:2]:
         return KeyPoints()
+    if are_detections(clean_outputs):
+        return Detection()
+    if len(shape) == 3:
+        raise ModelError(
+            "outputs must be [inputs, classes], [inputs], [inputs, classes, height, width] or detections [inputs, n, "
+            f"6] for the task to be known, got {list(shape)}: pass output=... to Target to pick the scores, such as "
+            "output='yolo' for a detector, or your own comparison as oracle=Compare(function)"
+        )
     raise ModelError(
         "outputs must be [inputs, classes], [inputs] or [inputs, classes, height, width] for the task to be known, got "
         f"{list(shape)}: pass output=... to Target to pick the scores, or your own comparison as "
@@ -86,6 +96,7 @@ ORACLES: dict[str, Callable[[str], Oracle]] = {
     "off": Regression.parse_off,
     "segmentation": Segmentation.parse,
     "keypoints": KeyPoints.parse,
+    "detection": Detection.parse,
 }
 """Oracles by name; each is made from the text after the colon, which is empty or a number."""
 

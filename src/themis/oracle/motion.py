@@ -113,11 +113,16 @@ class Motion:
         is_inside = torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
         for step in reversed(self.steps):
             height, width = step.size
-            x, y = _positions(points.double(), step.size)
-            points = _pixels(*step.trace_back(x, y), step.size)
+            points = _source(step, points)
             across, down = points.unbind(-1)
             is_inside &= (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
         return is_inside
+
+    def sources(self, points: Tensor) -> Tensor:
+        """Where places `[tests, points, 2]` of the disturbed pictures, in pixels, were in the clean ones."""
+        for step in reversed(self.steps):
+            points = _source(step, points)
+        return points
 
     def boxes(self, boxes: Tensor, outline: Literal["box", "ellipse"] = "box") -> tuple[Tensor, Tensor]:
         """Boxes `[tests, boxes, 4]` (left, top, right, bottom in pixels), moved like the pictures and clipped to them.
@@ -158,6 +163,11 @@ def _pixels(x: Tensor, y: Tensor, size: Size) -> Tensor:
     """Positions as points in pixels."""
     height, width = size
     return torch.stack([x * min(size) + width / 2, y * min(size) + height / 2], -1)
+
+
+def _source(step: MotionStep, points: Tensor) -> Tensor:
+    """Where the content of places after one step, in pixels, was before it."""
+    return _pixels(*step.trace_back(*_positions(points.double(), step.size)), step.size)
 
 
 def _sampled(step: MotionStep, maps: Tensor, fill: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -98,7 +99,7 @@ class Oracle(ABC):
 
 def are_finite(outputs: Tensor) -> Tensor:
     """Return which outputs contain neither a NaN nor an infinity, `[tests]`."""
-    return outputs.reshape(len(outputs), -1).isfinite().all(1)
+    return outputs.reshape(len(outputs), math.prod(outputs.shape[1:])).isfinite().all(1)
 
 
 def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:

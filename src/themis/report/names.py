@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from themis.oracle.detection import describe_outcome
 from themis.reading import read_regular
 from themis.runs.trust import why_not_ours
 
@@ -44,6 +45,8 @@ def answer_names(task: str, answers: Iterable[int], classes: list[str] | None) -
 def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
     if outcome < 0:
         return "not finite"
+    if task == "detection":
+        return describe_outcome(outcome, classes)
     if task in ("regression", "off"):
         return DIRECTIONS.get(outcome, str(outcome))
     name = classes[outcome] if classes is not None and outcome < len(classes) else str(outcome)

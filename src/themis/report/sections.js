@@ -11,6 +11,7 @@ function drawNumbers(view) {
   const spread = coverage && coverage.interval;
   const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered correctly`
     : view.clean.error !== null ? `clean error ${number(view.clean.error)} on average`
+      : view.clean.map !== null ? `clean mAP ${number(view.clean.map)}`
       : view.clean.iou !== null ? `clean mean IoU ${number(view.clean.iou)}` : '';
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
     figure('Fault rate', rate ? percent(rate.value, 2) : 'unknown', interval(rate),

@@ -84,6 +84,7 @@ class CleanScores:
     accuracy: float | None
     error: float | None
     iou: float | None
+    map: float | None
 
 
 @dataclass(frozen=True)

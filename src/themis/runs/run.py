@@ -55,6 +55,8 @@ class Start:
     """The names of the classes by number, if the data has them."""
     entry: str | None = None
     """Which entry of the model's result holds its scores, in words; None if the result is a tensor."""
+    clean_map: float | None = None
+    """Mean average precision on clean inputs, as COCO defines it, in tasks whose answers are boxes."""
 
     @property
     def covers_neurons(self) -> bool:
@@ -260,6 +262,7 @@ class Run:
             "clean_accuracy": start.clean_accuracy,
             "clean_error": start.clean_error,
             "clean_iou": start.clean_iou,
+            "clean_map": start.clean_map,
             "oracle": start.oracle,
             "neurons": start.n_neurons,
             "neurons_dead": last.coverage.n_dead,

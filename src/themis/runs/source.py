@@ -62,7 +62,7 @@ class Origin:
     output: str | None = option(
         None,
         "entry of the model's result that holds the scores: a key, an attribute or an index (default: logits, out, or "
-        "the only tensor)",
+        "the only tensor); or the form of a detector's result: torchvision, yolo, yolov5, detr, rows",
     )
     layers: list[str] | None = option(
         None, "layers to measure, as glob patterns such as conv*,fc1 (default: all layers with activations)"
@@ -162,6 +162,7 @@ class Origin:
         from torch import nn
 
         from themis.target.blackbox import BlackBox
+        from themis.target.detections import FORMS
         from themis.target.estimator import is_estimator
         from themis.target.loaders.onnx import OnnxModel
         from themis.target.target import Normalize, Target
@@ -183,6 +184,8 @@ class Origin:
         if is_estimator(model) and not isinstance(model, nn.Module):
             return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
+            if self.output in FORMS:
+                return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)
         return Target(model, **options, output=self.output, version=version)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
@@ -226,6 +226,21 @@ def find_layers(
     return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d)
 
 
+def keep_fixed_layers(tracer: Tracer, others: Any, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return the layers of a detector that have one row and the same neurons for every picture, without the detections.
+
+    Layers behind the proposals of a two-stage detector have one row per proposal. The detections are a list in order of
+    their scores, in which a place means nothing. `others` are two different pictures.
+    """
+    two = {traced.name: traced.shape for traced in trace_activations(tracer, others, lambda result: torch.zeros(2, 1))}
+    fixed = [layer for layer in layers if layer.name != OUTPUT and two.get(layer.name) == (2, *layer.shape)]
+    numbered, start = [], 0
+    for layer in fixed:
+        numbered.append(replace(layer, start=start))
+        start += layer.n_neurons
+    return tuple(numbered) or layers
+
+
 def choose_layers(
     two: list[TracedActivation],
     three: list[TracedActivation],
@@ -293,7 +308,7 @@ def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
     if activation.numel() != n_inputs * math.prod(layer.shape):
         raise ModelError(
             f"layer {layer.name!r} must keep its shape {layer.shape}, got {tuple(activation.shape[1:])}: "
-            "give inputs of one size"
+            "give inputs of one size, or leave the layer out with layers=[...]"
         )
     if activation.dtype not in (torch.float32, torch.float64):
         activation = activation.float()

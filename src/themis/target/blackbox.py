@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import ModelError, UsageError
+from themis.errors import DataError, ModelError, UsageError
 from themis.options import check_count
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
+from themis.target.detections import FORMS, Detections, choose_output, not_pictures, recognise, scale_boxes
 from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
 from themis.target.output import check_label_order, in_label_order
@@ -44,6 +45,7 @@ class BlackBox:
         layers: As for `Target`.
         neurons: As for `Target`.
         oracle: As for `Target`.
+        output: A function that picks the scores from what `predict` returned; for a detector, as for `Target`.
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
             version. By default it is the hash of an estimator, or the name of a function, which says nothing about
             its weights.
@@ -64,6 +66,7 @@ class BlackBox:
     layers: str | Sequence[str] = "auto"
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
+    output: Callable[[Any], Tensor] | Detections | str | None = None
     version: str = ""
     label_order: Sequence[int] | None = None
     batch_size: int | None = None
@@ -80,6 +83,11 @@ class BlackBox:
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
         check_label_order(self.label_order)
+        if isinstance(self.output, str | int) and self.output not in FORMS:
+            raise UsageError(
+                f"BlackBox: output must be a function, Detections, or one of {', '.join(FORMS)}, got {self.output!r}"
+            )
+        object.__setattr__(self, "output", choose_output(self.output))
         if self.batch_size is not None:
             check_count("BlackBox: batch_size", self.batch_size)
         check_count("BlackBox: workers", self.workers)
@@ -186,7 +194,10 @@ class BlackBox:
         with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
             own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
-            return self.requests(prepared.detach().cpu().float().numpy(), needs_activations)
+            answers = self.requests(prepared.detach().cpu().float().numpy(), needs_activations)
+            if not isinstance(self.output, Detections):
+                return answers
+            return replace(answers, outputs=scale_boxes(answers.outputs, prepared.shape[-2:], inputs.shape[-2:]))
 
     def _answer(self, inputs: Array, needs_activations: bool) -> Answers:
         """The answers of the function to one batch."""
@@ -197,7 +208,7 @@ class BlackBox:
             result, activations = result
         if needs_activations and self.activations is not None:
             activations = {**activations, **self.activations(kept)}
-        outputs = in_label_order(as_tensor(result, "the output"), self.label_order)
+        outputs = self._outputs(result, inputs)
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(
                 f"the model must return one output per input, got shape {list(outputs.shape)} for {len(inputs)} "
@@ -206,6 +217,25 @@ class BlackBox:
         if not needs_activations:
             return Answers(outputs, None)
         return Answers(outputs, {name: as_tensor(value, f"layer {name!r}") for name, value in activations.items()})
+
+    def _outputs(self, result: Any, inputs: Array) -> Tensor:
+        """Return what the function returned as a tensor: its scores, or the detections of a detector."""
+        if isinstance(result, np.ndarray) and result.dtype != object:
+            result = as_tensor(result, "the output")
+        output = self.output
+        if output is None and recognise(result) is not None:
+            if self.preprocess is not None:
+                raise UsageError(
+                    "BlackBox: a detector with a preprocess function must name its form: pass output='rows' or another"
+                )
+            output = Detections()
+        if isinstance(output, Detections):
+            if inputs.ndim != 4:
+                raise DataError(not_pictures(inputs.shape[1:]))
+            return output.read(result, inputs.shape[-2:], inputs.shape[-2:])
+        assert not isinstance(output, str)
+        scores = as_tensor(result if output is None else output(result), "the output")
+        return in_label_order(scores, self.label_order)
 
 
 def fresh_answers(target: AnyTarget) -> AbstractContextManager[None]:

@@ -22,12 +22,14 @@ from themis.target.activations import (
     OnActivation,
     Tracer,
     find_layers,
+    keep_fixed_layers,
 )
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
+from themis.target.detections import Detections, choose_output, not_pictures, recognise
 from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
 from themis.target.normalisation import own_statistics
-from themis.target.output import Output, check_label_order, check_output, in_label_order, pick_scores
+from themis.target.output import Output, check_label_order, in_label_order, pick_scores
 
 UNBOUNDED = (-math.inf, math.inf)
 """Bounds that are not known yet: those of the features are taken when the data is a table."""
@@ -123,15 +125,17 @@ class Target:
         module: Any `nn.Module`; it is run in evaluation mode and restored afterwards.
         bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` takes the
             range of its features.
-        preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function.
+        preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function. It may return a
+            list with one tensor per input for models that take such a list; `preprocess=list` does only that.
         layers: `auto` (after each activation, and the output) or glob patterns of layer names.
         neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
             channel is a neuron).
         oracle: Defines a fault. One of `wrong`, `changed`, `topK`, `threshold`, `multilabel`, `regression`, `off`,
-            `segmentation` and `keypoints`, some of which take a number, such as `regression:0.1`; or
+            `segmentation`, `keypoints` and `detection`, some of which take a number, such as `regression:0.1`; or
             `Compare(function)`; or `auto`, which chooses by the outputs and the labels.
         output: Picks the scores from a result that is not a tensor: the name of a key or attribute, an index, or a
-            function. By default the entry `logits` or `out`, or the only tensor; several are refused.
+            function. By default the entry `logits` or `out`, or the only tensor; several are refused. For a detector,
+            `Detections` or the name of its form, such as `yolo`; results of torchvision and DETR are recognised.
         label_order: The label that each output stands for, if the labels are in another order than the outputs.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
@@ -142,7 +146,7 @@ class Target:
     layers: str | Sequence[str] = "auto"
     neurons: Granularity = "element"
     oracle: str | Oracle = "auto"
-    output: Output | None = field(default=None, repr=False)
+    output: Output | Detections | None = field(default=None, repr=False)
     label_order: Sequence[int] | None = field(default=None, repr=False)
     version: str = ""
 
@@ -154,7 +158,7 @@ class Target:
                 remedy = "pass it to themis.run as it is, or as themis.BlackBox(estimator, ...) with options"
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
-        check_output(self.output)
+        object.__setattr__(self, "output", choose_output(self.output))
         check_label_order(self.label_order)
         if any(map(_is_compiled, self.module.modules())):
             warnings.warn(
@@ -194,13 +198,24 @@ class Target:
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
 
-        def batch(n: int) -> Tensor:
+        def batch(n: int) -> Any:
             return self.prepare(example[None].expand(n, *example.shape).contiguous())
+
+        is_detector, prepared = False, batch(1)
+
+        def output(result: Any) -> Tensor:
+            nonlocal is_detector
+            is_detector = self._detections(result) is not None
+            return self._scores(result, example[None], prepared)
 
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         _refuse_meta_weights(self.module)
         with self._explain_errors(example[None]):
-            return find_layers(self.tracer, batch, layers=layers, neurons=self.neurons, output=self.scores)
+            found = find_layers(self.tracer, batch, layers=layers, neurons=self.neurons, output=output)
+            if not is_detector or layers != "auto":
+                return found
+            others = self.prepare(torch.stack([example, torch.full_like(example, float(example.mean()))]))
+            return keep_fixed_layers(self.tracer, others, found)
 
     def forward(
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
@@ -212,7 +227,7 @@ class Target:
                 result = self.tracer.run(prepared)
             else:
                 result = self.tracer.forward(prepared, on_activation, layers or ())
-            scores = self.scores(result)
+            scores = self._scores(result, inputs, prepared)
             if scores.ndim == 0 or len(scores) != len(inputs):
                 raise ModelError(
                     f"the model must return one output per input, got shape {list(scores.shape)} for {len(inputs)} "
@@ -245,18 +260,25 @@ class Target:
                     if version is not None and tensor._version != version:
                         tensor.copy_(copy)
 
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Return raw `inputs` preprocessed and cast to the model's type.
+    def prepare(self, inputs: Tensor) -> Any:
+        """Return raw `inputs` preprocessed and cast to the model's type: a tensor, or a list with one per input.
 
-        The model gets a tensor that it may overwrite: tests are compared with what they were made to be.
+        The model gets tensors that it may overwrite: tests are compared with what they were made to be.
         """
         if isinstance(self.preprocess, Normalize):
             return self.preprocess(inputs).to(self.dtype)
         own = inputs.clone()
-        return (own if self.preprocess is None else self.preprocess(own)).to(self.dtype)
+        prepared: Any = own if self.preprocess is None else self.preprocess(own)
+        if isinstance(prepared, list | tuple):
+            return [item.to(self.dtype) for item in prepared]
+        return prepared.to(self.dtype)
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
+        if isinstance(self.output, Detections) or self._detections(result) is not None:
+            raise UsageError(
+                "the answers of a detector are boxes, which have no scores by class: use another criterion"
+            )
         scores, entry = pick_scores(result, self.output)
         object.__setattr__(self, "_entry", entry)
         return in_label_order(scores, self.label_order)
@@ -265,6 +287,22 @@ class Target:
     def entry(self) -> str | None:
         """Which entry of the model's last result held the scores, in words; None if the result was a tensor."""
         return getattr(self, "_entry", None)
+
+    def _scores(self, result: Any, inputs: Tensor, prepared: Any) -> Tensor:
+        """Return the scores in what the module returned for these inputs, or the detections of a detector."""
+        detections = self._detections(result)
+        if detections is None:
+            return self.scores(result)
+        if inputs.ndim != 4:
+            raise DataError(not_pictures(inputs.shape[1:]))
+        return detections.read(result, prepared[0].shape[-2:], inputs.shape[-2:])
+
+    def _detections(self, result: Any) -> Detections | None:
+        """Return what reads detections from a result; None if the model is not a detector."""
+        if isinstance(self.output, Detections):
+            return self.output
+        is_known = self.output is None and recognise(result) is not None
+        return Detections() if is_known else None
 
     def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
         return explain_errors(inputs, self.bounds, self.device, self.module)

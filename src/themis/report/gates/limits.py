@@ -85,6 +85,12 @@ METRICS = {
         "the task is not a segmentation with labels: remove this gate",
         _BETTER,
     ),
+    "clean_map": Metric(
+        "mean average precision of the clean answers",
+        lambda s: s.get("clean_map"),
+        "the task is not a detection with labels: remove this gate",
+        _BETTER,
+    ),
     "criterion": Metric(
         "scored by the campaign's criterion",
         _criterion,

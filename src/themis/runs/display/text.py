@@ -145,6 +145,8 @@ def _grade(start: Start) -> str:
         return f" ({percent(start.clean_accuracy)} answered correctly)"
     if start.clean_error is not None:
         return f" (clean error {start.clean_error:.3g} on average)"
+    if start.clean_map is not None:
+        return f" (clean mAP {start.clean_map:.3g})"
     return "" if start.clean_iou is None else f" (clean mean IoU {start.clean_iou:.3g})"
 
 

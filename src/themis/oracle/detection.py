@@ -1,0 +1,503 @@
+"""Objects in pictures: `detection`; outputs are detections `[inputs, n, 6]`, as `boxes` describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from themis.errors import DataError, ModelError, UsageError
+from themis.oracle.average_precision import mean_average_precision
+from themis.oracle.boxes import CLASS, PADDING, SCORE, TINY, are_crowds, by_score, overlap, plain_classes, share_inside
+from themis.oracle.matching import UNMATCHED, Matching, are_in_crowd, are_matched, match
+from themis.oracle.motion import Motion
+from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite, read_number
+
+OVERLAP, LEAST_SCORE = 0.5, 0.5
+NEAR = 0.1
+"""IoU from which a lost object counts as moved."""
+LEAST_LOSS = 1e-6
+MUCH = 0.5
+"""Share of a moved object that must still be in the picture for it to be required, and of a detection that must show
+the clean picture for it to count: beyond its edges, a moved picture is mirrored."""
+LEAST_SIDE = 4.0
+"""Pixels of a moved object's shorter side below which it need not be found."""
+MOST_DEFORMED = 0.2
+"""How far an object may be from what an affine map makes of it: one that is torn or folded need not be found."""
+GRID, FEW = 16, 5
+"""Points across a detection and across an object, in both directions, that tell which part of it is seen."""
+LOST, MISTAKEN, MOVED, SPURIOUS = range(4)
+KINDS = ("lost", "mistaken", "moved", "spurious")
+"""What can happen to an object."""
+CLASS_BITS = 14
+MAX_CLASSES = 1 << CLASS_BITS
+EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
+
+
+class Fate(NamedTuple):
+    """The outcome of a fault in words: what happened (one of `KINDS`), to which class, and what it was mistaken for."""
+
+    kind: str
+    class_number: int
+    mistaken_for: int | None
+
+
+def outcome_of(kind: Tensor, class_number: Tensor, mistaken_for: Tensor) -> Tensor:
+    """Return the outcome that `read_outcome` reads."""
+    return kind + 4 * (class_number + MAX_CLASSES * mistaken_for)
+
+
+def read_outcome(outcome: int) -> Fate:
+    """Return what an outcome of at least 0 means."""
+    classes, kind = divmod(outcome, 4)
+    other, class_number = divmod(classes, MAX_CLASSES)
+    return Fate(KINDS[kind], class_number, other if kind == MISTAKEN else None)
+
+
+def describe_outcome(outcome: int, classes: tuple[str, ...] | list[str] | None = None) -> str:
+    """Return an outcome of at least 0 as a phrase, such as `cat taken for dog`."""
+
+    def name(number: int) -> str:
+        return classes[number] if classes is not None and number < len(classes) else f"class {number}"
+
+    fate = read_outcome(outcome)
+    if fate.mistaken_for is not None:
+        return f"{name(fate.class_number)} taken for {name(fate.mistaken_for)}"
+    if fate.kind == "spurious":
+        return f"spurious {name(fate.class_number)}"
+    return f"{name(fate.class_number)} {fate.kind}"
+
+
+class Objects(NamedTuple):
+    """What tests are compared with, `[tests, n, ...]`: the objects that must be found, and others that may be."""
+
+    boxes: Tensor
+    inner: Tensor
+    """Those of the ellipses in the boxes: the bounds of an object that has rotated lie between the two."""
+    classes: Tensor
+    """`PADDING` if there is no object."""
+    is_required: Tensor
+    is_crowd: Tensor
+    is_true: Tensor
+    """Whether finding it counts as correct."""
+
+    def packed(self) -> Tensor:
+        """Return the objects as one tensor `[tests, n, 12]`, which takes the place of labels."""
+        columns = (self.classes, self.is_required, self.is_crowd, self.is_true)
+        return torch.cat([self.boxes, self.inner, *(column[..., None].to(self.boxes) for column in columns)], 2)
+
+    @staticmethod
+    def unpacked(packed: Tensor) -> Objects:
+        """Return the objects in such a tensor."""
+        flags = (packed[..., 9 + k] > 0 for k in range(3))
+        return Objects(packed[..., :4], packed[..., 4:8], packed[..., 8].long(), *flags)
+
+
+N_PACKED = 12
+
+
+class ScoredBoxes(NamedTuple):
+    """Detections that are trimmed to as many as any test has, and which of them are answers: scored high enough."""
+
+    boxes: Tensor
+    visible: Tensor
+    """The part of each that shows the clean picture."""
+    classes: Tensor
+    scores: Tensor
+    is_answer: Tensor
+    is_excused: Tensor
+    """Whether it is not held against the model if it is no object."""
+
+
+@dataclass(frozen=True)
+class Detection(Oracle):
+    """A fault is an object that is lost, moved or taken for another class, or one that appears.
+
+    A detection counts if its score is at least `least_score`, and it is an object if their classes are equal and their
+    IoU is at least `least_overlap`. With labels, the objects are those that were found on the clean input: nobody can
+    lose what was never found, and what was wrongly found on the clean input already is not held against a test. Seeds
+    of which nothing is left to test are left out. Without labels, the objects are the clean answers. The outcome is
+    what happened to which class; of several, to the object whose margin is smallest. Objects move with the picture; one
+    that has left it for the most part, or has become very small, may be found, but need not be.
+    """
+
+    is_spatial: ClassVar[bool] = True
+    least_overlap: float = OVERLAP
+    least_score: float = LEAST_SCORE
+    matching: Matching = "greedy"
+
+    @staticmethod
+    def parse(text: str) -> Detection:
+        oracle = Detection()
+        for k, part in enumerate(text.split(",") if text else ()):
+            name, equals, value = part.partition("=")
+            if not equals and k == 0:
+                oracle = replace(oracle, least_overlap=read_number(part, "detection", EXAMPLE, 0, 1))
+            elif name == "score":
+                oracle = replace(oracle, least_score=_read_score(value))
+            elif name == "match" and value in get_args(Matching):
+                oracle = replace(oracle, matching=value)  # type: ignore[arg-type]
+            else:
+                raise UsageError(
+                    "oracle 'detection' must be followed by an IoU, score=NUMBER and match=greedy or match=hungarian, "
+                    f"got {part!r}: write {EXAMPLE}"
+                )
+        return oracle
+
+    def spec(self) -> str:
+        matching = "" if self.matching == "greedy" else f",match={self.matching}"
+        return f"detection:{self.least_overlap!r},score={self.least_score!r}{matching}"
+
+    def describe(self) -> str:
+        return (
+            f"an object that is lost, moved (IoU below {self.least_overlap:g}), taken for another class or spurious, "
+            f"at scores of {self.least_score:g} and more"
+        )
+
+    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
+        check_detections(clean_outputs)
+        return self
+
+    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        check_detections(clean_outputs)
+        if labels is None:
+            return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
+        check_objects(labels, len(clean_outputs))
+        objects = self._objects(clean_outputs, labels)
+        has_answers = self._answers(clean_outputs).is_answer.any(1)
+        is_empty = ~objects.is_true.any(1) & ~has_answers
+        usable = objects.is_required.any(1) | is_empty
+        if not bool(objects.is_required.any()):
+            self._refuse_if_nothing_is_found(clean_outputs, labels)
+        return usable
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the objects `[seeds, n, 6]`: box, class, and 1 if it must be found, or 0."""
+        objects = self._objects(clean_outputs, labels)
+        columns = (objects.classes, objects.is_required)
+        return torch.cat([objects.boxes, *(column[..., None].to(objects.boxes) for column in columns)], 2)
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        objects = self._objects(clean_outputs, labels)
+        return mark_not_finite(self._judge(objects, self._answers(outputs)), outputs)
+
+    def verdict(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None, motion: Motion | None) -> Verdict:
+        if motion:
+            outputs = _seen_through(outputs, motion, self._objects(clean_outputs, labels))
+            clean_outputs, labels = self.move(clean_outputs, labels, motion)
+        return self.compare(clean_outputs, outputs, labels)
+
+    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
+        objects = self._objects(clean_outputs, labels)
+        boxes, is_visible = _moved(objects.boxes, motion)
+        inner, _ = motion.boxes(objects.inner, "ellipse")
+        is_there = objects.classes != PADDING
+        is_optional = is_there & ~is_visible  # part of it may be found, in one piece or in several
+        around = boxes.new_tensor([-1, -1, 1, 1]) * LEAST_SIDE / 2
+        moved = objects._replace(
+            boxes=torch.where(is_optional[..., None], boxes + around, boxes),
+            inner=inner,
+            is_required=objects.is_required & is_visible,
+            is_crowd=objects.is_crowd | is_optional,
+            is_true=objects.is_true & is_visible,
+        )
+        return clean_outputs, moved.packed()
+
+    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
+        boxes, is_visible = _moved(labels[..., :4], motion)
+        classes = labels[..., 4]
+        classes = torch.where((classes >= 0) & ~is_visible, -2 - classes, classes)
+        return torch.cat([boxes, classes[..., None]], 2)
+
+    def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return how far objects are from being found, and how close others are to being answers.
+
+        Both are cross-entropies: of the best detection of each object that must be found, its score reduced if they
+        overlap too little, and of the best detection that is no object.
+        """
+        boxes, classes, scores = outputs[..., :4].float(), outputs[..., CLASS], outputs[..., SCORE].float()
+        overlaps = overlap(boxes, reference[..., :4].float())
+        is_same = (classes[:, :, None] == plain_classes(reference[:, None, :, 4])) & (classes[:, :, None] >= 0)
+        found = scores[:, :, None] * (overlaps / self.least_overlap).clamp_max(1)
+        found = _highest(torch.where(is_same, found, 0.0), 1)
+        is_required = reference[..., 5] > 0
+        losses = torch.where(is_required, -found.clamp_min(LEAST_LOSS).log(), 0.0)
+        is_object = (is_same & (overlaps >= self.least_overlap)).any(2) | (classes < 0)
+        other = _highest(torch.where(is_object, 0.0, scores), 1)
+        return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(LEAST_LOSS).log()
+
+    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        precision = mean_average_precision(clean_outputs, labels)
+        return {} if precision.mean is None else {"map": precision.mean}
+
+    def _judge(self, objects: Objects, answers: ScoredBoxes) -> Verdict:
+        n_tests, n_objects = objects.classes.shape
+        overlaps = _overlaps(answers, objects)
+        is_same = answers.classes[:, :, None] == objects.classes[:, None]
+        is_near = overlaps >= self.least_overlap
+        is_pair = is_same & is_near & answers.is_answer[:, :, None]
+        matched = match(overlaps, is_pair, ~objects.is_required, objects.is_crowd, self.matching)
+        is_found = are_matched(matched, n_objects)
+        is_broken = objects.is_required & ~is_found
+        is_left = answers.is_answer & (matched == UNMATCHED)
+        # What has become of broken objects: the detections that are left are taken for them, each at most once.
+        explains = is_left[:, :, None] & is_broken[:, None]
+        as_other = match(overlaps, explains & ~is_same & is_near, ~is_broken, objects.is_crowd)
+        is_mistaken = are_matched(as_other, n_objects)
+        explains &= (as_other == UNMATCHED)[:, :, None] & ~is_mistaken[:, None]
+        as_moved = match(overlaps, explains & is_same & (overlaps >= NEAR), ~is_broken, objects.is_crowd)
+        has_moved = are_matched(as_moved, n_objects)
+        is_spurious = is_left & (as_other == UNMATCHED) & (as_moved == UNMATCHED) & ~answers.is_excused
+        # Margins: of an object, the slack of its best detection; of a detection that is no object, that of its score.
+        slack = torch.minimum(answers.scores[:, :, None] - self.least_score, overlaps - self.least_overlap)
+        of_objects = _highest(torch.where(is_same, slack, -self.least_score), 1, -self.least_score)
+        of_objects = torch.where(is_broken, of_objects.clamp_max(-LEAST_LOSS), of_objects)
+        of_objects = torch.where(objects.is_required, of_objects, torch.inf)
+        is_excused = answers.is_excused | (answers.classes == PADDING) | (answers.is_answer & ~is_spurious)
+        is_excused |= (is_same & is_near).any(2)
+        of_others = torch.where(is_excused & ~is_spurious, torch.inf, self.least_score - answers.scores)
+        of_others = torch.where(is_spurious, of_others.clamp_max(-LEAST_LOSS), of_others)
+        margins = torch.cat([of_objects, of_others, of_objects.new_full((n_tests, 1), self.least_score)], 1)
+        # The outcome: that of the broken object or spurious detection with the smallest margin.
+        kind = torch.where(is_mistaken, MISTAKEN, torch.where(has_moved, MOVED, LOST))
+        place = torch.where(as_other == UNMATCHED, n_objects, as_other)
+        mistaken_for = matched.new_zeros(n_tests, n_objects + 1).scatter_(1, place, answers.classes)[:, :n_objects]
+        outcomes = outcome_of(kind, objects.classes.clamp_min(0), torch.where(is_mistaken, mistaken_for, 0))
+        of_spurious = outcome_of(
+            torch.full_like(answers.classes, SPURIOUS), answers.classes.clamp_min(0), torch.zeros_like(answers.classes)
+        )
+        kept = outcomes.new_full((n_tests, 1), KEPT)
+        is_wrong = torch.cat([is_broken, is_spurious, torch.zeros_like(kept, dtype=torch.bool)], 1)
+        is_fault = is_wrong.any(1)
+        worst = torch.where(is_wrong, margins.detach(), torch.inf).argmin(1, keepdim=True)
+        outcome = torch.cat([outcomes, of_spurious, kept], 1).gather(1, worst).squeeze(1)
+        margin = torch.where(is_fault[:, None] & ~is_wrong, torch.inf, margins).amin(1)
+        value = self._f1(objects, answers, matched, is_found)
+        return Verdict(is_fault, torch.where(is_fault, outcome, KEPT), margin, value)
+
+    def _f1(self, objects: Objects, answers: ScoredBoxes, matched: Tensor, is_found: Tensor) -> Tensor:
+        """Return the F1 score of the answers, `[tests]`: 1 if all objects were found and nothing else."""
+        n_found = (is_found & objects.is_true).sum(1)
+        n_objects = objects.is_true.sum(1)
+        n_answers = (answers.is_answer & ~are_in_crowd(matched, objects.is_crowd)).sum(1)
+        total = n_objects + n_answers
+        return torch.where(total > 0, 2 * n_found / total.clamp_min(1), 1.0).float()
+
+    def _answers(self, outputs: Tensor) -> ScoredBoxes:
+        """Return the detections of tests; those that are not finite are empty."""
+        outputs = by_score(torch.where(outputs.isfinite(), outputs, 0.0))
+        classes = outputs[..., CLASS].long()
+        classes = torch.where(outputs[..., SCORE] > 0, classes, PADDING)
+        n = int((classes >= 0).sum(1).amax()) if classes.numel() else 0
+        scores = outputs[:, :n, SCORE].float()
+        is_answer = (scores >= self.least_score) & (classes[:, :n] >= 0)
+        boxes = outputs[:, :n, :4].float()
+        if outputs.shape[2] == 6:
+            return ScoredBoxes(boxes, boxes, classes[:, :n], scores, is_answer, torch.zeros_like(is_answer))
+        return ScoredBoxes(boxes, outputs[:, :n, 6:10], classes[:, :n], scores, is_answer, outputs[:, :n, 10] > 0)
+
+    def _objects(self, clean_outputs: Tensor, labels: Tensor | None) -> Objects:
+        """Return what tests of these seeds are compared with; objects that were moved take the place of labels."""
+        if labels is not None and labels.shape[2] == N_PACKED:
+            return Objects.unpacked(labels)
+        clean = self._answers(clean_outputs)
+        n = int(clean.is_answer.sum(1).amax()) if clean.is_answer.numel() else 0
+        clean = ScoredBoxes(*(column[:, :n] for column in clean))
+        answered = torch.where(clean.is_answer, clean.classes, PADDING)
+        none = torch.zeros_like(clean.is_answer)
+        if labels is None:
+            return Objects(clean.boxes, clean.boxes, answered, clean.is_answer, none, clean.is_answer)
+        labels = labels.to(clean.boxes)
+        is_crowd, is_object = are_crowds(labels[..., 4]), labels[..., 4] >= 0
+        classes = plain_classes(labels[..., 4]).long()
+        boxes = labels[..., :4]
+        overlaps = _overlaps(clean, Objects(boxes, boxes, classes, is_object, is_crowd, is_object))
+        is_pair = (answered[:, :, None] == classes[:, None]) & (answered >= 0)[:, :, None]
+        is_pair &= overlaps >= self.least_overlap
+        matched = match(overlaps, is_pair, ~is_object, is_crowd, self.matching)
+        is_found = are_matched(matched, classes.shape[1]) & is_object
+        extra = torch.where(matched == UNMATCHED, answered, PADDING)  # found wrongly on the clean input
+        boxes = torch.cat([boxes, clean.boxes], 1)
+        return Objects(
+            boxes,
+            boxes,
+            torch.cat([classes, extra], 1),
+            torch.cat([is_found, none], 1),
+            torch.cat([is_crowd, none], 1),
+            torch.cat([is_object, none], 1),
+        )
+
+    def _refuse_if_nothing_is_found(self, clean_outputs: Tensor, labels: Tensor) -> None:
+        """Refuse a model that finds none of the objects, with the most likely reason; pictures may have no objects."""
+        if not bool((labels[..., 4] >= 0).any()):
+            return
+        clean = self._answers(clean_outputs)
+        if not bool(clean.is_answer.any()):
+            highest = float(clean.scores.amax()) if clean.scores.numel() else 0.0
+            raise DataError(
+                f"the model must find some of the objects on clean inputs, but no detection has a score of "
+                f"{self.least_score:g} or more, the highest is {highest:.3g}: lower it with oracle='detection:"
+                f"{self.least_overlap:g},score=...', or check the preprocessing and the weights"
+            )
+        overlaps = overlap(clean.boxes, labels[..., :4].to(clean.boxes))
+        is_near = (overlaps >= self.least_overlap) & clean.is_answer[:, :, None] & (labels[:, None, :, 4] >= 0)
+        if bool(is_near.any()):
+            test, detection, label = is_near.nonzero()[0].tolist()
+            raise DataError(
+                "the model must find some of the objects on clean inputs, but where its boxes fit, the classes differ, "
+                f"such as class {int(clean.classes[test, detection])} for a label of class "
+                f"{int(labels[test, label, 4])}: number the classes of the data as the model does, with "
+                "Detections(first_class=1) or ?numbers=index"
+            )
+        raise DataError(
+            f"the model must find some of the objects on clean inputs, but no detection has an IoU of "
+            f"{self.least_overlap:g} with a label: check that both are in pixels, (left, top, right, bottom), and the "
+            "preprocessing"
+        )
+
+
+def _overlaps(answers: ScoredBoxes, objects: Objects) -> Tensor:
+    """Return the IoU with each object, the largest that its possible bounds give; with a crowd, the share inside it."""
+    overlaps = overlap(answers.boxes, objects.boxes)
+    if objects.inner is not objects.boxes:
+        between = (objects.boxes + objects.inner) / 2
+        for boxes in (answers.boxes, answers.visible):
+            for bounds in (objects.boxes, between, objects.inner):
+                overlaps = torch.maximum(overlaps, overlap(boxes, bounds))
+    if not bool(objects.is_crowd.any()):
+        return overlaps
+    return torch.where(objects.is_crowd[:, None], share_inside(answers.visible, objects.boxes), overlaps)
+
+
+def _moved(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
+    """Return moved boxes, and which of them can be expected to be found: large, inside, and not torn or folded."""
+    moved, share = motion.boxes(boxes)
+    sides = moved[..., 2:] - moved[..., :2]
+    n, n_boxes = boxes.shape[:2]
+    points, places = _points_inside(boxes.detach(), FEW)
+    flat = motion.points(points.reshape(n, -1, 2)).detach()
+    is_seen = motion.is_inside(flat)  # a part that has left the picture in an earlier step does not come back
+    is_there = is_seen.view(n, n_boxes, -1).float().mean(2) >= MUCH
+    is_whole = _deformation(flat.view(n, n_boxes, -1, 2), places) <= MOST_DEFORMED
+    return moved, (share >= MUCH) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
+
+
+def _deformation(moved: Tensor, places: Tensor) -> Tensor:
+    """Return how far points in moved boxes are from where an affine map would put them, as a share of their extent."""
+    terms = torch.cat([places, torch.ones_like(places[:, :1])], 1).double()
+    fitted = terms @ torch.linalg.pinv(terms) @ moved.double()
+    residual = (moved - fitted).square().sum(-1).mean(-1)
+    extent = (moved - moved.mean(2, keepdim=True)).square().sum(-1).mean(-1)
+    return torch.where(extent > 0, residual / extent.clamp_min(TINY), 0.0).sqrt()
+
+
+def _points_inside(boxes: Tensor, n_across: int) -> tuple[Tensor, Tensor]:
+    """Return a grid of points in each box `[..., points, 2]`, and their places as shares of its sides `[points, 2]`."""
+    steps = (torch.arange(n_across, dtype=boxes.dtype, device=boxes.device) + 0.5) / n_across
+    places = torch.cartesian_prod(steps, steps)
+    return boxes[..., None, :2] + places * (boxes[..., 2:4] - boxes[..., :2])[..., None, :], places
+
+
+def _seen_through(outputs: Tensor, motion: Motion, objects: Objects) -> Tensor:
+    """Return detections with five more columns: the part of the box that shows the clean picture, and if it is excused.
+
+    A detection is excused if most of it shows a mirror image, or an object of its class that need not be found because
+    of the motion: such an object may be seen in several pieces.
+    """
+    outputs = _without_empty_rows(outputs)
+    boxes = outputs[..., :4].detach()
+    n, n_boxes = boxes.shape[:2]
+    points, _ = _points_inside(boxes, GRID)
+    flat = points.reshape(n, -1, 2)
+    is_inside = motion.is_inside(flat).view(n, n_boxes, -1)
+    half = (boxes[..., 2:] - boxes[..., :2]) / (2 * GRID)
+    least = torch.where(is_inside[..., None], points, torch.inf).amin(2) - half
+    most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
+    visible = torch.cat([least, most], 2)
+    visible = torch.where(visible.isfinite(), visible, boxes)
+    is_excused = is_inside.to(boxes.dtype).mean(2) < MUCH
+    _, is_expected = _moved(objects.boxes, motion)
+    is_lost = (objects.classes != PADDING) & ~is_expected
+    if bool(is_lost.any()):
+        source = motion.sources(flat).view(n, n_boxes, 1, -1, 2)
+        bounds = objects.boxes[:, None, :, None]
+        is_from = ((source >= bounds[..., :2]) & (source <= bounds[..., 2:])).all(-1).to(boxes.dtype).mean(-1)
+        is_same = outputs[..., CLASS][:, :, None] == objects.classes[:, None]
+        is_excused |= ((is_from >= MUCH) & is_same & is_lost[:, None]).any(2)
+    return torch.cat([outputs, visible, is_excused[..., None].to(boxes)], 2)
+
+
+def _without_empty_rows(outputs: Tensor) -> Tensor:
+    """Return detections in descending order of scores, as many rows as any test needs."""
+    is_there = (outputs[..., SCORE] > 0) | ~outputs.isfinite().all(2)
+    n = int(is_there.sum(1).amax()) if is_there.numel() else 0
+    order = is_there.float().argsort(dim=1, descending=True, stable=True)[:, :n]
+    return by_score(outputs.gather(1, order[..., None].expand(-1, -1, outputs.shape[2])))
+
+
+def _highest(values: Tensor, dim: int, otherwise: float = 0.0) -> Tensor:
+    """Return the maximum over a dimension, or `otherwise` if it has no elements."""
+    if values.shape[dim]:
+        return values.amax(dim)
+    return values.sum(dim) + otherwise
+
+
+def _read_score(text: str) -> float:
+    try:
+        score = float(text)
+    except ValueError:
+        score = torch.nan
+    if not 0 < score < 1:
+        raise UsageError(f"oracle 'detection' needs a score between 0 and 1, got 'score={text}': write {EXAMPLE}")
+    return score
+
+
+def are_detections(outputs: Tensor) -> bool:
+    """Return whether outputs can be detections: `[inputs, n, 6]` with scores in 0..1 and class numbers."""
+    if outputs.ndim != 3 or outputs.shape[2] != 6:
+        return False
+    scores, classes = outputs[..., SCORE], outputs[..., CLASS]
+    is_class = (classes == classes.round()) & (classes >= PADDING) & (classes < MAX_CLASSES)
+    return bool((is_class & (scores >= 0) & (scores <= 1)).all())
+
+
+def check_detections(outputs: Tensor) -> None:
+    """Refuse outputs that are not detections."""
+    if not are_detections(outputs):
+        raise ModelError(
+            "a detector must return detections [inputs, n, 6], each (left, top, right, bottom, score, class) with a "
+            f"score in 0..1 and a class number of at least 0, or -1 for none, got {_describe(outputs)}: pass "
+            "output=themis.Detections(...) to Target to read them from the model's result"
+        )
+
+
+def check_objects(labels: Tensor, n_seeds: int) -> None:
+    """Refuse labels that are not objects."""
+    if labels.ndim != 3 or labels.shape[2] != 5 or len(labels) != n_seeds:
+        raise DataError(
+            f"labels of a detector must be [{n_seeds}, objects, 5], each (left, top, right, bottom, class), with class "
+            f"-1 in empty rows, got shape {list(labels.shape)}: fill shorter rows, or leave the labels out to compare "
+            "with the clean answers"
+        )
+    classes = labels[..., 4]
+    is_class = (classes == classes.round()) & (classes.abs() < MAX_CLASSES)
+    is_box = (labels[..., 2] >= labels[..., 0]) & (labels[..., 3] >= labels[..., 1])
+    is_wrong = ~(is_class & labels.isfinite().all(2)) | (~is_box & (classes != PADDING))
+    if bool(is_wrong.any()):
+        seed, row = is_wrong.nonzero()[0].tolist()
+        raise DataError(
+            "labels must be boxes (left, top, right, bottom) with left <= right and top <= bottom and a class number, "
+            f"got {[round(number, 3) for number in labels[seed, row].tolist()]} for seed {seed}: correct the label"
+        )
+
+
+def _describe(outputs: Tensor) -> str:
+    if outputs.ndim == 3 and outputs.shape[2] == 6:
+        scores, classes = outputs[..., SCORE], outputs[..., CLASS]
+        return (
+            f"scores {float(scores.min()):.3g} to {float(scores.max()):.3g} and classes {float(classes.min()):g} to "
+            f"{float(classes.max()):g}"
+        )
+    return f"shape {list(outputs.shape)}"

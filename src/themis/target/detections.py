@@ -1,0 +1,292 @@
+"""Detections in what a detector returns, as one tensor `[inputs, n, 6]` that oracles compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from themis.errors import ModelError, UsageError
+from themis.oracle.boxes import CLASS, PADDING, SCORE, by_score, overlap
+from themis.target.output import Output, check_output
+
+Form = Literal["auto", "torchvision", "yolo", "yolov5", "detr", "rows"]
+FORMS = tuple(form for form in get_args(Form) if form != "auto")
+CANDIDATES = 1000
+"""Detections per picture that non-maximum suppression compares, those with the highest scores."""
+PAIRS_AT_ONCE = 1 << 23
+SOFTMAX = ("DetrObjectDetectionOutput", "YolosObjectDetectionOutput", "TableTransformerObjectDetectionOutput")
+"""Results of transformers whose last class means that there is no object; others score each class on its own."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Reads detections from what a detector returns; pass it as `output=` to a target, or only the name of its form.
+
+    Args:
+        form: `torchvision`, a list of dicts with `boxes`, `scores` and `labels`. `yolo`, a tensor of Ultralytics,
+            `[inputs, 4 + classes, anchors]`, with boxes as centre, width and height. `yolov5`, `[inputs, anchors, 5 +
+            classes]`, with the probability of an object before the classes. `detr`, a dict or object with `pred_boxes`
+            and `logits` or `pred_logits`. `rows`, for each picture rows (left, top, right, bottom, score, class), as a
+            tensor or as results of Ultralytics. `auto` recognises all of these but the two of YOLO.
+        max_detections: How many are kept per picture, those with the highest scores.
+        min_score: Detections with lower scores are dropped. Keep it well below the score at which the oracle counts:
+            the search sees how close a detection is to being counted, and the average precision needs them too.
+        nms: IoU from which the lower one of two detections of a class is dropped, for YOLO; others have done it.
+        first_class: The number that the model gives to class 0: 1 if its 0 means background and the labels start at 0.
+        sigmoid: For `detr`, whether each class has a score of its own (RT-DETR, Deformable DETR), or the last class
+            means no object (DETR); by default that of the result's type, if it is known.
+    """
+
+    form: Form = "auto"
+    max_detections: int = 100
+    min_score: float = 0.01
+    nms: float = 0.7
+    first_class: int = 0
+    sigmoid: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise UsageError(f"the form of detections must be one of {', '.join(get_args(Form))}, got {self.form!r}")
+        if self.max_detections < 1:
+            raise UsageError(f"max_detections must be at least 1, got {self.max_detections}")
+        if not (0 <= self.min_score < 1 and 0 < self.nms <= 1):
+            raise UsageError(f"min_score must lie in 0..1 and nms too, got {self.min_score} and {self.nms}")
+
+    def read(self, result: Any, given: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return the detections in a result, `[inputs, max_detections, 6]`, in descending order of scores.
+
+        given: height and width of the pictures that the model was given, to which its boxes refer. size: height and
+        width of the raw inputs, to which the detections returned refer.
+        """
+        form: str | None = self.form
+        if form == "auto":
+            form = recognise(result) or ("rows" if _are_rows(result) else None)
+        if form is None:
+            raise ModelError(
+                "a detector must return boxes in a form that is known: a list of dicts with 'boxes', 'scores' and "
+                f"'labels', an object with 'pred_boxes', or rows [inputs, n, 6], got {describe_result(result)}: for "
+                "YOLO pass output='yolo' to Target, for another form a function that returns such rows"
+            )
+        return self._trim(scale_boxes(READERS[form](result, self), (1, 1) if form == "detr" else given, size))
+
+    def _trim(self, rows: Tensor) -> Tensor:
+        """Return the detections with the highest scores, and empty rows if there are fewer."""
+        is_kept = (rows[..., SCORE] >= max(self.min_score, torch.finfo(torch.float32).tiny)) | rows.isnan().any(2)
+        rows = by_score(torch.where(is_kept[..., None], rows, _empty(rows)))[:, : self.max_detections]
+        missing = self.max_detections - rows.shape[1]
+        return torch.cat([rows, _empty(rows).expand(len(rows), missing, 6)], 1) if missing else rows
+
+
+def scale_boxes(rows: Tensor, given: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Return detections in a picture of one height and width as those in the same picture of another size."""
+    high, wide = (own / other for own, other in zip(size, given, strict=True))
+    return rows if high == wide == 1 else rows * rows.new_tensor([wide, high, wide, high, 1, 1])
+
+
+def choose_output(output: Any) -> Output | Detections | None:
+    """Return the option `output` of a target, checked; the name of a form becomes `Detections`."""
+    if isinstance(output, Detections):
+        return output
+    if output in FORMS:
+        return Detections(output)
+    check_output(output)
+    return output  # type: ignore[no-any-return]
+
+
+def recognise(result: Any) -> Form | None:
+    """Return the form of detections in a result that cannot be anything else; otherwise None."""
+    if _get(result, "pred_boxes") is not None:
+        return "detr"
+    if not isinstance(result, list | tuple) or not result:
+        return None
+    if all(isinstance(item, Mapping) and {"boxes", "scores", "labels"} <= item.keys() for item in result):
+        return "torchvision"
+    return "rows" if all(_get(_get(item, "boxes"), "xyxy") is not None for item in result) else None
+
+
+def _are_rows(result: Any) -> bool:
+    if isinstance(result, Tensor):
+        return result.ndim == 3 and result.shape[2] == 6
+    is_list = isinstance(result, list | tuple) and len(result) > 0
+    return is_list and all(getattr(item, "ndim", 0) == 2 and item.shape[1] == 6 for item in result)
+
+
+def not_pictures(shape: Sequence[int]) -> str:
+    """Return the message for inputs in which nothing can have a box."""
+    return f"a detector needs pictures [channels, height, width], got inputs {list(shape)}: reshape them"
+
+
+def describe_result(result: Any) -> str:
+    """Return in a few words what a model returned."""
+    if isinstance(result, Tensor):
+        return f"a tensor {list(result.shape)}"
+    if isinstance(result, list | tuple) and result:
+        return f"a {type(result).__name__} of {len(result)}, the first {describe_result(result[0])}"
+    if isinstance(result, Mapping):
+        return f"a dict with {', '.join(map(repr, list(result)[:6]))}"
+    return type(result).__name__
+
+
+# One reader per form; each returns rows [inputs, n, 6], not yet in order
+
+
+def _read_torchvision(result: Any, options: Detections) -> Tensor:
+    return _stack([_rows(item["boxes"], item["scores"], item["labels"], options) for item in result])
+
+
+def _read_rows(result: Any, options: Detections) -> Tensor:
+    if isinstance(result, Tensor):
+        rows = [*result.float()] if result.ndim == 3 else []
+    else:
+        rows = [_result_rows(item) for item in result]
+    for item in rows:
+        if item.ndim != 2 or item.shape[1] != 6:
+            raise ModelError(
+                "detections must be rows (left, top, right, bottom, score, class), [n, 6] per picture, got "
+                f"{list(item.shape)}: return such rows"
+            )
+    return _stack([_rows(item[:, :4], item[:, SCORE], item[:, CLASS], options) for item in rows])
+
+
+def _result_rows(item: Any) -> Tensor:
+    """Return the rows of one picture: an array, or a result of Ultralytics."""
+    boxes = _get(item, "boxes")
+    if boxes is None:
+        return torch.as_tensor(item).float()
+    columns = (boxes.xyxy, boxes.conf[:, None], boxes.cls[:, None])
+    return torch.cat([torch.as_tensor(column).float() for column in columns], 1)
+
+
+def _read_yolo(result: Any, options: Detections) -> Tensor:
+    tensor = _first(result)
+    if tensor.ndim != 3 or tensor.shape[1] < 5:
+        raise _wrong_shape("yolo", "[inputs, 4 + classes, anchors]", tensor)
+    scores, classes = tensor[:, 4:].float().max(1)
+    return _suppress(tensor[:, :4].float().movedim(1, 2), scores, classes, options)
+
+
+def _read_yolov5(result: Any, options: Detections) -> Tensor:
+    tensor = _first(result)
+    if tensor.ndim != 3 or tensor.shape[2] < 6:
+        raise _wrong_shape("yolov5", "[inputs, anchors, 5 + classes]", tensor)
+    scores, classes = (tensor[..., 5:].float() * tensor[..., 4:5].float()).max(2)
+    return _suppress(tensor[..., :4].float(), scores, classes, options)
+
+
+def _read_detr(result: Any, options: Detections) -> Tensor:
+    boxes, logits = _get(result, "pred_boxes"), _get(result, "pred_logits")
+    logits = _get(result, "logits") if logits is None else logits
+    if not isinstance(boxes, Tensor) or not isinstance(logits, Tensor) or logits.shape[:2] != boxes.shape[:2]:
+        raise ModelError(
+            "a detector of form 'detr' must return 'pred_boxes' [inputs, queries, 4] and 'logits' or 'pred_logits' "
+            f"[inputs, queries, classes], got {describe_result(result)}: choose another form of Detections"
+        )
+    name = type(result).__name__
+    has_own_scores = options.sigmoid if options.sigmoid is not None else name.endswith("Output") and name not in SOFTMAX
+    chances = logits.float().sigmoid() if has_own_scores else logits.float().softmax(2)[..., :-1]
+    scores, classes = chances.max(2)
+    return torch.cat([_corners(boxes.float()), scores[..., None], _numbers(classes, options)[..., None]], 2)
+
+
+READERS: dict[str, Callable[[Any, Detections], Tensor]] = {
+    "torchvision": _read_torchvision,
+    "yolo": _read_yolo,
+    "yolov5": _read_yolov5,
+    "detr": _read_detr,
+    "rows": _read_rows,
+}
+
+
+# Non-maximum suppression
+
+
+def _suppress(centred: Tensor, scores: Tensor, classes: Tensor, options: Detections) -> Tensor:
+    """Return the candidates `[inputs, n, 6]`, in which detections that repeat a better one of their class are empty."""
+    scores, place = scores.topk(min(CANDIDATES, scores.shape[1]), 1)
+    boxes = _corners(centred.gather(1, place[..., None].expand(-1, -1, 4)))
+    classes = classes.gather(1, place)
+    step = max(1, PAIRS_AT_ONCE // max(1, scores.shape[1]) ** 2)
+    with torch.no_grad():
+        parts = [slice(first, first + step) for first in range(0, len(scores), step)]
+        is_kept = torch.cat(
+            [suppress(boxes[part], scores[part], classes[part], options.nms, options.min_score) for part in parts]
+        )
+    rows = torch.cat([boxes, scores[..., None], _numbers(classes, options)[..., None]], 2)
+    return torch.where(is_kept[..., None], rows, _empty(rows))
+
+
+def suppress(boxes: Tensor, scores: Tensor, classes: Tensor, nms: float, min_score: float = 0.0) -> Tensor:
+    """Return which detections remain, `[inputs, n]`: no better one that remains has the class and an IoU above `nms`.
+
+    boxes `[inputs, n, 4]`; the detections must be in descending order of scores.
+    """
+    is_same = classes[:, :, None] == classes[:, None]
+    repeats = (overlap(boxes, boxes) > nms) & is_same  # [inputs, better, worse]
+    repeats = repeats.triu(diagonal=1)
+    is_candidate = ~(scores < min_score)  # a score that is not a number remains, so that the oracle sees it
+    is_kept = is_candidate
+    for _ in range(scores.shape[1]):  # the first k are final after k steps; chains are short, so it takes few
+        is_next = is_candidate & ~(repeats & is_kept[:, :, None]).any(1)
+        if torch.equal(is_next, is_kept):
+            break
+        is_kept = is_next
+    return is_kept
+
+
+# Small parts
+
+
+def _rows(boxes: Any, scores: Any, labels: Any, options: Detections) -> Tensor:
+    boxes, scores, labels = (torch.as_tensor(column) for column in (boxes, scores, labels))
+    columns = (boxes.reshape(-1, 4).float(), scores.reshape(-1, 1).float(), _numbers(labels, options).reshape(-1, 1))
+    return torch.cat(columns, 1)
+
+
+def _numbers(classes: Tensor, options: Detections) -> Tensor:
+    """Return class numbers from 0 on; classes before the first are not objects."""
+    numbers = classes.float() - options.first_class
+    return numbers if options.first_class == 0 else numbers.clamp_min(PADDING)
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all pictures, `[inputs, n, 6]`, with empty ones where there are fewer."""
+    most = max((len(item) for item in rows), default=0)
+    if not rows:
+        return torch.zeros(0, 0, 6)
+    return torch.stack(
+        [torch.cat([item, _empty(item).expand(most - len(item), 6)]) if len(item) < most else item for item in rows]
+    )
+
+
+def _empty(like: Tensor) -> Tensor:
+    """Return an empty row."""
+    return like.new_tensor([0, 0, 0, 0, 0, PADDING])
+
+
+def _corners(centred: Tensor) -> Tensor:
+    """Return (left, top, right, bottom) of boxes (x, y, width, height) of the centre."""
+    centre, half = centred[..., :2], centred[..., 2:4] / 2
+    return torch.cat([centre - half, centre + half], -1)
+
+
+def _first(result: Any) -> Tensor:
+    tensor = result[0] if isinstance(result, list | tuple) and result else result
+    if not isinstance(tensor, Tensor):
+        raise ModelError(f"a YOLO detector must return a tensor, got {describe_result(result)}: choose another form")
+    return tensor
+
+
+def _wrong_shape(form: str, expected: str, tensor: Tensor) -> ModelError:
+    return ModelError(
+        f"a detector of form {form!r} must return a tensor {expected}, got {list(tensor.shape)}: choose another form "
+        "of Detections"
+    )
+
+
+def _get(value: Any, name: str) -> Any:
+    """Return an item of a dict, an attribute of another object, or None."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
