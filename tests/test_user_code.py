@@ -1,7 +1,6 @@
 """Where modules of the user are looked up, and functions of Python itself that cannot be named."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +20,17 @@ PLANTED = ("PIL", "onnx", "yaml", "rich", "safetensors", "matplotlib", "tensorbo
 """Packages that Themis or PyTorch import late, some of them only if they are installed."""
 
 
-def themis_process(*words, folder):
-    """`themis` as it is installed, and as `python -m themis`."""
+STARTS = {
+    "as it is installed": ["-c", "import sys; sys.path[0] = sys.prefix; from themis.cli import main; sys.exit(main())"],
+    "as a module": ["-m", "themis"],
+}
+
+
+def themis_process(start, *words, folder):
+    """`themis` as it is installed, where the script's folder comes first, or as `python -m themis`."""
     environment = {**os.environ, "PYTHONPATH": str(Path(themis.__file__).parents[1])}
-    script = (
-        "import sys; sys.path[0] = sys.prefix; from themis.cli import main; sys.exit(main())"  # as a script's folder
-    )
-    for start in (["-c", script], ["-m", "themis"]):
-        command = [sys.executable, *start, *words]
-        yield subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    command = [sys.executable, *STARTS[start], *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -39,31 +40,33 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_files_beside_a_model_do_not_take_the_place_of_packages(folder):
+@pytest.mark.parametrize("start", STARTS)
+def test_files_beside_a_model_do_not_take_the_place_of_packages(folder, start):
     files.script("net.pt")
     np.savez("data.npz", inputs=files.inputs().numpy(), labels=np.zeros(30, np.int64))
     for name in PLANTED:
         Path(f"{name}.py").write_text("open('harm', 'a').write(__name__)")
-    for words in (
-        ["check", "--model", "net.pt", "--data", "npz:data.npz"],
-        ["run", "--model", "net.pt", "--data", "npz:data.npz", "--perturb", "gaussian", "--max-tests", "50"],
-    ):
-        for done in themis_process(*words, folder=folder):
-            assert done.returncode == 0, done.stderr
-            assert not Path("harm").exists()
-            shutil.rmtree("runs", ignore_errors=True)
+    words = ["--model", "net.pt", "--data", "npz:data.npz", "--perturb", "gaussian", "--max-tests", "50"]
+    done = themis_process(start, "run", *words, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert not Path("harm").exists()
 
 
-def test_a_module_of_the_user_is_looked_up_last_and_named(folder):
+@pytest.mark.parametrize("start", STARTS)
+def test_a_module_of_the_user_is_looked_up_last_and_named(folder, start):
     Path("mine.py").write_text(SMALL)
     for name in PLANTED:
         Path(f"{name}.py").write_text("raise SystemExit")
-    words = ["check", "--model", "mine:net", "--data", "mine:data"]
-    for done in themis_process(*words, folder=folder):
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == f"themis check: imported mine from {folder / 'mine.py'}\n"
-    for done in themis_process(*words, "--json", folder=folder):
-        assert (done.returncode, done.stderr) == (0, "")
+    done = themis_process(start, "check", "--model", "mine:net", "--data", "mine:data", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"themis check: imported mine from {folder / 'mine.py'}\n"
+
+
+def test_the_place_of_a_module_is_not_printed_beside_json(folder, capsys):
+    Path("mine.py").write_text(SMALL)
+    sys.modules.pop("mine", None)
+    assert main(["check", "--model", "mine:net", "--data", "mine:data", "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_an_installed_module_of_the_same_name_is_explained(folder, capsys):
