@@ -30,6 +30,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
+    "init": "write a configuration file and a test for your project",
     "check": "inspect a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
     "suite": "test a model under many perturbations in one go",
@@ -53,7 +54,7 @@ TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
     "fault": "a test whose answer is wrong, or no longer that to its seed",
-    "telling": "of faults: of other seeds, by small changes, with sure answers",
+    "telling": "of a fault: new, by a small change, and answered confidently",
     "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
     "coverage": "share of neurons whose mean response to perturbation is known",
 }

@@ -39,6 +39,11 @@ def add_arguments(parser: Parser) -> None:
     add_fields(campaign, Settings, only=("magnitude", "max_seeds", "max_tests", "batch_size", "clean_memory_gib"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
+    from themis.cli import run
+
+    of_run = Parser()
+    run.add_arguments(of_run)
+    parser.ignored = frozenset(action.dest for action in of_run._actions)  # one file serves both
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:

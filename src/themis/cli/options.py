@@ -87,6 +87,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **rest: Any) -> None:
         super().__init__(formatter_class=_Help, allow_abbrev=False, **rest)
         self._negative_number_matcher = re.compile(r"-\.?\d")
+        self.ignored: frozenset[str] = frozenset()
+        """Options of other commands that a configuration file may have too."""
         self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
@@ -177,7 +179,7 @@ def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}: options start with --, and lists are written as a,b")
     from_flags = {name: value for name, value in vars(flags).items() if value is not None}
-    from_file = read_config(from_flags["config"], actions) if "config" in from_flags else {}
+    from_file = read_config(from_flags["config"], actions, parser.ignored) if "config" in from_flags else {}
     values = {}
     for name, action in actions.items():
         if name in from_flags:
@@ -207,13 +209,15 @@ def explicit_fields(
     return explicit_values(arguments, [field.name for field in fields(kind)], explicit_options)
 
 
-def read_config(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any]:
-    """Read the options in a YAML file, by name."""
+def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Read the options in a YAML file, by name, except for those that are ignored."""
     content = read_yaml(path)
     known = [name for name in actions if name not in NOT_IN_A_FILE]
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
+        if name not in known and name in ignored:
+            continue
         if name not in known:
             raise UsageError(f"unknown option {key!r} in {path}: {_closest(name, known, 'see --help')}")
         action = actions[name]
