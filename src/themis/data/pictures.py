@@ -57,7 +57,7 @@ def picture_seeds(
     """Seeds from picture files; `subject` names the collection in messages."""
     if not files:
         raise DataError(f"{subject} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
-    pixel_mode = _parse_mode(mode) or picture_mode(files[0])
+    pixel_mode = parse_mode(mode) or picture_mode(files[0])
     shape = crop_picture(decode(files[0], files[0], mode=pixel_mode, size=size), files[0], crop).shape
 
     def read(k: int) -> Numbers:
@@ -118,6 +118,12 @@ def picture_mode(file: Path) -> Mode:
         return "L" if image.mode in ("L", "1") else "RGB"
 
 
+def picture_size(file: Path) -> tuple[int, int]:
+    """The height and width of a picture."""
+    with _opened(file, file) as image:
+        return image.height, image.width
+
+
 @contextmanager
 def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
     """An open picture that is not decoded yet; any error is turned into a one-line `DataError`."""
@@ -159,7 +165,8 @@ def parse_side(value: int | str | None, name: str) -> int | None:
     return side
 
 
-def _parse_mode(mode: str | None) -> Mode | None:
+def parse_mode(mode: str | None) -> Mode | None:
+    """The mode that an option gives; None for that of the first picture."""
     if mode is None:
         return None
     if mode.lower() not in MODES:

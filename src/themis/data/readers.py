@@ -20,6 +20,7 @@ from themis.data.datasets import (
     read_pdf,
     read_udacity,
 )
+from themis.data.detection import coco_seeds, yolo_seeds
 from themis.data.hub import hub_seeds
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds
@@ -31,6 +32,8 @@ __all__ = ["READERS", "data_folder", "read_cifar10", "read_data", "read_digits"]
 
 READERS: dict[str, Callable[..., Seeds]] = {
     "images": image_seeds,
+    "coco": coco_seeds,
+    "yolo": yolo_seeds,
     "npz": npz_seeds,
     "npy": npy_seeds,
     "csv": csv_seeds,

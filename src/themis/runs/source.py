@@ -33,8 +33,8 @@ class Origin:
     weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
     data: str = option(
         "",
-        "READER, READER:PATH or READER:PATH?option=value (images, npz, npy, csv, parquet, idx, cifar, wav, hf, digits, "
-        "mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
+        "READER, READER:PATH or READER:PATH?option=value (images, coco, yolo, npz, npy, csv, parquet, idx, cifar, wav, "
+        "hf, digits, mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
     )
     train: str | None = option(
         None, "data that the criterion learns from, as in --data (default: the training data of the zoo, or the seeds)"
