@@ -12,7 +12,7 @@ import themis
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
 from themis.experiments.comparison.rates import ErrorRates
-from themis.oracle import Motion
+from themis.oracle import Compare, Motion
 from themis.perturb import PERTURBATIONS, Context, Perturbation, Theta, choose_perturbation, perturb
 from themis.perturb.picture import places, warp
 from themis.perturb.signal import SIGNAL
@@ -248,3 +248,20 @@ def test_the_error_rate_of_a_comparison_is_that_of_the_moved_frame():
     with target.opened():
         rates = ErrorRates(target, read_seeds((pictures, labels)), PERTURBATIONS["rotate"], 0)
         assert rates.rate(1.0) == 0
+
+
+def test_a_comparison_of_the_users_own_says_how_answers_move():
+    def differs(clean_outputs, outputs, labels):
+        return ((clean_outputs.argmax(1) != outputs.argmax(1)) & (labels >= 0)).flatten(1).any(1)
+
+    def moved(clean_outputs, labels, motion):
+        answer, labels = motion.maps(torch.stack([clean_outputs.argmax(1), labels], 1), -1).unbind(1)
+        return torch.nn.functional.one_hot(answer.clamp(min=0), 3).movedim(-1, 1), labels
+
+    data = scenes()
+    assert not moving_tests.faults(PixelNet(), Compare(differs, move_function=moved), "rotate", data).any()
+    assert moving_tests.faults(PixelNet(), Compare(differs), "rotate", data).all()
+    with pytest.raises(UsageError, match="'mirrored' must say how it moves"):
+        moving_tests.faults(PixelNet(), Compare(differs, move_function=moved), own(), data)
+    with pytest.raises(UsageError, match=r"must return clean outputs and labels, but it raised TypeError"):
+        moving_tests.faults(PixelNet(), Compare(differs, move_function=lambda *_: None), "rotate", data)

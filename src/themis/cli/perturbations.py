@@ -146,7 +146,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     if not drawn:
         raise UsageError(
             f"cannot draw {', '.join(skipped)} on an input {list(shape)}: attacks need a model, perturbations of "
-            "tables cannot be drawn, those of pictures and of signals need such inputs, and some need 3 channels"
+            "tables cannot be drawn, those of pictures, clips and signals need such inputs, and some need 3 channels"
         )
     with fresh_file(path, replaces=arguments.force) as part, part.open("wb") as file:
         options: dict[str, Any] = {"noise_seed": arguments.random_seed, "format": path.suffix[1:].lower()}

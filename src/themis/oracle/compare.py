@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from themis.errors import ThemisError, UsageError, first_line
+from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite
 
 Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
+Move = Callable[[Tensor, Tensor | None, Motion], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,22 @@ class Compare(Oracle):
             negative for faults; it guides the search).
         loss_function: `loss_function(outputs, clean_outputs)`, `[tests]`, which attacks maximise.
         name: Its name in reports; by default that of the function.
+        move_function: For answers that are places in the picture: `move_function(clean_outputs, labels, motion)`
+            returns both as they should be for pictures that have moved, with the help of `motion.points`,
+            `motion.boxes` and `motion.maps`.
     """
 
     function: Comparison
     name: str = ""
     loss_function: Callable[[Tensor, Tensor], Tensor] | None = None
+    move_function: Move | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise UsageError(
                 f"Compare needs a function (clean_outputs, outputs, labels), got {type(self.function).__name__}"
             )
+        object.__setattr__(self, "is_spatial", self.move_function is not None)
 
     def spec(self) -> str:
         return self.name or _name_of(self.function)
@@ -80,6 +87,25 @@ class Compare(Oracle):
             raise self._refusal(len(outputs), f"outcome {int(outcome[is_fault].min())}")
         outcome = torch.where(is_fault, outcome.long(), KEPT)
         return mark_not_finite(Verdict(is_fault, outcome, margin), outputs)
+
+    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
+        assert self.move_function is not None  # the oracle is spatial
+        try:
+            clean, moved = self.move_function(clean_outputs, labels, motion)
+        except ThemisError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"move_function of oracle {self.spec()!r} must return clean outputs and labels, but it raised "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+        return clean, moved
+
+    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
+        raise UsageError(
+            f"retraining must move labels without answers, which oracle {self.spec()!r} cannot do: use a perturbation "
+            "that moves nothing, or another task"
+        )
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         if self.loss_function is None:
