@@ -101,6 +101,16 @@ class Rows:
         """The same rows, placed on a device when they are read."""
         return Rows(self._read, self._index, self.shape[1:], device=device, cache=self._cache)
 
+    def moved(self, axis: int, to: int) -> Rows:
+        """The same rows with an axis of each in another place."""
+        read = self._read
+
+        def read_moved(k: int) -> Numbers:
+            return np.moveaxis(as_array(read(k)), axis, to)
+
+        shape = np.moveaxis(np.empty((*self.shape[1:], 0)), axis - 1 if axis < 0 else axis, to).shape[:-1]
+        return Rows(read_moved, self._index, shape, device=self._device)
+
     def in_memory(self) -> Tensor | Rows:
         """All rows as a tensor, if they fit in memory."""
         return self[:] if self.nbytes <= held_bytes() else self

@@ -91,6 +91,12 @@ class Seeds:
         """The same seeds with other labels."""
         return Seeds(self.inputs, labels, self.seed_id, self._description)
 
+    def with_channels_first(self) -> Seeds:
+        """The same seeds with inputs `[channels, height, width]` instead of `[height, width, channels]`."""
+        inputs = self.inputs
+        moved = inputs.moved(-1, 0) if isinstance(inputs, Rows) else inputs.movedim(-1, 1).contiguous()
+        return Seeds(moved, self._labels, self.seed_id, DataDescription(moved, classes=self.classes))
+
     def with_feature_names(self, names: Sequence[str]) -> Seeds:
         """The same seeds with names for the columns of a table."""
         description = DataDescription(self.inputs, tuple(names), classes=self.classes)

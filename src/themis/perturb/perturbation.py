@@ -184,7 +184,8 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
             raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
         if shape[0] > 4 and shape[2] <= 4:
             raise UsageError(
-                f"{name!r} needs pictures [channels, height, width], got {got} with the channels last: permute them"
+                f"{name!r} needs pictures [channels, height, width], got {got} with the channels last: permute them, "
+                "or pass --channels last (channels='last') if the model expects them so"
             )
         if perturbation.channels not in (None, shape[0]):
             raise UsageError(

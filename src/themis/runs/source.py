@@ -59,6 +59,9 @@ class Origin:
     label_order: list[int] | None = option(
         None, "the label that each output stands for, such as 2,0,1, if the labels are in another order"
     )
+    channels: str = option(
+        "auto", "where the model expects the channels of a picture: first, last, or auto, which asks a Keras model"
+    )
     output: str | None = option(
         None,
         "entry of the model's result that holds the scores: a key, an attribute or an index (default: logits, out, or "
@@ -173,6 +176,7 @@ class Origin:
             "bounds": (self.bounds[0], self.bounds[1]),
             "preprocess": None if self.mean is None or self.std is None else Normalize(self.mean, self.std),
             "label_order": self.label_order,
+            "channels": self.channels,
             "layers": "auto" if self.layers is None else tuple(self.layers),
             "neurons": self.neurons,
             "oracle": self.oracle,
@@ -270,7 +274,7 @@ class Origin:
         from themis.zoo import load
 
         default = Origin()
-        for option_name in ("model", "bounds", "mean", "std", "label_order", "output"):
+        for option_name in ("model", "bounds", "mean", "std", "label_order", "channels", "output"):
             if getattr(self, option_name) != getattr(default, option_name):
                 raise UsageError(
                     f"--{option_name} must be left out, because {name} of the zoo has its own: leave out --zoo to set "
@@ -295,7 +299,7 @@ class Origin:
 
     def _refuse_options_of_target(self) -> None:
         default = Origin()
-        for name in ("bounds", "mean", "std", "label_order", "output", "layers", "neurons", "oracle"):
+        for name in ("bounds", "mean", "std", "label_order", "channels", "output", "layers", "neurons", "oracle"):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
                     f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "
@@ -344,7 +348,7 @@ def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | 
     """Return how a run's target and data were made, if it is recorded, together with whether its code may run."""
     if record["origin"] is None:
         return None
-    origin = Origin.of({**record["origin"], "bounds": tuple(record["origin"]["bounds"])})
+    origin = Origin.of({"channels": "first", **record["origin"], "bounds": tuple(record["origin"]["bounds"])})
     return replace(origin if permission.is_granted else _anchored(origin), permission=permission)
 
 

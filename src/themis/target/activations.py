@@ -214,6 +214,7 @@ def find_layers(
     layers: str | tuple[str, ...] = "auto",
     neurons: Granularity = "element",
     output: Callable[[Any], Tensor],
+    has_channels_last: bool = False,
 ) -> tuple[Layer, ...]:
     """Return the layers of a module: after each activation and the output (`auto`), or those that match the globs.
 
@@ -223,7 +224,7 @@ def find_layers(
     has_conv1d = any(
         isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in tracer.module.modules()
     )
-    return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d)
+    return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d, has_channels_last=has_channels_last)
 
 
 def keep_fixed_layers(tracer: Tracer, others: Any, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
@@ -248,6 +249,7 @@ def choose_layers(
     neurons: Granularity,
     *,
     has_conv1d: bool = False,
+    has_channels_last: bool = False,
 ) -> tuple[Layer, ...]:
     """Return the layers among the tensors traced with two inputs and with three."""
     if [traced.name for traced in two] != [traced.name for traced in three]:
@@ -266,7 +268,7 @@ def choose_layers(
     else:
         patterns = (layers,) if isinstance(layers, str) else tuple(layers)
         chosen = _match(three, patterns, has_batch)
-    return _number(chosen, neurons, has_conv1d)
+    return _number(chosen, neurons, has_conv1d, has_channels_last)
 
 
 def _match(
@@ -291,12 +293,14 @@ def _match(
     return list(chosen.values())
 
 
-def _number(chosen: list[TracedActivation], neurons: Granularity, has_conv1d: bool) -> tuple[Layer, ...]:
+def _number(
+    chosen: list[TracedActivation], neurons: Granularity, has_conv1d: bool, has_channels_last: bool
+) -> tuple[Layer, ...]:
     layers, start = [], 0
     for traced in chosen:
         per_input = traced.shape[0] // 3  # more than one if a model folds windows into the batch
         shape = (per_input, *traced.shape[1:]) if per_input > 1 or len(traced.shape) == 1 else traced.shape[1:]
-        axis = None if neurons == "element" else _channel_axis(len(shape), has_conv1d)
+        axis = None if neurons == "element" else _channel_axis(len(shape), has_conv1d, has_channels_last)
         n_neurons = math.prod(shape) if axis is None else shape[axis]
         layers.append(Layer(traced.name, shape, start, n_neurons, axis))
         start += n_neurons
@@ -336,7 +340,9 @@ def first_tensor(result: Any) -> Tensor | None:
     return None
 
 
-def _channel_axis(n_dims: int, has_conv1d: bool) -> int:
+def _channel_axis(n_dims: int, has_conv1d: bool, has_channels_last: bool) -> int:
+    if has_channels_last:
+        return n_dims - 1
     # Images are [channel, ...]. With two dimensions, Conv1d has [channel, time] and a transformer [token, channel].
     return 1 if n_dims == 2 and not has_conv1d else 0
 

@@ -10,13 +10,16 @@ import torch
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
+from themis.target.channels import has_channels_last
 from themis.target.target import UNBOUNDED, AnyTarget
 
 N_LISTED = 10
 
 
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
-    """The seeds as the target expects them: labels numbered in the order of its classes."""
+    """The seeds as the target expects them: channels first, and labels numbered in the order of its classes."""
+    if getattr(target, "channels", "first") == "last" and has_channels_last(seeds.shape[1:]):
+        seeds = seeds.with_channels_first()
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
     return seeds if classes is None or not seeds.has_labels else _in_class_order(seeds, classes)
 

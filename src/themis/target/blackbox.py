@@ -18,6 +18,7 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.options import check_count
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
+from themis.target.channels import Channels, as_expected, choose_channels
 from themis.target.detections import FORMS, Detections, choose_output, not_pictures, recognise, scale_boxes
 from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
@@ -50,6 +51,7 @@ class BlackBox:
             version. By default it is the hash of an estimator, or the name of a function, which says nothing about
             its weights.
         label_order: As for `Target`.
+        channels: As for `Target`; `auto` is `first`.
         batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
@@ -69,6 +71,7 @@ class BlackBox:
     output: Callable[[Any], Tensor] | Detections | str | None = None
     version: str = ""
     label_order: Sequence[int] | None = None
+    channels: Channels = "auto"
     batch_size: int | None = None
     workers: int = 1
     retries: int = 0
@@ -83,6 +86,7 @@ class BlackBox:
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
         check_label_order(self.label_order)
+        object.__setattr__(self, "channels", choose_channels(self.channels))
         if isinstance(self.output, str | int) and self.output not in FORMS:
             raise UsageError(
                 f"BlackBox: output must be a function, Detections, or one of {', '.join(FORMS)}, got {self.output!r}"
@@ -157,7 +161,7 @@ class BlackBox:
         """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
         two, three = (self._trace(example[None].expand(n, *example.shape)) for n in (2, 3))
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
-        return choose_layers(two, three, layers, self.neurons)
+        return choose_layers(two, three, layers, self.neurons, has_channels_last=self.channels == "last")
 
     def forward(
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
@@ -194,7 +198,8 @@ class BlackBox:
         with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
             own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
-            answers = self.requests(prepared.detach().cpu().float().numpy(), needs_activations)
+            expected = as_expected(prepared.detach().cpu().float(), self.channels)
+            answers = self.requests(expected.numpy(), needs_activations)
             if not isinstance(self.output, Detections):
                 return answers
             return replace(answers, outputs=scale_boxes(answers.outputs, prepared.shape[-2:], inputs.shape[-2:]))

@@ -24,6 +24,7 @@ from themis.target.activations import (
     find_layers,
     keep_fixed_layers,
 )
+from themis.target.channels import Channels, as_expected, choose_channels
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
 from themis.target.detections import Detections, choose_output, not_pictures, recognise
 from themis.target.estimator import is_estimator
@@ -137,6 +138,9 @@ class Target:
             function. By default the entry `logits` or `out`, or the only tensor; several are refused. For a detector,
             `Detections` or the name of its form, such as `yolo`; results of torchvision and DETR are recognised.
         label_order: The label that each output stands for, if the labels are in another order than the outputs.
+        channels: Where the model expects the channels of a picture: `first`, `last`, or `auto`, which is `last` for
+            Keras models that say so. Perturbations see them first in any case; data that has them last is turned
+            around.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
     """
 
@@ -148,6 +152,7 @@ class Target:
     oracle: str | Oracle = "auto"
     output: Output | Detections | None = field(default=None, repr=False)
     label_order: Sequence[int] | None = field(default=None, repr=False)
+    channels: Channels = field(default="auto", repr=False)
     version: str = ""
 
     def __post_init__(self) -> None:
@@ -168,6 +173,7 @@ class Target:
                 stacklevel=3,
             )
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
+        object.__setattr__(self, "channels", choose_channels(self.channels, self.module))
 
     @property
     def device(self) -> torch.device:
@@ -211,7 +217,14 @@ class Target:
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         _refuse_meta_weights(self.module)
         with self._explain_errors(example[None]):
-            found = find_layers(self.tracer, batch, layers=layers, neurons=self.neurons, output=output)
+            found = find_layers(
+                self.tracer,
+                batch,
+                layers=layers,
+                neurons=self.neurons,
+                output=output,
+                has_channels_last=self.channels == "last",
+            )
             if not is_detector or layers != "auto":
                 return found
             others = self.prepare(torch.stack([example, torch.full_like(example, float(example.mean()))]))
@@ -266,12 +279,12 @@ class Target:
         The model gets tensors that it may overwrite: tests are compared with what they were made to be.
         """
         if isinstance(self.preprocess, Normalize):
-            return self.preprocess(inputs).to(self.dtype)
+            return as_expected(self.preprocess(inputs).to(self.dtype), self.channels)
         own = inputs.clone()
         prepared: Any = own if self.preprocess is None else self.preprocess(own)
         if isinstance(prepared, list | tuple):
             return [item.to(self.dtype) for item in prepared]
-        return prepared.to(self.dtype)
+        return as_expected(prepared.to(self.dtype), self.channels)
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
@@ -295,7 +308,8 @@ class Target:
             return self.scores(result)
         if inputs.ndim != 4:
             raise DataError(not_pictures(inputs.shape[1:]))
-        return detections.read(result, prepared[0].shape[-2:], inputs.shape[-2:])
+        shape = prepared[0].shape
+        return detections.read(result, shape[:2] if self.channels == "last" else shape[-2:], inputs.shape[-2:])
 
     def _detections(self, result: Any) -> Detections | None:
         """Return what reads detections from a result; None if the model is not a detector."""

@@ -100,3 +100,23 @@ def test_a_split_of_a_saved_data_set_is_named_in_brackets(tmp_path):
         read_data(f"hf:{tmp_path / 'saved'}")
     with pytest.raises(themis.UsageError, match="needs one split"):
         read_data(f"hf:{tmp_path / 'saved'}[train]?split=train")
+
+
+def test_a_keras_file_is_tested_with_pictures(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = installed("keras")
+    if keras.backend.backend() != "torch":
+        pytest.skip("Keras was imported with another backend")
+    monkeypatch.chdir(tmp_path)
+    layers = keras.layers
+    net = keras.Sequential([keras.Input((8, 6, 3)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten()])
+    net.add(layers.Dense(3))
+    net.save("net.keras")
+    last = PICTURES[:, :, :8, :6].movedim(1, -1).numpy()
+    np.savez("last.npz", inputs=last, labels=net.predict(last, verbose=0).argmax(1))
+    origin = Origin(model="net.keras", data="npz:last.npz", neurons="channel")
+    result = themis.run(origin.target(), origin.read(), "rotate", origin=origin, out="run", max_tests=32)
+    assert result.start.clean_accuracy == 1
+    assert [layer.n_neurons for layer in result.start.layers] == [4, 3]
+    assert themis.open_run("run").faults[0].replay().is_same
+    assert themis.run(net, last, "fgsm", max_tests=16).rounds[-1].tests == 16

@@ -186,6 +186,7 @@ ORIGIN = record(
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
         "label_order": optional(items(whole())),
+        "channels": one_of("auto", "first", "last"),
         "neurons": one_of("element", "channel"),
         "oracle": text(),
     },
