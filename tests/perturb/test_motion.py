@@ -16,6 +16,7 @@ from themis.oracle import Compare, Motion
 from themis.perturb import PERTURBATIONS, Context, Perturbation, Theta, choose_perturbation, perturb
 from themis.perturb.picture import places, warp
 from themis.perturb.signal import SIGNAL
+from themis.runs.analysis.shrink import shrink
 
 MOVING = [name for name, perturbation in PERTURBATIONS.items() if perturbation.moves]
 LARGE = {
@@ -265,3 +266,19 @@ def test_a_comparison_of_the_users_own_says_how_answers_move():
         moving_tests.faults(PixelNet(), Compare(differs, move_function=moved), own(), data)
     with pytest.raises(UsageError, match=r"must return clean outputs and labels, but it raised TypeError"):
         moving_tests.faults(PixelNet(), Compare(differs, move_function=lambda *_: None), "rotate", data)
+
+
+def test_a_campaign_stores_replays_and_shrinks_faults_of_the_moved_frame(tmp_path):
+    pictures, labels = scenes()
+    target = themis.Target(RecallingNet(pictures), oracle="segmentation:0.05")
+    options = {"max_tests": 80, "batch_size": 20, "min_ssim": 0.2, "out": tmp_path / "run"}
+    run = themis.run(target, (pictures, labels), "elastic + rotate", **options)
+    faults = run.faults.most_telling(4)
+    assert len(faults) == 4
+    for fault in faults:
+        replay = fault.replay()
+        assert replay.is_same
+        assert (replay.is_fault, replay.value) == (True, fault.value)
+    shrunk = shrink(run, faults[:2])
+    assert [each.id for each in shrunk] == [fault.id for fault in faults[:2]]
+    assert all(each.strength <= each.strength_before for each in shrunk)
