@@ -43,6 +43,7 @@ NAMES = {
         *("segmentation", "keypoints", "detection"),
     ),
     "output": ("logits", "torchvision", "yolo", "yolov5", "detr", "rows"),
+    "autocast": ("bfloat16", "float16"),
     "device": ("cpu", "cuda"),
     "zoo": (
         *("lenet1-mnist", "lenet4-mnist", "lenet5-mnist", "mlp-pdf", "mlp-drebin", "vgg19-imagenet"),

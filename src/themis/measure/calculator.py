@@ -434,7 +434,8 @@ class Calculator:
         in_batch = self.clean_outputs[rows]
         scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
         difference = float((alone.float() - in_batch).abs().amax() / scale)
-        tolerance = BATCH_TOLERANCE if self.target.dtype.itemsize > 2 else HALF_BATCH_TOLERANCE
+        has_16_bits = self.target.dtype.itemsize <= 2 or getattr(self.target, "autocast", None) is not None
+        tolerance = HALF_BATCH_TOLERANCE if has_16_bits else BATCH_TOLERANCE
         return difference if difference > tolerance else None
 
     def probe_gradient(self) -> None:

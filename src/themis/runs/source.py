@@ -75,6 +75,9 @@ class Origin:
         "auto",
         "what counts as a fault: auto, wrong, changed, top5, threshold:0.5, regression:0.1, ... or module:function",
     )
+    autocast: str | None = option(
+        None, "run the model with fewer bits where torch.autocast considers that safe: bfloat16 or float16"
+    )
     device: str | None = option(None, "cpu or cuda (default: the device of the model)")
     folder: str | None = option(
         None, "folder in which modules and relative paths are looked up (default: the current folder)"
@@ -185,13 +188,15 @@ class Origin:
             options["preprocess"] = Normalize.within(options["bounds"], *statistics)
             mean, std = (",".join(f"{value:g}" for value in values) for values in statistics)
             LOG.info("normalised with mean %s and std %s, as the configuration of %s says", mean, std, self.model)
+        if not isinstance(model, nn.Module) and self.autocast is not None:
+            raise UsageError(f"--autocast must be left out, because {self.model} is not a PyTorch module")
         if is_estimator(model) and not isinstance(model, nn.Module):
             return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
             if self.output in FORMS:
                 return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)
-        return Target(model, **options, output=self.output, version=version)
+        return Target(model, **options, output=self.output, version=version, autocast=self.autocast)
 
     def resolved(self, target: AnyTarget) -> Origin:
         """Return the origin with the bounds and the normalisation that its target took from the data and the model."""
@@ -283,7 +288,7 @@ class Origin:
         layers = "auto" if self.layers is None else tuple(self.layers)
         with self.in_folder():
             options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
-            target = load(name, self.weights, trust=self._trust(), **options)
+            target = replace(load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast)
         if self.device is not None:
             _move(target, self.device)
         return target
@@ -299,7 +304,8 @@ class Origin:
 
     def _refuse_options_of_target(self) -> None:
         default = Origin()
-        for name in ("bounds", "mean", "std", "label_order", "channels", "output", "layers", "neurons", "oracle"):
+        own = ("bounds", "mean", "std", "label_order", "channels", "output", "layers", "neurons", "oracle", "autocast")
+        for name in own:
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
                     f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "

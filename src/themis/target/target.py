@@ -32,6 +32,7 @@ from themis.target.fingerprint import hash_model
 from themis.target.normalisation import own_statistics
 from themis.target.output import Output, check_label_order, in_label_order, pick_scores
 
+AUTOCAST = ("bfloat16", "float16")
 UNBOUNDED = (-math.inf, math.inf)
 """Bounds that are not known yet: those of the features are taken when the data is a table."""
 
@@ -142,6 +143,8 @@ class Target:
             Keras models that say so. Perturbations see them first in any case; data that has them last is turned
             around.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
+        autocast: `bfloat16` or `float16` to run the model as `torch.autocast` does: with fewer bits where that is
+            considered safe. The model is then another one, whose answers and sensitivities differ slightly.
     """
 
     module: nn.Module
@@ -154,6 +157,7 @@ class Target:
     label_order: Sequence[int] | None = field(default=None, repr=False)
     channels: Channels = field(default="auto", repr=False)
     version: str = ""
+    autocast: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -165,6 +169,8 @@ class Target:
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
         object.__setattr__(self, "output", choose_output(self.output))
         check_label_order(self.label_order)
+        if self.autocast is not None and self.autocast not in AUTOCAST:
+            raise UsageError(f"autocast must be {' or '.join(AUTOCAST)}, or None, got {self.autocast!r}")
         if any(map(_is_compiled, self.module.modules())):
             warnings.warn(
                 "the model was compiled with torch.compile, and is tested as it was before: the activations of a "
@@ -199,7 +205,7 @@ class Target:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and buffers, and of `version`."""
-        return hash_model(self.module, self.version)
+        return hash_model(self.module, self.version + (f" autocast {self.autocast}" if self.autocast else ""))
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
         """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
@@ -216,7 +222,7 @@ class Target:
 
         layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
         _refuse_meta_weights(self.module)
-        with self._explain_errors(example[None]):
+        with self._explain_errors(example[None]), self._autocast():
             found = find_layers(
                 self.tracer,
                 batch,
@@ -236,10 +242,11 @@ class Target:
         """Return the model's scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
         with self._explain_errors(inputs):
             prepared = self.prepare(inputs)
-            if on_activation is None:
-                result = self.tracer.run(prepared)
-            else:
-                result = self.tracer.forward(prepared, on_activation, layers or ())
+            with self._autocast():
+                if on_activation is None:
+                    result = self.tracer.run(prepared)
+                else:
+                    result = self.tracer.forward(prepared, on_activation, layers or ())
             scores = self._scores(result, inputs, prepared)
             if scores.ndim == 0 or len(scores) != len(inputs):
                 raise ModelError(
@@ -317,6 +324,12 @@ class Target:
             return self.output
         is_known = self.output is None and recognise(result) is not None
         return Detections() if is_known else None
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        # Copies of weights that outlive a pass would have no place in a captured graph.
+        return torch.autocast(self.device.type, getattr(torch, self.autocast), cache_enabled=False)
 
     def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
         return explain_errors(inputs, self.bounds, self.device, self.module)

@@ -182,7 +182,8 @@ ORIGIN = record(
     {"bounds": _bounds},
     {
         **dict.fromkeys(("model", "data"), text()),
-        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo", "output"), optional(text())),
+        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
+        **dict.fromkeys(("output", "autocast"), optional(text())),
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
         "label_order": optional(items(whole())),
