@@ -1,5 +1,6 @@
 """Adds files from outside docs/ to the site: the README as its home page, other documents, and the examples."""
 
+import json
 import re
 from pathlib import Path
 
@@ -36,9 +37,15 @@ def examples() -> str:
     """One page with every file of examples/."""
     parts = ["# Examples", "Each example is one file of the folder `examples/` and runs as it is."]
     for path in sorted((ROOT / "examples").iterdir()):
+        heading, text = f"## `{path.name}` {{ #{path.stem} }}", path.read_text(encoding="utf-8")
         if language := LANGUAGES.get(path.suffix):
-            parts += [
-                f"## `{path.name}` {{ #{path.stem} }}",
-                f"```{language}\n{path.read_text(encoding='utf-8').strip()}\n```",
-            ]
+            parts += [heading, f"```{language}\n{text.strip()}\n```"]
+        elif path.suffix == ".ipynb":
+            parts += [heading, *notebook_cells(text)]
     return "\n\n".join(parts) + "\n"
+
+
+def notebook_cells(text: str) -> list[str]:
+    """The cells of a notebook as Markdown, with their headings below that of the notebook."""
+    cells = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in json.loads(text)["cells"]]
+    return [f"```python\n{cell}\n```" if is_code else re.sub("^#", "###", cell, flags=re.M) for cell, is_code in cells]

@@ -62,6 +62,40 @@ def test_the_commands_of_the_document_run_in_order(shell, tmp_path):
     assert (work / "runs/new/report.html").is_file()
 
 
+def test_nothing_is_installed_from_an_index_that_does_not_have_it():
+    yaml = pytest.importorskip("yaml")
+    workflow, action = yaml.safe_load(WORKFLOW.read_text()), yaml.safe_load((ROOT / "action.yml").read_text())
+    steps = {step.get("name"): step for step in workflow["jobs"]["themis"]["steps"]}
+    assert workflow["env"]["THEMIS"].startswith("git+https://")
+    assert steps["Install"]["run"].splitlines()[-1] == 'pip install "$THEMIS"'
+    install = next(step for step in action["runs"]["steps"] if step.get("name") == "Install")
+    assert install["run"].splitlines()[-1] == 'pip install "$GITHUB_ACTION_PATH"'
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_the_action_tests_the_model_and_fails_where_a_gate_does(shell, tmp_path, has_config):
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = next(step for step in action["runs"]["steps"] if step.get("name") == "Test the model")
+    inputs = {name: about["default"] for name, about in action["inputs"].items()}
+    (tmp_path / "work/mine.py").write_text(MINE)
+    given = {"model": "mine:make_net", "data": "mine:make_data", "perturb": "gaussian"}
+    if has_config:
+        (tmp_path / "work/themis.yaml").write_text("".join(f"{name}: {value}\n" for name, value in given.items()))
+        given = {"config": "themis.yaml"}
+    inputs |= {**given, "options": "--max-tests 200 --oracle changed", "gates": f"--max-fault-rate {int(has_config)}"}
+    names = {
+        name: inputs[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]] for name, value in step["env"].items()
+    }
+    done = shell(step["run"], **names, GITHUB_STEP_SUMMARY=str(tmp_path / "page.md"))
+    assert done.returncode == (0 if has_config else 1), done.stderr
+    assert (tmp_path / "work/gates.xml").is_file()
+    assert "Themis: " in (tmp_path / "page.md").read_text()
+    assert (
+        tmp_path / "work" / action["outputs"]["report"]["value"].replace("${{ inputs.out }}", inputs["out"])
+    ).is_file()
+
+
 def test_the_workflow_does_what_its_steps_promise(shell, tmp_path):
     yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load(WORKFLOW.read_text())

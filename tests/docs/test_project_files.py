@@ -1,5 +1,6 @@
 """Files at the top of the repository agree with the package."""
 
+import json
 import re
 import tomllib
 
@@ -48,6 +49,32 @@ def test_the_workflow_runs_every_supported_python_with_the_oldest_torch():
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
     oldest = next(line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch"))
     assert f"torch=={oldest}." in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+
+def test_wheels_images_and_containers_are_for_supported_versions():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    supported = [
+        line.rpartition(" ")[2] for line in settings["project"]["classifiers"] if re.search(r":: 3\.\d+$", line)
+    ]
+    built = re.findall(r"cp3(\d+)-", settings["tool"]["cibuildwheel"]["build"])
+    assert [f"3.{minor}" for minor in built] == supported
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=(.+)$", dockerfile, re.M)[1] in supported
+    torch = re.search(r"^ARG TORCH=(.+)$", dockerfile, re.M)[1]
+    assert f"torch=={torch}" in (ROOT / "constraints.txt").read_text().split()
+    extras = re.search(r"^ARG EXTRAS=(.+)$", dockerfile, re.M)[1].split(",")
+    assert set(extras) <= set(settings["project"]["optional-dependencies"])
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["image"].rpartition(":")[2] in supported
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    assert action["inputs"]["python-version"]["default"] in supported
+
+
+def test_the_image_is_built_from_files_that_it_can_see():
+    dockerfile, ignored = (ROOT / "Dockerfile").read_text(), (ROOT / ".dockerignore").read_text().split()
+    copied = [word for line in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M) for word in line.split()]
+    assert set(copied) == {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in copied)
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
