@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HELP = (
     "Test a model under many perturbations in one go. Clean inputs are run once for all of them; a share of the tests "
     "is divided among the perturbations, and the rest goes where faults and uncertainty are. SUITE is corruptions, "
-    "weather, camera, noise, geometry, attacks or a YAML file; --perturb names perturbations instead. Every "
+    "weather, camera, noise, geometry, signals, attacks or a YAML file; --perturb names perturbations instead. Every "
     "perturbation gets an ordinary run folder. The same command with the same --out resumes."
 )
 EXAMPLES = """

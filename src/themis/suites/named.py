@@ -177,7 +177,7 @@ CORRUPTIONS = (
 
 def corruptions(shape: tuple[int, ...]) -> SuiteDefinition:
     """The 15 common corruptions at severities 1 to 5, for pictures of this shape."""
-    is_small = len(shape) == 3 and min(shape[1:]) < SMALL_SIDE
+    is_small = len(shape) >= 3 and min(shape[-2:]) < SMALL_SIDE
     members = []
     for corruption in CORRUPTIONS:
         severities = corruption.small if is_small else corruption.large
@@ -212,14 +212,14 @@ def _spanning(perturb: str, levels: list[dict[str, Any]]) -> str:
     return " + ".join(parts)
 
 
-def _family(*families: str, has_levels: bool = True) -> Callable[[tuple[int, ...]], SuiteDefinition]:
+def _family(suite: str, family: str, *, has_levels: bool = True) -> Callable[[tuple[int, ...]], SuiteDefinition]:
     def define(shape: tuple[int, ...]) -> SuiteDefinition:
         names = [
             name
             for name, perturbation in PERTURBATIONS.items()
-            if perturbation.family in families and name not in TOO_SLOW
+            if perturbation.family == family and name not in TOO_SLOW
         ]
-        return read_suite({"name": families[0], "members": names, "levels": N_LEVELS if has_levels else None})
+        return read_suite({"name": suite, "members": names, "levels": N_LEVELS if has_levels else None})
 
     return define
 
@@ -233,11 +233,16 @@ class NamedSuite(NamedTuple):
 
 SUITES = {
     "corruptions": NamedSuite(corruptions, "the 15 common corruptions, graded at severities 1 to 5"),
-    "weather": NamedSuite(_family("weather"), "rain, snow, fog, frost, glare, shadow and darkness"),
-    "camera": NamedSuite(_family("camera"), "blur, light, colour, compression and faults of the sensor"),
-    "noise": NamedSuite(_family("noise"), "noise of photons, of the sensor and of broken pixels"),
-    "geometry": NamedSuite(_family("geometry"), "rotation, shift, scale, shear, perspective and elastic warps"),
-    "attacks": NamedSuite(_family("attack", has_levels=False), "FGSM, PGD and Auto-PGD; not CW, which is slow"),
+    "weather": NamedSuite(_family("weather", "weather"), "rain, snow, fog, frost, glare, shadow and darkness"),
+    "camera": NamedSuite(_family("camera", "camera"), "blur, light, colour, compression and faults of the sensor"),
+    "noise": NamedSuite(_family("noise", "noise"), "noise of photons, of the sensor and of broken pixels"),
+    "geometry": NamedSuite(
+        _family("geometry", "geometry"), "rotation, shift, scale, shear, perspective and elastic warps"
+    ),
+    "signals": NamedSuite(_family("signals", "signal"), "gain, clipping, filters, dropouts and drift of signals"),
+    "attacks": NamedSuite(
+        _family("attacks", "attack", has_levels=False), "FGSM, PGD and Auto-PGD; not CW, which is slow"
+    ),
 }
 
 

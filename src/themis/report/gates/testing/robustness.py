@@ -20,7 +20,9 @@ from themis.settings import Settings
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import GateResults
+    from themis.report.gates.suite import SuiteGateResults
     from themis.runs.run import Run
+    from themis.suites.result import SuiteRun
 
 N_TESTS = 2_000
 """The default budget of a campaign: it takes seconds on a small model."""
@@ -67,6 +69,19 @@ class RobustnessTest:
             message = describe_error(error)
         pytest.fail(message, pytrace=False)
 
+    def suite(self, target: Any, data: Any, suite: Any = "corruptions", **options: Any) -> SuiteRun:
+        """Test `target` on `data` under every perturbation of a suite, as `themis.run_suite` does.
+
+        The gates are those of a call of the fixture, and hold under every perturbation; a baseline is the folder of a
+        suite. Other options are passed on to `themis.run_suite`.
+        """
+        __tracebackhide__ = True
+        try:
+            return self._test_suite(target, data, suite, options)
+        except ThemisError as error:
+            message = describe_error(error)
+        pytest.fail(message, pytrace=False)
+
     def check_returned(self, returned: Any) -> None:
         """Test the target and the data that a marked test has returned."""
         __tracebackhide__ = True
@@ -101,6 +116,32 @@ class RobustnessTest:
             test = None if options.get("origin") is not None else _name_on_command_line(self._item)
             pytest.fail(describe_failure(run, results, folder, str(report or reason), test), pytrace=False)
         return run
+
+    def _test_suite(self, target: Any, data: Any, suite: Any, options: dict[str, Any]) -> SuiteRun:
+        __tracebackhide__ = True
+        from themis.report.gates.suite import check_suite_ahead
+        from themis.suites.api import run_suite
+        from themis.suites.options import read_options
+
+        if self._replay is not None:
+            pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
+        self._calls += 1
+        merged = {**self._defaults, **options, **self._overrides}
+        gates = Gates.of(**{name: merged.pop(name) for name in GATES if name in merged})
+        out = merged.pop("out", None)
+        arguments = ("callbacks", "origin", "features", "classes", "metadata", "listener")
+        _, settings = read_options({name: value for name, value in merged.items() if name not in arguments})
+        check_suite_ahead(gates, settings.uniform_share)
+        folder = out or claim(self._item, self._folder, self._temporary, self._calls) / "suite"
+        found = run_suite(target, data, suite, out=folder, **merged)
+        if found.state == "interrupted":
+            raise KeyboardInterrupt  # the suite has saved its results; now stop the session too
+        results = check_suite(found, gates, target, data)
+        if results.has_failed:
+            report, reason = _write_suite_report(found)
+            lines = [*results.failed_lines, results.sentence, "", f"report: {report or reason}", f"run: {found.path}"]
+            pytest.fail("\n".join(lines), pytrace=False)
+        return found
 
     def _is_earlier(self, fault: str) -> bool:
         """Whether this call precedes the one that found the fault to replay; skips tests that did not find it."""
@@ -166,6 +207,27 @@ def check_run(run: Run, gates: Gates, folder: Path) -> GateResults:
     return replace(results, results=(*results.results, no_faults))
 
 
+def check_suite(suite: SuiteRun, gates: Gates, target: Any, data: Any) -> SuiteGateResults:
+    """Check a suite against its gates; without a gate, no fault is allowed."""
+    from themis.report.gates.gates import GateResult
+    from themis.report.gates.suite import check_suite_gates
+    from themis.runs.replay import Replayer
+    from themis.target.target import as_target
+
+    results = check_suite_gates(suite, gates, rebuild=lambda run: Replayer(run, as_target(target), data))
+    if gates:
+        return results
+    faults = {row.name: row.faults for row in suite.rows}
+    members = []
+    for name, member in results.members:
+        n = faults[name]
+        text = f"{n:,} fault{'s' * (n != 1)}, none allowed"
+        remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
+        no_faults = GateResult("faults", not n, float(n), 0.0, text, remedy)
+        members.append((name, replace(member, results=(*member.results, no_faults))))
+    return replace(results, members=tuple(members))
+
+
 def replay_fault(fault: str, target: Any, data: Any, perturbation: Any) -> None:
     """Replay a fault, written as RUN:FAULT: the test fails if it is still a fault, and is skipped otherwise."""
     __tracebackhide__ = True
@@ -206,5 +268,15 @@ def _write_report(folder: Path) -> tuple[Path | None, str]:
         from themis.report.page import write_report
 
         return write_report(folder), ""
+    except Exception as error:
+        return None, f"could not be written: {type(error).__name__}: {error}"
+
+
+def _write_suite_report(suite: SuiteRun) -> tuple[Path | None, str]:
+    """The path of the report of a suite; None and the reason if it cannot be written."""
+    try:
+        from themis.report.suite import write_suite_report
+
+        return write_suite_report(suite), ""
     except Exception as error:
         return None, f"could not be written: {type(error).__name__}: {error}"
