@@ -19,7 +19,7 @@ from themis.report.view import ShellCommand, plain_view
 from themis.runs.run import counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
-from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun
+from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun, slice_sentences
 from themis.suites.slices import CLASS, share
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         fault=record.get("fault", ""),
         tone=tone,
         verdict=verdict,
-        sentences=_sentences(suite, errors),
+        sentences=slice_sentences(suite, 1),
         notes=list(record.get("notes", ())),
         members=sorted(rows, key=lambda row: -(row.fault_rate.value if row.fault_rate else -1.0)),
         reports={name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
@@ -222,14 +222,10 @@ def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:
     )
     if not broken:
         return "broken", f"{most} Under no perturbation is the fault rate clearly above {percent(FRAGILE, 0)}."
-    under = "1 perturbation" if len(broken) == 1 else f"{len(broken)} of {len(rated)} perturbations"
+    if len(broken) == 1:
+        return "broken", f"{most} Only there is the fault rate clearly above {percent(FRAGILE, 0)}."
+    under = f"{len(broken)} of {len(rated)} perturbations"
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {under}."
-
-
-def _sentences(suite: SuiteRun, errors: CorruptionErrors | None) -> list[str]:
-    from themis.suites.result import sentences
-
-    return sentences(suite, errors)[1:]  # the first is the verdict
 
 
 def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:

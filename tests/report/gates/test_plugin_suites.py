@@ -11,7 +11,8 @@ TESTS = (
     FIXTURE
     + """
     def test_weak(robustness):
-        robustness.suite(NET, DIGITS, ["fog", {"perturb": "gaussian", "magnitude": 0.8}], max_fault_rate=0.2, max_tests=300)
+        members = ["fog", {"perturb": "gaussian", "magnitude": 0.8}]
+        robustness.suite(NET, DIGITS, members, max_fault_rate=0.2, max_tests=300)
 
     def test_fine(robustness):
         suite = robustness.suite(NET, DIGITS, ["brightness(shift=0:0.001)"], max_fault_rate=1.0, max_tests=60)

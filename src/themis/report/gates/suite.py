@@ -30,8 +30,13 @@ class SuiteGateResults:
 
     @property
     def lines(self) -> list[str]:
-        """One line per member and gate."""
-        return [f"{line[:8]}{name} {line[8:]}" for name, results in self.members for line in results.lines]
+        """One line per member and gate, without the campaigns that were completed."""
+        return [
+            f"{result.line[:8]}{name} {result.line[8:]}"
+            for name, results in self.members
+            for result in results.results
+            if result.gate != "campaign" or not result.has_passed
+        ]
 
     @property
     def failed_lines(self) -> list[str]:
