@@ -6,8 +6,9 @@
 With `--record`, each campaign that the file does not have is run to 80,000 tests without a coverage goal. Kept are the
 tests that found something for the first time, what the uniform stream saw, and the coverage after each round. Without
 it, the estimators are judged on the curves of the file, which takes seconds: what they say after T tests is compared
-with what had been found after 4 T, for T up to 20,000. The last table shows when campaigns stop, and the share of what
-four times the tests find that they have found by then, with the rule that coverage is enough and with the present one.
+with what had been found after 4 T, for T up to 20,000 or a quarter of `--tests`. The last table shows when campaigns
+stop, and the share of what four times the tests find that they have found by then, with the rule that coverage is
+enough and with the present one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.campaigns import are_uniform
 from searching.files import write_results
 
 import themis
@@ -119,6 +121,7 @@ def record(row: str, policy: str, random_seed: int, n_tests: int) -> Record:
     numbers: dict[tuple[int, int], int] = {}
     first_uniform, search, seed_first, uniform = [], {}, {}, []
     columns = run.faults.columns if len(run.faults) else {"id": np.zeros(0, int)}
+    place = are_uniform(run).cumsum() - 1
     for k in np.argsort(columns["id"], kind="stable").tolist():
         fault = (int(columns["seed_id"][k]), int(columns["answer"][k]))
         test, is_uniform = int(columns["id"][k]), columns["stream"][k] == "uniform"
@@ -127,7 +130,7 @@ def record(row: str, policy: str, random_seed: int, n_tests: int) -> Record:
             first_uniform.append(int(is_uniform))
         seed_first.setdefault(fault[0], test)
         if is_uniform:
-            uniform.append([test, numbers[fault]])
+            uniform.append([test, numbers[fault], int(place[test])])
         else:
             search.setdefault(fault, test)
     return {
@@ -206,7 +209,12 @@ CURVE_ESTIMATORS = {
 
 
 def uniform_places(curve: Record) -> np.ndarray:
-    """For each fault that the uniform stream saw: test, fault, and its place among the uniform tests."""
+    """For each fault that the uniform stream saw: test, fault, and its place among the uniform tests.
+
+    Older curves do not have the place; their uniform tests were the first of each round.
+    """
+    if curve["uniform"] and len(curve["uniform"][0]) == 3:
+        return np.array(curve["uniform"], dtype=int)
     starts, n_before, placed = [0] + [tests for tests, _ in curve["rounds"]], 0, []
     for start, end in pairwise(starts):
         n = round(end * 0.2) - n_before
@@ -238,6 +246,8 @@ def judge_estimators(curves: list[Record]) -> tuple[dict[str, Any], dict[str, An
         name = f"{curve['row']}, {curve['policy']}"
         places = uniform_places(curve) if curve["policy"] != "paper" else None
         for n_tests in (int(BUDGET / 2 ** (k / 2)) for k in range(9)):
+            if FACTOR * n_tests > curve["rounds"][-1][0]:
+                continue
             for kind, key in (("distinct faults", "found_at"), ("failing seeds", "failing_at")):
                 all_found = np.array(curve[key])
                 found, truth = all_found[all_found < n_tests], int((all_found < FACTOR * n_tests).sum())
@@ -293,7 +303,9 @@ def stop_at(curve: Record, recall: float | None) -> int | None:
 def judge_stops(curves: list[Record], recall: float) -> dict[str, Any]:
     """By row and rule, one item per campaign: its tests, the share of what is within reach that it found, and why."""
     rows: dict[str, Any] = {}
-    for curve in (each for each in curves if each["policy"] == "scheduled"):
+    for curve in curves:
+        if curve["policy"] != "scheduled" or curve["rounds"][-1][0] < FACTOR * BUDGET:
+            continue
         found_at = np.array(curve["found_at"])
         for rule, goal in (("coverage", None), ("coverage and recall", recall)):
             stop = stop_at(curve, goal)

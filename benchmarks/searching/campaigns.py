@@ -100,21 +100,28 @@ def passes_paid(run: themis.Run, clean: int, cost: int) -> NDArray[np.float64]:
 
     A uniform test takes `cost` passes; the other tests of a round share its other passes evenly.
     """
-    paid, share = [np.zeros(0)], run.start.settings.uniform_share
-    first, before, n_uniform = 0, clean, 0
+    paid, is_uniform = [np.zeros(0)], are_uniform(run)
+    first, before = 0, clean
     for round_ in run.rounds:
-        is_uniform = np.zeros(round_.tests - first, dtype=bool)
-        at = first
-        while at < round_.tests:
-            end = stage_end(at, round_.tests, share)
-            due = min(end - at, max(0, round(end * share) - n_uniform))
-            is_uniform[at - first : at - first + due] = True
-            at, n_uniform = end, n_uniform + due
-        left = round_.passes - before - cost * is_uniform.sum()
-        each = np.where(is_uniform, cost, left / max(1, (~is_uniform).sum()))
+        own = is_uniform[first : round_.tests]
+        left = round_.passes - before - cost * own.sum()
+        each = np.where(own, cost, left / max(1, (~own).sum()))
         paid.append(before - clean + each.cumsum())
         first, before = round_.tests, round_.passes
     return np.concatenate(paid)
+
+
+def are_uniform(run: themis.Run) -> NDArray[np.bool_]:
+    """Which tests of a run are of the uniform stream."""
+    share, n_uniform, at = run.start.settings.uniform_share, 0, 0
+    is_uniform = np.zeros(run.rounds[-1].tests, dtype=bool)
+    for round_ in run.rounds:
+        while at < round_.tests:
+            end = stage_end(at, round_.tests, share)
+            due = min(end - at, max(0, round(end * share) - n_uniform))
+            is_uniform[at : at + due] = True
+            at, n_uniform = end, n_uniform + due
+    return is_uniform
 
 
 def counts(unit: str, limit: int) -> list[int]:
