@@ -78,6 +78,13 @@ def test_specifications_are_nested_and_narrowed():
     assert choose_perturbation(chosen.name).theta == chosen.theta
     assert (chosen.inputs, chosen.theta[0].low) == ("clip", -10)
     assert [theta.high for theta in choose_perturbation("over_time(gaussian)", 0.5).theta] == [0.5, 0.5]
+    both = choose_perturbation("over_time(rotate) + over_time(motion_blur(length=0:0.01))")
+    assert [theta.name for theta in both.theta if "angle" in theta.name] == [
+        *("rotate_angle_first", "rotate_angle_last"),
+        *("motion_blur_angle_first", "motion_blur_angle_last"),
+    ]
+    with pytest.raises(UsageError, match=r"widen its range with over_time\(rotate\(angle=LOW:HIGH\)\), within"):
+        disturb("over_time(rotate(angle=-5:5))", CLIPS, {"angle_last": 20.0})
     assert own_perturbations("over_time(mine:BAND + fog) + your:ONE") == ["mine:BAND", "your:ONE"]
 
 

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.errors import UsageError
-from themis.perturb.combine import combine
+from themis.perturb.combine import OVER_TIME, combine
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, apply_to_frames
-
-OVER_TIME = "over_time"
-"""Its name in specifications, with another perturbation in brackets."""
 
 
 def over_time(perturbation: Perturbation) -> Perturbation:

@@ -16,6 +16,8 @@ from themis.oracle.motion import Size, Source
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, apply_inside
 
+OVER_TIME = "over_time"
+"""In specifications, the name of what makes theta change over time, with another perturbation in brackets."""
 Range = float | tuple[float, float]
 """The value that theta is held at, or the ends of its range."""
 
@@ -74,7 +76,7 @@ def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
 
 
 def _identifier(name: str) -> str:
-    plain = name.partition("(")[0].rpartition(":")[2]
+    plain = name.removeprefix(f"{OVER_TIME}(").removesuffix(")").partition("(")[0].rpartition(":")[2]
     return (
         "".join(letter if letter.isalnum() else "_" for letter in plain if letter != " ").lstrip("0123456789") or "part"
     )

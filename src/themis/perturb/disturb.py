@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import UsageError, nearest
+from themis.perturb.combine import OVER_TIME
 from themis.perturb.context import Context
 from themis.perturb.names import choose_perturbation
 from themis.perturb.perturbation import Perturbation, check_fits, check_gradient, perturb
@@ -63,14 +64,22 @@ def _theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tenso
         outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))]
         if len(outside.reshape(-1)):
             lowest, highest = parameter.limits
-            plain = perturbation.name.partition("(")[0]
             raise UsageError(
                 f"theta {name!r} of {perturbation.name!r} must lie in {low:g}..{high:g}, got "
-                f"{float(outside.reshape(-1)[0]):g}: widen its range with {plain}({name}=LOW:HIGH), within "
+                f"{float(outside.reshape(-1)[0]):g}: widen its range with {_widened(perturbation, name)}, within "
                 f"{lowest:g}..{highest:g}"
             )
         columns.append(value.expand(len(inputs)))
     return torch.stack(columns, 1)
+
+
+def _widened(perturbation: Perturbation, theta: str) -> str:
+    """How a user widens the range of theta."""
+    plain, bracket, inside = perturbation.name.partition("(")
+    if plain != OVER_TIME:
+        return f"{plain}({theta}=LOW:HIGH)"
+    inner = inside.partition("(")[0].rstrip(")")
+    return f"{plain}{bracket}{inner}({theta.rpartition('_')[0]}=LOW:HIGH))"
 
 
 def _attack_context(target: AnyTarget, inputs: Tensor, labels: Tensor | None, features: Features | None) -> Context:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from themis.errors import DataError, UsageError, nearest
-from themis.perturb.clips import OVER_TIME, over_time
-from themis.perturb.combine import Range, combine, narrowed
+from themis.perturb.clips import over_time
+from themis.perturb.combine import OVER_TIME, Range, combine, narrowed
 from themis.perturb.perturbation import Perturbation
 
 PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
