@@ -132,3 +132,15 @@ def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tm
     begun = Begun()
     themis.run(net(), data(), "gaussian", out=tmp_path / "begun", callbacks=[begun], **OPTIONS)
     assert begun.was_refused
+
+
+def test_an_origin_of_an_earlier_version_has_no_options_that_it_did_not_know():
+    from themis.runs.source import Origin, recorded_origin
+    from themis.runs.trust import Permission
+
+    for model, channels in (("mine:make_net", "auto"), ("net.keras", "first")):
+        plain = Origin(model=model).as_dict()
+        for name in ("channels", "perturbed", "label_order", "output"):
+            del plain[name]
+        origin = recorded_origin({"origin": plain}, Permission("run", ""))
+        assert (origin.channels, origin.perturbed, origin.label_order, origin.output) == (channels, None, None, None)

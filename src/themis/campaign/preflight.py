@@ -12,6 +12,7 @@ from torch import Tensor
 from themis.campaign.api import run
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError
+from themis.measure.inputs import place_others
 from themis.perturb import Perturbation
 from themis.runs.run import Start
 from themis.settings import Settings
@@ -66,6 +67,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     module = getattr(target, "module", None)
     is_training = bool(getattr(module, "training", False))
     inputs = seeds.take(torch.arange(len(seeds)))
+    place_others(target, seeds, torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
         refuse_tokens(target, inputs[0])
         outputs = target.forward(inputs.to(target.device)).float().cpu()

@@ -19,6 +19,7 @@ from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
 from themis.data.frames import is_frame, is_series, number_labels, read_frame
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
+from themis.data.several import OtherInputs, has_several, read_several, separate, stack_items
 from themis.errors import NO_TEXT, DataError, UsageError
 
 N_REPEATED = 3
@@ -38,9 +39,15 @@ class Seeds:
     """
 
     def __init__(
-        self, inputs: Tensor | Rows, labels: Labels | None, seed_id: Tensor, description: DataDescription | None = None
+        self,
+        inputs: Tensor | Rows,
+        labels: Labels | None,
+        seed_id: Tensor,
+        description: DataDescription | None = None,
+        others: OtherInputs | None = None,
     ) -> None:
-        self.inputs, self._labels, self.seed_id = inputs, labels, seed_id
+        """others: the inputs beside the perturbed one, if there are several per example."""
+        self.inputs, self._labels, self.seed_id, self.others = inputs, labels, seed_id, others
         self._description = description or DataDescription(inputs)
 
     def __len__(self) -> int:
@@ -49,7 +56,8 @@ class Seeds:
     def __getitem__(self, rows: Any) -> Seeds:
         inputs = self.inputs.part(rows) if isinstance(self.inputs, Rows) else self.inputs[rows]
         labels = self._labels[rows] if isinstance(self._labels, Tensor) else self._labels
-        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1), self._description)
+        others = None if self.others is None else self.others.part(rows)
+        return Seeds(inputs, labels, self.seed_id[rows].reshape(-1), self._description, others)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,7 +83,7 @@ class Seeds:
         inputs, description = self.inputs.in_memory(), self._description
         if description.inputs is self.inputs:  # avoids reading them again
             description = DataDescription(inputs, description.names, classes=description.classes)
-        return Seeds(inputs, self._labels, self.seed_id, description)
+        return Seeds(inputs, self._labels, self.seed_id, description, self.others)
 
     @property
     def features(self) -> Features:
@@ -89,18 +97,29 @@ class Seeds:
 
     def with_labels(self, labels: Tensor) -> Seeds:
         """The same seeds with other labels."""
-        return Seeds(self.inputs, labels, self.seed_id, self._description)
+        return Seeds(self.inputs, labels, self.seed_id, self._description, self.others)
 
     def with_channels_first(self) -> Seeds:
         """The same seeds with inputs `[channels, height, width]` instead of `[height, width, channels]`."""
         inputs = self.inputs
         moved = inputs.moved(-1, 0) if isinstance(inputs, Rows) else inputs.movedim(-1, 1).contiguous()
-        return Seeds(moved, self._labels, self.seed_id, DataDescription(moved, classes=self.classes))
+        description = DataDescription(moved, classes=self.classes)
+        return Seeds(moved, self._labels, self.seed_id, description, self.others)
+
+    def perturbing(self, key: str | int) -> Seeds:
+        """The same seeds with another of several inputs per example as the perturbed one."""
+        others = self.others
+        if others is None or key == others.perturbed:
+            return self
+        tensors = {**others.tensors, others.perturbed: self.inputs[:]}
+        seeds = _checked(tensors.pop(key).float(), self._labels, self.seed_id).with_classes(self.classes)
+        seeds.others = OtherInputs(others.keys, key, tensors)
+        return seeds
 
     def with_feature_names(self, names: Sequence[str]) -> Seeds:
         """The same seeds with names for the columns of a table."""
         description = DataDescription(self.inputs, tuple(names), classes=self.classes)
-        return Seeds(self.inputs, self._labels, self.seed_id, description)
+        return Seeds(self.inputs, self._labels, self.seed_id, description, self.others)
 
     def with_classes(self, classes: Sequence[str] | None) -> Seeds:
         """The same seeds with names for the classes."""
@@ -109,7 +128,7 @@ class Seeds:
             raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
         description = copy(self._description)
         description.classes = names or None
-        return Seeds(self.inputs, self._labels, self.seed_id, description)
+        return Seeds(self.inputs, self._labels, self.seed_id, description, self.others)
 
     def with_features(self, features: Features | str | Path) -> Seeds:
         """The same seeds with features, or with those that a CSV file describes; all seeds must be valid."""
@@ -117,13 +136,14 @@ class Seeds:
             features = read_features(features, self.features)
         features.check(self.inputs, self.seed_id)
         description = DataDescription(self.inputs, features.names, features, self.classes)
-        return Seeds(self.inputs, self._labels, self.seed_id, description)
+        return Seeds(self.inputs, self._labels, self.seed_id, description, self.others)
 
 
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one, or a DataFrame.
 
-    A DataFrame has a label column, or is paired with the labels or with the name of that column.
+    Inputs may be a dict or a tuple of arrays, for several inputs per example. A DataFrame has a label column, or is
+    paired with the labels or with the name of that column.
     `max_seeds` takes a random sample, since files are often sorted by class; it is always the same for the same data.
     Small data is held in memory, larger data is read when it is needed.
     """
@@ -133,6 +153,9 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     frame, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     if is_frame(frame):
         return read_seeds(_from_frame(frame, labels), max_seeds)
+    several = read_several(data)
+    if several is not None:
+        return read_seeds(_from_several(*several), max_seeds)
     inputs: Any
     _refuse_text(data)
     dataset = _dataset_of(data)
@@ -149,6 +172,14 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     else:
         return _from_dataset(dataset, data, max_seeds).in_memory()
     return read_seeds(from_arrays(inputs, labels), max_seeds)
+
+
+def _from_several(entries: dict[str | int, Any], labels: Any) -> Seeds:
+    """Seeds from several inputs per example."""
+    inputs, others = separate(entries)
+    seeds = from_arrays(inputs, labels).in_memory()
+    seeds.others = others
+    return seeds
 
 
 def _from_frame(frame: Any, labels: Any) -> Seeds:
@@ -246,12 +277,31 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
     if len(dataset) == 0:
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
     rows = _sample(len(dataset), max_seeds)
+    several = _several_of(dataset, 0 if rows is None else int(rows[0]))
+    if several is not None:
+        return several if rows is None else several[rows]
     items, index = _Items(dataset), torch.arange(len(dataset))
     first = items.read(0 if rows is None else int(rows[0]))
     _check_repeats(items, range(min(N_REPEATED, len(dataset))) if rows is None else rows[:N_REPEATED].tolist())
     inputs = Rows(items.read, index, tuple(first.shape))
     seeds = _checked(inputs, items.labels if items.has_labels else None, index).with_classes(_classes_of(dataset))
     return seeds if rows is None else seeds[rows]
+
+
+def _several_of(dataset: Any, sample: int) -> Seeds | None:
+    """Seeds from a data set whose items have several inputs, `(inputs, label)` with a dict or a tuple; None for others.
+
+    The item `sample` tells which; then all are read at once.
+    """
+    try:
+        first = dataset[sample]
+    except Exception:  # whatever the user's data set raises is explained where its items are read
+        return None
+    if not (isinstance(first, tuple | list) and len(first) == 2 and has_several(first[0])):
+        return None
+    items = [dataset[k] for k in range(len(dataset))]
+    seeds = _from_several(stack_items([item[0] for item in items]), [item[1] for item in items])
+    return seeds.with_classes(_classes_of(dataset))
 
 
 def _check_repeats(items: _Items, indices: Iterable[int]) -> None:

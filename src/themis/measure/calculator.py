@@ -21,7 +21,7 @@ from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
 from themis.measure.gradient import by_backward, by_differences
-from themis.measure.inputs import place, within_bounds
+from themis.measure.inputs import place, place_others, within_bounds
 from themis.measure.kernels_cuda import can_fold
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
@@ -195,6 +195,7 @@ class Calculator:
         if isinstance(seeds.inputs, Tensor):
             within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
         before = target.requests.sent if isinstance(target, BlackBox) else Sent()
+        place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
         layers = target.find_layers(place(seeds.inputs, target.device)[0])
         calculator = Calculator(
             target,
@@ -376,6 +377,7 @@ class Calculator:
         self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int
     ) -> tuple[Tensor, Motion | None]:
         """The disturbed inputs and their motion; those from `n_tests` on are padding, whose passes do not count."""
+        place_others(self.target, self.seeds, rows)
         context = self._context(rows)
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
         self.passes += context.passes * n_tests // len(rows)
@@ -508,6 +510,7 @@ class Calculator:
 
     def _new_capture(self, ascends: str | None, size: int) -> CapturedChunk | None:
         is_plain = self.observer is None and self.min_ssim is None and not self._reruns_clean
+        is_plain = is_plain and self.seeds.others is None
         is_usual = isinstance(self.target, Target) and isinstance(self.inputs, Tensor) and self.dtype == torch.float32
         if not (is_plain and is_usual and can_fold(self.device)):
             self.captures = False
@@ -614,6 +617,7 @@ class Calculator:
         n = chunk.n_run
         locate = self._locate_clean(chunk.rows, n)
         fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective)
+        place_others(self.target, self.seeds, chunk.rows)
         outputs = self._forward(chunk.disturbed, fold.on_activation, self.observer)
         if objective is None:
             self.passes += n
@@ -729,7 +733,11 @@ class Calculator:
         )
 
     def _read_inputs(self, rows: Tensor) -> Tensor:
-        """The clean inputs of the seeds `rows`; those in memory were checked when the calculator was created."""
+        """The clean inputs of the seeds `rows`, which the target runs next.
+
+        Those in memory were checked when the calculator was created.
+        """
+        place_others(self.target, self.seeds, rows)
         inputs = self.inputs[rows]
         if isinstance(self.seeds.inputs, Rows):
             inputs = within_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from themis.data.rows import RowCache, Rows
+from themis.data.seeds import Seeds
 from themis.errors import DataError
+from themis.target.target import AnyTarget, Target
 
 
 def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
@@ -19,6 +21,12 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     return Rows(
         lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache=RowCache(0)
     )
+
+
+def place_others(target: AnyTarget, seeds: Seeds, rows: Tensor) -> None:
+    """Give the target the other inputs of the seeds `rows`, which it runs next, if there are several per example."""
+    if isinstance(target, Target):
+        target.beside.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
 
 
 ROUNDING = 1e-6

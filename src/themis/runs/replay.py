@@ -21,7 +21,7 @@ from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
-from themis.measure.inputs import within_bounds
+from themis.measure.inputs import place_others, within_bounds
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
@@ -379,6 +379,7 @@ def _clean_outputs(calculator: Calculator) -> Tensor:
         inputs = calculator.inputs[padded(rows, calculator.chunk)]
         if isinstance(calculator.seeds.inputs, Rows):  # other inputs were checked all at once
             inputs = within_bounds(inputs, calculator.target.bounds, calculator.seeds.seed_id[rows.cpu()])
+        place_others(calculator.target, calculator.seeds, padded(rows, calculator.chunk))
         parts.append(calculator.target.forward(inputs)[: len(rows)].float())
     calculator.passes += n
     return torch.cat(parts)

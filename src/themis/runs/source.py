@@ -62,6 +62,9 @@ class Origin:
     channels: str = option(
         "auto", "where the model expects the channels of a picture: first, last, or auto, which asks a Keras model"
     )
+    perturbed: str | None = option(
+        None, "name or position of the input to perturb, if the data has several inputs per example"
+    )
     output: str | None = option(
         None,
         "entry of the model's result that holds the scores: a key, an attribute or an index (default: logits, out, or "
@@ -196,7 +199,14 @@ class Origin:
             if self.output in FORMS:
                 return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)
-        return Target(model, **options, output=self.output, version=version, autocast=self.autocast)
+        return Target(
+            model,
+            **options,
+            output=self.output,
+            perturbed=self.perturbed,
+            version=version,
+            autocast=self.autocast,
+        )
 
     def resolved(self, target: AnyTarget) -> Origin:
         """Return the origin with the bounds and the normalisation that its target took from the data and the model."""
@@ -279,11 +289,11 @@ class Origin:
         from themis.zoo import load
 
         default = Origin()
-        for option_name in ("model", "bounds", "mean", "std", "label_order", "channels", "output"):
+        for option_name in ("model", "bounds", "mean", "std", "label_order", "channels", "perturbed", "output"):
             if getattr(self, option_name) != getattr(default, option_name):
                 raise UsageError(
-                    f"--{option_name} must be left out, because {name} of the zoo has its own: leave out --zoo to set "
-                    "it"
+                    f"--{option_name.replace('_', '-')} must be left out, because {name} of the zoo has its own: "
+                    "leave out --zoo to set it"
                 )
         layers = "auto" if self.layers is None else tuple(self.layers)
         with self.in_folder():
@@ -304,12 +314,12 @@ class Origin:
 
     def _refuse_options_of_target(self) -> None:
         default = Origin()
-        own = ("bounds", "mean", "std", "label_order", "channels", "output", "layers", "neurons", "oracle", "autocast")
-        for name in own:
+        of_inputs = ("bounds", "mean", "std", "channels", "perturbed")
+        for name in (*of_inputs, "label_order", "output", "layers", "neurons", "oracle", "autocast"):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name} must be left out, because {self.model} returns a Target, which has its own: set {name} "
-                    "there"
+                    f"--{name.replace('_', '-')} must be left out, because {self.model} returns a Target, which has "
+                    f"its own: set {name} there"
                 )
 
     @contextmanager
@@ -354,7 +364,9 @@ def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | 
     """Return how a run's target and data were made, if it is recorded, together with whether its code may run."""
     if record["origin"] is None:
         return None
-    origin = Origin.of({"channels": "first", **record["origin"], "bounds": tuple(record["origin"]["bounds"])})
+    is_keras = str(record["origin"].get("model", "")).endswith(".keras")
+    earlier = {"channels": "first"} if is_keras else {}  # before there was such an option
+    origin = Origin.of({**earlier, **record["origin"], "bounds": tuple(record["origin"]["bounds"])})
     return replace(origin if permission.is_granted else _anchored(origin), permission=permission)
 
 

@@ -71,6 +71,19 @@ class TracedActivation:
     is_activation: bool
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a module that takes several inputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call_module(module: nn.Module, inputs: Any) -> Any:
+    """Return `module(inputs)`, or what the module returns for several arguments."""
+    return module(*inputs.args, **inputs.kwargs) if isinstance(inputs, Arguments) else module(inputs)
+
+
 class Tracer(Protocol):
     """Runs a module and reports its activations: `ActivationTracer`, or one for compiled models in `compiled.py`."""
 
@@ -131,7 +144,7 @@ class ActivationTracer(TorchFunctionMode):
         return self._run(inputs, on_activation, names, hooked)
 
     def run(self, inputs: Tensor) -> Any:
-        return self.module(inputs)
+        return call_module(self.module, inputs)
 
     def _run(
         self, inputs: Tensor, on_activation: OnActivation, names: Container[str] | None, hooked: list[nn.Module]
@@ -143,7 +156,7 @@ class ActivationTracer(TorchFunctionMode):
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
                 handles.append(module.register_forward_hook(self._leave))
             with self:
-                return self.module(inputs)
+                return call_module(self.module, inputs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -11,13 +11,14 @@ import torch
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.channels import has_channels_last
-from themis.target.target import UNBOUNDED, AnyTarget
+from themis.target.target import UNBOUNDED, AnyTarget, Target
 
 N_LISTED = 10
 
 
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
     """The seeds as the target expects them: channels first, and labels numbered in the order of its classes."""
+    seeds = _perturbing(target, seeds)
     if getattr(target, "channels", "first") == "last" and has_channels_last(seeds.shape[1:]):
         seeds = seeds.with_channels_first()
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
@@ -36,6 +37,23 @@ def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:
     if not is_dataclass(target):
         raise UsageError(f"the bounds of {type(target).__name__} must be finite, got {target.bounds}: set them there")
     return replace(target, bounds=bounds)  # type: ignore[type-var, unused-ignore]
+
+
+def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
+    """The seeds with the input that the target names as the perturbed one, if there are several per example."""
+    key: str | int | None = getattr(target, "perturbed", None)
+    if seeds.others is None:
+        if key is not None:
+            raise UsageError(
+                f"perturbed names one of several inputs per example, but the data has one, got {key!r}: leave it out"
+            )
+        return seeds
+    if not isinstance(target, Target):
+        raise UsageError(
+            f"several inputs per example need an nn.Module, got {type(target).__name__}: test a module, or a function "
+            "of one input that holds the others"
+        )
+    return seeds if key is None else seeds.perturbing(seeds.others.find(key))
 
 
 def _bounds_of(seeds: Seeds) -> tuple[float, float]:

@@ -37,7 +37,8 @@ def hash_seeds(seeds: Seeds) -> str:
         digest.update(_bytes(seeds.take(torch.arange(first, min(first + step, len(seeds))))))
     # Asked for after the inputs, since some readers only learn the labels while reading them.
     labels = torch.empty(0) if seeds.labels is None else seeds.labels
-    return _hash([("labels", labels), ("seed_id", seeds.seed_id)], digest)
+    others = [] if seeds.others is None else [(f"input {key}", value) for key, value in seeds.others.tensors.items()]
+    return _hash([("labels", labels), ("seed_id", seeds.seed_id), *others], digest)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:

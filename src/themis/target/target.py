@@ -31,6 +31,7 @@ from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
 from themis.target.normalisation import own_statistics
 from themis.target.output import Output, check_label_order, in_label_order, pick_scores
+from themis.target.several import Beside
 
 AUTOCAST = ("bfloat16", "float16")
 UNBOUNDED = (-math.inf, math.inf)
@@ -142,6 +143,8 @@ class Target:
         channels: Where the model expects the channels of a picture: `first`, `last`, or `auto`, which is `last` for
             Keras models that say so. Perturbations see them first in any case; data that has them last is turned
             around.
+        perturbed: The input that is perturbed, by its name or position, if the data has several inputs per example. By
+            default it is the first of floating-point numbers.
         version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
         autocast: `bfloat16` or `float16` to run the model as `torch.autocast` does: with fewer bits where that is
             considered safe. The model is then another one, whose answers and sensitivities differ slightly.
@@ -156,6 +159,7 @@ class Target:
     output: Output | Detections | None = field(default=None, repr=False)
     label_order: Sequence[int] | None = field(default=None, repr=False)
     channels: Channels = field(default="auto", repr=False)
+    perturbed: str | int | None = field(default=None, repr=False)
     version: str = ""
     autocast: str | None = None
 
@@ -286,12 +290,25 @@ class Target:
         The model gets tensors that it may overwrite: tests are compared with what they were made to be.
         """
         if isinstance(self.preprocess, Normalize):
-            return as_expected(self.preprocess(inputs).to(self.dtype), self.channels)
+            return self._with_others(as_expected(self.preprocess(inputs).to(self.dtype), self.channels))
         own = inputs.clone()
         prepared: Any = own if self.preprocess is None else self.preprocess(own)
         if isinstance(prepared, list | tuple):
             return [item.to(self.dtype) for item in prepared]
-        return as_expected(prepared.to(self.dtype), self.channels)
+        return self._with_others(as_expected(prepared.to(self.dtype), self.channels))
+
+    def _with_others(self, prepared: Tensor) -> Any:
+        """The prepared inputs, with the other inputs of their examples if there are any."""
+        if self.beside.others is None:
+            return prepared
+        if not isinstance(self.tracer, ActivationTracer):
+            raise UsageError("several inputs per example need a module in eager mode, not TorchScript or torch.export")
+        return self.beside.arguments(prepared, self.module)
+
+    @cached_property
+    def beside(self) -> Beside:
+        """The other inputs of the examples, if the data has several inputs per example."""
+        return Beside()
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""

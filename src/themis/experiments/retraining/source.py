@@ -179,6 +179,8 @@ def _check_searched(run: Reader, seeds: Seeds) -> None:
 
 def _parts(run: Run | Reader, settings: Settings, seeds: Seeds, judge: Any) -> Parts:
     """The parts of the run; if it was not split, all its seeds to learn from and other data to judge by."""
+    if seeds.others is not None:
+        raise UsageError("retraining needs one input per example, but the data has several: retrain the model yourself")
     if judge is None:
         return read_parts(run, seeds)
     if settings.split is not None:

@@ -183,7 +183,7 @@ ORIGIN = record(
     {
         **dict.fromkeys(("model", "data"), text()),
         **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
-        **dict.fromkeys(("output", "autocast"), optional(text())),
+        **dict.fromkeys(("output", "perturbed", "autocast"), optional(text())),
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
         "label_order": optional(items(whole())),
