@@ -212,7 +212,8 @@ def no_faults(setup: Setup) -> Faults:
     theta = tuple(dimension.name for dimension in setup.perturbation.theta)
     layers = tuple(layer.name for layer in setup.calculator.layers)
     handle = LiveRun(setup.calculator, setup.settings.random_seed)
-    return Faults(setup.perturbation.name, theta, layers, handle)
+    task = setup.calculator.oracle.spec().partition(":")[0]
+    return Faults(setup.perturbation.name, theta, layers, handle, task, setup.seeds.classes)
 
 
 def _recorded_criterion(

@@ -13,6 +13,7 @@ from themis.campaign.setup import Setup, describe_start
 from themis.campaign.state import PartialRound, State
 from themis.campaign.stop import stop_reason
 from themis.measure.tests import Results, Tests
+from themis.oracle import Detection
 from themis.runs.run import Run
 from themis.search.policy import UNIFORM_STREAM
 
@@ -128,7 +129,10 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
         state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
-        recorder.add_faults(tests, measurement, setup.seeds, setup.facts, len(state.rounds) + 1, stream)
+        calculator = setup.calculator
+        clean_outputs = calculator.clean_outputs if isinstance(calculator.oracle, Detection) else None
+        n_rounds = len(state.rounds) + 1
+        recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)
         partial.truncate(_affordable(setup, state, partial.pending))
         if not partial.n_pending:

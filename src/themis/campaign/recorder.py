@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from themis.campaign.callback import Callbacks
 from themis.campaign.interrupt import defer_interrupts
@@ -46,9 +47,16 @@ class Recorder:
         self.callbacks.call("on_start", start)
 
     def add_faults(
-        self, tests: Tests, measurement: Measurement, seeds: Seeds, facts: SeedFacts, round: int, stream: str
+        self,
+        tests: Tests,
+        measurement: Measurement,
+        seeds: Seeds,
+        facts: SeedFacts,
+        round: int,
+        stream: str,
+        clean_outputs: Tensor | None = None,
     ) -> None:
-        """Take the faults among `tests`; they are written by `keep`."""
+        """Take the faults among `tests`; they are written by `keep`, with the clean outputs of their seeds if given."""
         positions = np.flatnonzero(measurement.results.is_fault)
         columns, tensors = None, None
         if len(positions):
@@ -57,9 +65,11 @@ class Recorder:
             if self.callbacks.wants("on_fault"):
                 self._pending_events += [("on_fault", fault) for fault in self.faults.latest()]
             if self.store:
-                clean = seeds.take(torch.from_numpy(tests.seed[positions]))
+                rows = torch.from_numpy(tests.seed[positions])
                 details = measurement.faults
-                tensors = Tensors(torch.from_numpy(columns["id"]), clean, details.inputs, details.outputs)
+                answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
+                ids = torch.from_numpy(columns["id"])
+                tensors = Tensors(ids, seeds.take(rows), details.inputs, details.outputs, answers)
         if self.store:
             self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
 

@@ -181,7 +181,10 @@ def _list(run: Reader, selection: Selection) -> None:
     at = [run.columns.index(name) for name in shown]
     headers = [HEADERS.get(name, name.removeprefix("theta_")) for name in shown]
     if rows:
-        _print_table(headers, [[_cell(run.columns[k], row[k]) for k in at] for row in rows])
+        from themis.report.names import class_names, task_of
+
+        task, classes = task_of(run), class_names(run)
+        _print_table(headers, [[_cell(run.columns[k], row[k], task, classes) for k in at] for row in rows])
 
 
 def _leave_out_unused(run: Reader, rows: list[tuple[Any, ...]], names: Sequence[str]) -> list[str]:
@@ -204,13 +207,17 @@ def _describe_state(run: Reader, n_matching: int, n_shown: int) -> str:
     return f"{counts}; the campaign {state} after {tests:,} tests{remedy}"
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
     if name == "tensors":
         return "no" if value is None else "yes"
     if value is None:
         return "-"
     if name == "answer" and value < 0:
         return "not finite"
+    if name == "answer" and task == "detection":
+        from themis.report.names import outcome_names
+
+        return outcome_names(task, [value], classes)[value]
     if name == "confidence":
         return f"{value:.1%}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -295,6 +302,7 @@ def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> st
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     """Draw the first matching faults whose inputs were kept."""
+    from themis.runs.display.boxes import stored_boxes
     from themis.runs.display.figure import draw_pairs
     from themis.runs.store.ownership import fresh_file
 
@@ -305,11 +313,12 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     pictures = [
         (fault, kept[fault.id].clean_inputs[0], kept[fault.id].inputs[0]) for fault in faults if fault.id in kept
     ]
+    start = run.record["start"]
+    boxes = [stored_boxes(kept[fault.id], start["oracle"]) for fault, _, _ in pictures]
     if not pictures:
         raise UsageError(f"cannot draw faults: of {n_matching:,} that match, no input was kept")
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
-        start = run.record["start"]
-        draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"))
+        draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"), boxes=boxes)
     return f"Drew {len(pictures)} of {n_matching:,} faults in {path}"

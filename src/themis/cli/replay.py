@@ -155,7 +155,8 @@ def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forc
             ]
             title = f"Replayed ({run.record['perturbation']})"
             start = run.record["start"]
-            draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"))
+            boxes = [replay.boxes for _, replay in replays]
+            draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"), boxes=boxes)
         else:
             import numpy as np
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, get_args
 
@@ -56,7 +57,7 @@ def read_outcome(outcome: int) -> Fate:
     return Fate(KINDS[kind], class_number, other if kind == MISTAKEN else None)
 
 
-def describe_outcome(outcome: int, classes: tuple[str, ...] | list[str] | None = None) -> str:
+def describe_outcome(outcome: int, classes: Sequence[str] | None = None) -> str:
     """Return an outcome of at least 0 as a phrase, such as `cat taken for dog`."""
 
     def name(number: int) -> str:

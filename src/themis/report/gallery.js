@@ -103,6 +103,7 @@ function drawCards() {
 
 function answers(view, k) {
   const c = view.faults.columns;
+  if (view.task === 'detection') return ['as expected', view.outcomes[c.answer[k]]];
   const sure = c.confidence[k] === null ? '' : ` (${percent(c.confidence[k], 0)})`;
   if (c.clean_value[k] !== null && c.clean_answer[k] === null) {
     return [number(c.clean_value[k]), c.value[k] === null ? view.outcomes[c.answer[k]] : `${number(c.value[k])}${sure}`];

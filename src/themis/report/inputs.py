@@ -77,10 +77,15 @@ def read_inputs(
                 changes[id] = feature_changes(tensors, names, run.record.get("feature_axes") or {})
                 continue
             kind, bounds = "clips" if is_clip(shape) else "pictures", tuple(run.record["start"]["bounds"])
-            disturbed[id] = _draw(tensors.inputs, bounds)
+            boxes = None
+            if tensors.clean_outputs is not None:
+                from themis.runs.display.boxes import stored_boxes
+
+                boxes = stored_boxes(tensors, run.record["start"]["oracle"])
+            disturbed[id] = _draw(tensors.inputs, bounds, boxes and boxes[1])
             size += len(disturbed[id])
             if seed_id not in clean:
-                clean[seed_id] = _draw(tensors.clean_inputs, bounds)
+                clean[seed_id] = _draw(tensors.clean_inputs, bounds, boxes and boxes[0])
                 size += len(clean[seed_id])
             if size > MAX_BYTES:
                 break
@@ -89,7 +94,12 @@ def read_inputs(
     return ShownInputs(kind, shape, clean, disturbed, changes)
 
 
-def _draw(inputs: Tensor, bounds: tuple[float, float]) -> str:
+def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = None) -> str:
+    if boxes is not None:
+        from themis.runs.display.boxes import MAX_SIDE, with_boxes
+
+        height, width = inputs.shape[2:]
+        return data_uri(with_boxes(to_pixels(inputs, bounds, MAX_SIDE)[0], boxes, (height, width)))
     if not is_clip(tuple(inputs.shape[1:])):
         return data_uri(to_pixels(inputs, bounds)[0])
     return data_uri(to_pixels(side_by_side(inputs[0], bounds[1])[None], bounds, STRIP_SIDE)[0])

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.oracle.detection import describe_outcome
 from themis.reading import read_regular
 from themis.runs.trust import why_not_ours
 
@@ -46,6 +45,8 @@ def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
     if outcome < 0:
         return "not finite"
     if task == "detection":
+        from themis.oracle.detection import describe_outcome
+
         return describe_outcome(outcome, classes)
     if task in ("regression", "off"):
         return DIRECTIONS.get(outcome, str(outcome))

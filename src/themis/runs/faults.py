@@ -65,6 +65,8 @@ class Replay:
     """What has changed since the run: weights, data, versions, device, threads."""
     bounds: tuple[float, float] | None = None
     """The smallest and the largest value that an input may have."""
+    boxes: tuple[Tensor, Tensor] | None = None
+    """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class FaultInputs:
     clean_inputs: Tensor
     inputs: Tensor
     bounds: tuple[float, float] | None = None
+    boxes: tuple[Tensor, Tensor] | None = None
 
 
 class RunHandle(Protocol):
@@ -150,6 +153,8 @@ class Fault:
     """Rows of that forward pass."""
     raised: bool = field(default=False, repr=False)
     """Whether the test raised the campaign's criterion."""
+    _task: str = field(default="", repr=False, compare=False)
+    _classes: Sequence[str] | None = field(default=None, repr=False, compare=False)
     _handle: RunHandle | None = field(default=None, repr=False, compare=False)
 
     def replay(self) -> Replay:
@@ -163,6 +168,15 @@ class Fault:
     def shown(self) -> FaultInputs | None:
         """The inputs of the test; those of a run folder only if they were stored, because showing runs nothing."""
         return None if self._handle is None else self._handle.show(self)
+
+    @property
+    def outcome(self) -> str | None:
+        """What happened, in words, in tasks whose outcomes are not answers, such as `dog lost`; otherwise None."""
+        if self._task != "detection" or self.answer < 0:
+            return None
+        from themis.oracle.detection import describe_outcome
+
+        return describe_outcome(self.answer, self._classes)
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""
@@ -187,8 +201,12 @@ class Faults(Sequence[Fault]):
         theta: tuple[str, ...],
         layers: tuple[str, ...],
         handle: RunHandle | None,
+        task: str = "",
+        classes: Sequence[str] | None = None,
     ) -> None:
+        """task, classes: the name of the oracle and those of the classes, to say in words what happened."""
         self.perturbation, self.theta, self.layers, self.handle = perturbation, theta, layers, handle
+        self.task, self.classes = task, classes
         self._batches: list[dict[str, Column]] = []
         self._joined: dict[str, Column] | None = None
         self._n = 0
@@ -248,6 +266,8 @@ class Faults(Sequence[Fault]):
             perturbation=self.perturbation,
             theta=dict(zip(self.theta, map(float, theta), strict=True)),
             signature=dict(zip(self.layers, map(float, signature), strict=True)),
+            _task=self.task,
+            _classes=self.classes,
             _handle=self.handle,
             **plain,
         )

@@ -25,6 +25,7 @@ from themis.measure.inputs import place_others, within_bounds
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
+from themis.runs.display.boxes import answered_boxes, stored_boxes
 from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
 from themis.runs.faults import Fault, FaultInputs, Replay, RunHandle
 from themis.runs.named_code import names_code, perturbation_code
@@ -83,6 +84,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
         input_gap=input_gap,
         output_gap=output_gap,
         bounds=calculator.target.bounds,
+        boxes=answered_boxes(calculator.clean_outputs[row].cpu(), output, calculator.oracle.spec()),
     )
 
 
@@ -116,7 +118,7 @@ class LiveRun:
     def show(self, fault: Fault, /) -> FaultInputs | None:
         """The inputs of a fault, made again by the model in memory."""
         replay = self.replay(fault)
-        return FaultInputs(replay.clean_inputs, replay.inputs, replay.bounds)
+        return FaultInputs(replay.clean_inputs, replay.inputs, replay.bounds, replay.boxes)
 
 
 class Replayer:
@@ -249,8 +251,10 @@ class Replayer:
         stored = self.run.tensors([fault.id]).get(fault.id)
         if stored is None:
             return None
-        low, high = self.run.record["start"]["bounds"]
-        return FaultInputs(stored.clean_inputs[0], stored.inputs[0], (low, high))
+        start = self.run.record["start"]
+        low, high = start["bounds"]
+        boxes = stored_boxes(stored, start["oracle"])
+        return FaultInputs(stored.clean_inputs[0], stored.inputs[0], (low, high), boxes)
 
     def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
         record, seeds = self.run.record, self.seeds

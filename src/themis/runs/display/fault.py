@@ -27,6 +27,8 @@ def answers(fault: Fault) -> tuple[str, str]:
     """The answers to the clean and to the disturbed input."""
     confidence = "" if math.isnan(fault.confidence) else f" ({fault.confidence:.0%})"
     after = "not finite" if fault.answer < 0 else f"{fault.answer}{confidence}"
+    if fault.outcome is not None:
+        return "as expected", fault.outcome
     if fault.clean_answer is not None:
         return str(fault.clean_answer), after
     if fault.clean_value is None:
@@ -65,10 +67,16 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
         clean, disturbed = side_by_side(clean, high), side_by_side(disturbed, high)
     if clean.ndim != 3 or min(clean.shape[1:]) < 2:
         return []
+    from themis.runs.display.boxes import with_boxes
+
     change = disturbed - clean
     largest = float(change.abs().nan_to_num(0.0).max()) or 1.0
     scaled = ((clean - low) / (high - low), (disturbed - low) / (high - low), 0.5 + change / (2 * largest))
-    return [_pixels(picture) for picture in scaled]
+    drawn = [_pixels(picture) for picture in scaled]
+    if shown.boxes is not None:
+        height, width = clean.shape[1:]
+        drawn[:2] = [with_boxes(*pair, (height, width)) for pair in zip(drawn, shown.boxes, strict=False)]
+    return drawn
 
 
 def strip(drawn: list[Pixels], least: int = 112) -> Pixels:

@@ -28,10 +28,11 @@ def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[st
     faults = run.faults.most_telling(n)
     replays = [fault.replay() for fault in faults]
     pictures = [(fault, replay.clean_inputs, replay.inputs) for fault, replay in zip(faults, replays, strict=True)]
+    boxes = [replay.boxes for replay in replays]
     title = (
         f"The most telling of {len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
     )
-    draw_pairs(pictures, path, title=title, bounds=run.start.bounds, classes=classes)
+    draw_pairs(pictures, path, title=title, bounds=run.start.bounds, classes=classes, boxes=boxes)
     return faults
 
 
@@ -42,8 +43,12 @@ def draw_pairs(
     title: str,
     bounds: tuple[float, float],
     classes: Sequence[str] | None = None,
+    boxes: Sequence[tuple[Tensor, Tensor] | None] | None = None,
 ) -> None:
-    """Draw each fault with its clean and its disturbed input: pictures, clips or signals."""
+    """Draw each fault with its clean and its disturbed input: pictures, clips or signals.
+
+    boxes: for each fault, the answers of a detector to both inputs, `[n, 6]`.
+    """
     if not pictures:
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
     is_strip = is_clip(tuple(pictures[0][1].shape))
@@ -58,14 +63,17 @@ def draw_pairs(
             "only pictures [channels, height, width], clips of them and signals [channels, samples] can be drawn, got "
             f"inputs of shape {list(shape)}: export a table as .csv or .parquet"
         )
-    columns = min(2 if is_strip else 4, len(pictures))
+    has_boxes = boxes is not None and any(answered is not None for answered in boxes)
+    is_large = is_strip or has_boxes
+    columns = min(2 if is_large else 4, len(pictures))
     rows = -(-len(pictures) // columns)
-    letters = 57 if is_strip else 34  # of a title over one column
+    letters = 57 if is_large else 34  # of a title over one column
     captions = [_caption(fault, 3 * letters // 2) for fault, _, _ in pictures]
     more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches per row for further lines
     heading = wrap(title, letters * columns)
     over = 0.2 * (len(heading) - 1)
-    width, height = (5.2 if is_strip else 3.1) * columns, (1.95 + more) * rows + 0.6 + over
+    row_height = 3.0 if has_boxes else 1.95
+    width, height = (5.2 if is_large else 3.1) * columns, (row_height + more) * rows + 0.6 + over
     figure = blank_figure(width, height)
     figure.suptitle("\n".join(heading), x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
     grid = figure.add_gridspec(
@@ -76,7 +84,7 @@ def draw_pairs(
         top=1 - (0.72 + over) / height,
         bottom=(0.25 + more) / height,
         wspace=0.1,
-        hspace=(0.47 + more) / 1.48,
+        hspace=(0.47 + more) / (row_height - 0.47),
     )
     for k, (fault, clean, disturbed) in enumerate(pictures):
         places = grid[divmod(k, columns)].subgridspec(*((2, 1) if is_strip else (1, 2)), wspace=0.05, hspace=0.35)
@@ -87,6 +95,9 @@ def draw_pairs(
                 plot_signals(axes, [(clean, FAINT), (picture, colour)] if at else [(picture, colour)])
             else:
                 axes.imshow(pixels(picture, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            answered = None if boxes is None else boxes[k]
+            if answered is not None:
+                _draw_boxes(axes, answered[at], classes)
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
@@ -97,6 +108,20 @@ def draw_pairs(
                 axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
                 axes.xaxis.label.set_multialignment("left")
     save_figure(figure, file, dpi=110)
+
+
+def _draw_boxes(axes: Any, boxes: Tensor, classes: Sequence[str] | None) -> None:
+    """Draw the answers of a detector, each with its class and score."""
+    from matplotlib.patches import Rectangle
+
+    from themis.runs.display.boxes import colour_of
+
+    for left, top, right, bottom, score, number in boxes.nan_to_num(0.0).tolist():
+        colour, name = colour_of(int(number)), _class(int(number), classes)
+        corner = (left - 0.5, top - 0.5)  # pixels are drawn around their numbers
+        axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.3))
+        text = axes.text(*corner, f"{name} {score:.2f}", fontsize=5.5, color="white", va="bottom", clip_on=True)
+        text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.6})
 
 
 def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: str | None = None) -> None:
@@ -140,6 +165,8 @@ def blank_figure(width: float, height: float) -> Any:
 
 def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
     """Titles with the answers to the clean and to the disturbed input."""
+    if fault.outcome is not None:
+        return "clean", fault.outcome
     wrong = _class(fault.answer, classes)
     if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
         return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"

@@ -131,7 +131,7 @@ def _join(parts: list[Tensors]) -> dict[str, Any]:
     if not parts:
         blank = np.zeros(0, np.float32)
         return {"tensors_id": np.zeros(0, np.int64), "clean_inputs": blank, "inputs": blank, "outputs": blank}
-    joined = {name: tensor.numpy() for name, tensor in vars(Tensors.join(parts)).items()}
+    joined = {name: tensor.numpy() for name, tensor in vars(Tensors.join(parts)).items() if tensor is not None}
     return {"tensors_id": joined.pop("id"), **joined}
 
 

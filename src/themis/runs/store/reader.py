@@ -221,7 +221,9 @@ class Reader:
         theta = [schema.theta_column(name) for name in self.theta]
         columns = ", ".join([*COLUMN_TYPES, *theta, "signature"])
         rows = self.select(columns, where, values, order, limit, table)
-        faults = Faults(self.record["perturbation"], self.theta, self.layers, handle)
+        start = self.record.get("start", {})
+        task = str(start.get("oracle", "")).partition(":")[0]
+        faults = Faults(self.record["perturbation"], self.theta, self.layers, handle, task, start.get("classes"))
         if rows:
             faults.add(**_columns(rows, len(theta)))
         return faults

@@ -35,22 +35,29 @@ class Tensors:
     clean_inputs: Tensor
     inputs: Tensor
     outputs: Tensor
+    clean_outputs: Tensor | None = None
+    """The outputs for the clean inputs, in tasks whose answers are drawn."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     def __getitem__(self, rows: Tensor | slice) -> Tensors:
-        return Tensors(self.id[rows], self.clean_inputs[rows], self.inputs[rows], self.outputs[rows])
+        answers = None if self.clean_outputs is None else self.clean_outputs[rows]
+        return Tensors(self.id[rows], self.clean_inputs[rows], self.inputs[rows], self.outputs[rows], answers)
 
     @staticmethod
     def join(parts: Iterable[Tensors]) -> Tensors:
+        parts = list(parts)
         columns = zip(*((part.id, part.clean_inputs, part.inputs, part.outputs) for part in parts), strict=True)
-        return Tensors(*(torch.cat(column) for column in columns))
+        id, clean_inputs, inputs, outputs = (torch.cat(column) for column in columns)
+        answers = [part.clean_outputs for part in parts if part.clean_outputs is not None]
+        clean_outputs = torch.cat(answers) if answers and len(answers) == len(parts) else None
+        return Tensors(id, clean_inputs, inputs, outputs, clean_outputs)
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
     """Write a file of tensors durably."""
-    columns = {name: value.contiguous() for name, value in vars(tensors).items()}
+    columns = {name: value.contiguous() for name, value in vars(tensors).items() if value is not None}
     write_file(path, serialize(columns))
 
 
@@ -59,7 +66,7 @@ def read_tensors(path: Path) -> Tensors:
     arrays = deserialize(read_tensor_file(path), path)
     with damage_explained(path):
         _check_rows(arrays)
-    return Tensors(**{field.name: arrays[field.name] for field in fields(Tensors)})
+    return Tensors(**{field.name: arrays.get(field.name) for field in fields(Tensors)})  # type: ignore[arg-type]
 
 
 def read_tensor_file(path: Path) -> bytes:
@@ -83,6 +90,8 @@ def _check_rows(arrays: dict[str, Tensor]) -> None:
     """Raise ValueError if the arrays are not those of faults."""
     for field in fields(Tensors):
         tensor = arrays.get(field.name)
+        if tensor is None and field.name == "clean_outputs":
+            continue
         if tensor is None:
             raise ValueError(f"it must have an array {field.name!r}, which is missing")
         is_right = (
@@ -237,7 +246,7 @@ class TensorStore:
         self._last_file += 1
         write_tensors(self.path(self._last_file), tensors)
         self._rows[self._last_file] = len(tensors)
-        self._row_bytes = sum(column[0].nbytes for column in vars(tensors).values())
+        self._row_bytes = sum(column[0].nbytes for column in vars(tensors).values() if column is not None)
         return self._last_file
 
 
