@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import themis
-from themis import MissingExtraError, UsageError
+from themis import DataError, MissingExtraError, UsageError
 from themis.data import read_seeds, rows
 from themis.data.readers import READERS, read_data
 from themis.data.rows import Rows
@@ -343,6 +343,21 @@ def test_a_data_set_of_the_hub_is_read(monkeypatch):
     assert read_data("hf:some/pets").classes == ("cat", "dog", "owl")
     with pytest.raises(UsageError, match="did you mean 'image'"):
         read_data("hf:some/pets?image=imag")
+
+
+@pytest.mark.parametrize("spec", ["hf:reviews", "hf:reviews?image=text", "hf:reviews?image=words"])
+def test_a_data_set_of_text_is_refused(spec, monkeypatch):
+    class Reviews(Hub):
+        column_names = ("text", "words", "label")
+
+        def __getitem__(self, at):
+            return (
+                {"text": "a good film", "words": ["a", "good", "film"], "label": 1} if isinstance(at, int) else LABELS
+            )
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: Reviews()))
+    with pytest.raises(DataError, match=r"got text in the column '(text|words)' of hf:reviews: text is not supported"):
+        read_data(spec)
 
 
 def test_the_hub_needs_its_library(monkeypatch):

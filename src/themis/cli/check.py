@@ -71,8 +71,9 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 def describe(check: Check, settings: Settings) -> list[str]:
     """The result as lines of text."""
-    from themis.runs.run import percent
+    from themis.runs.run import counted, percent
 
+    n = check.n_classes
     shape = "x".join(map(str, check.input_shape))
     value_range = f"{check.least:.4g} to {check.most:.4g}"
     rows = [
@@ -82,7 +83,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
             f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
         ),
         ("outputs", _outputs(check)),
-        ("labels", "none: a fault is a changed answer" if check.n_classes is None else f"{check.n_classes} different"),
+        ("labels", "none: a fault is a changed answer" if n is None else counted(n, "different value")),
     ]
     if check.is_training:
         rows.append(("mode", "passed in training mode, tested in evaluation mode"))
@@ -123,7 +124,8 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     fits = check.clean_gib <= settings.clean_memory_gib
     kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
     if start.covers_neurons:
-        rows.append(("memory", f"{check.clean_gib:.2g} GiB of clean activations, {kept}"))
+        size = f"{check.clean_gib:.2g} GiB" if check.clean_gib >= 0.1 else f"{check.clean_gib * 1024:.2g} MiB"
+        rows.append(("memory", f"{size} of clean activations, {kept}"))
     rows += [
         ("time", f"{1 / check.seconds_per_test:,.0f} tests per second; {counted(tests, 'test')} in {all_tests}"),
         ("faults", f"{check.n_faults} in the first {counted(check.n_tests, 'test')} under {start.perturbation}"),
@@ -160,9 +162,13 @@ def _duration(seconds: float) -> str:
 
 
 def _run_command(arguments: Namespace, explicit_options: set[str]) -> str:
-    names = [field.name for field in (*fields(Origin), *fields(Settings)) if field.name in explicit_options]
+    """The command that starts the campaign; options that the configuration file sets are not repeated."""
+    known = [field.name for field in (*fields(Origin), *fields(Settings))]
+    names = [name for name in known if name in explicit_options - arguments.from_config]
     words = ["themis run"]
-    words += [f"--{name.replace('_', '-')} {quote(format_value(getattr(arguments, name)))}" for name in names]
     if "config" in explicit_options:
         words.append(f"--config {quote(arguments.config)}")
-    return " ".join([*words, f"--perturb {quote(arguments.perturb)}"])
+    words += [f"--{name.replace('_', '-')} {quote(format_value(getattr(arguments, name)))}" for name in names]
+    if "perturb" not in arguments.from_config:
+        words.append(f"--perturb {quote(arguments.perturb)}")
+    return " ".join(words)

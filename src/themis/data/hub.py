@@ -12,9 +12,10 @@ from themis.data.files import data_errors
 from themis.data.pictures import Mode, parse_side, pixels_of
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_reader, scaled
-from themis.errors import DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 
 INPUT_NAMES = ("image", "img", "pixel_values", "inputs", "x")
+TEXT_NAMES = ("text", "sentence", "input_ids", "tokens")
 LABEL_NAMES = ("label", "labels", "fine_label", "y", "class")
 
 
@@ -55,6 +56,8 @@ def hub_seeds(
         else:
             data = library.load_dataset(path.as_posix(), config, split=split)
         names = list(data.column_names)
+    if image is None and not any(name in names for name in INPUT_NAMES):
+        _refuse_text(data, next((name for name in TEXT_NAMES if name in names), None), path)
     column = _column(names, image, INPUT_NAMES, "a column of inputs", "image", path)
     has_labels = label is not None or any(name in names for name in LABEL_NAMES)
     label_column = _column(names, label, LABEL_NAMES, "a column of labels", "label", path) if has_labels else None
@@ -84,6 +87,7 @@ def _saved_split(loaded: Any, split: str, path: Path) -> Any:
 def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:
     if len(data) == 0:
         raise DataError(f"hf:{path} must hold at least one seed, got none: check ?split=")
+    _refuse_text(data, column, path)
     first = data[0][column]
     mode: Mode = "L" if getattr(first, "mode", "RGB") in ("L", "1") else "RGB"
 
@@ -97,6 +101,14 @@ def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) ->
 
     shape = tuple(load(0).shape)
     return from_reader(load, shape, len(data), labels)
+
+
+def _refuse_text(data: Any, column: str | None, path: Path) -> None:
+    """Refuse a column of text: strings, lists of them, or token ids by their usual name."""
+    value = None if column is None or len(data) == 0 else data[0][column]
+    first = value[0] if isinstance(value, list) and value else value
+    if column == "input_ids" or isinstance(first, str):
+        raise DataError(f"inputs must be numbers, got text in the column {column!r} of hf:{path}: {NO_TEXT}")
 
 
 def _column(names: list[str], requested: str | None, usual: tuple[str, ...], noun: str, option: str, path: Path) -> str:
