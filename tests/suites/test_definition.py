@@ -61,7 +61,7 @@ def test_names_that_occur_twice_are_told_apart():
     assert [member.name for member in suite.members] == ["fog-2", "fog-3", "gaussian", "fog-1"]
 
 
-@pytest.mark.parametrize("name", [name for name in SUITES if name != "signals"])
+@pytest.mark.parametrize("name", [name for name in SUITES if name not in ("signals", "tables")])
 @pytest.mark.parametrize("shape", [(3, 224, 224), (1, 28, 28)])
 def test_a_named_suite_fits_pictures(name, shape):
     suite = choose_suite(name, shape)
@@ -69,9 +69,10 @@ def test_a_named_suite_fits_pictures(name, shape):
     assert len(suite.members) == 15 or name != "corruptions"
 
 
-def test_signals_have_a_suite_of_their_own():
+def test_signals_and_tables_have_suites_of_their_own():
     assert len(choose_suite("signals", (1, 400)).members) >= 5
     assert choose_suite("noise", (1, 400)).name == "noise"
+    assert [member.name for member in choose_suite("tables", (12,)).members] == ["edit", "edit_worst", "table_noise"]
 
 
 def test_a_named_suite_leaves_out_what_does_not_fit_and_says_so():

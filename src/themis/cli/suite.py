@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 HELP = (
     "Test a model under many perturbations in one go. Clean inputs are run once for all of them; a share of the tests "
     "is divided among the perturbations, and the rest goes where faults and uncertainty are. SUITE is corruptions, "
-    "weather, camera, noise, geometry, signals, attacks or a YAML file; --perturb names perturbations instead. Every "
-    "perturbation gets an ordinary run folder. The same command with the same --out resumes."
+    "weather, camera, noise, geometry, signals, tables, attacks or a YAML file; --perturb names perturbations instead. "
+    "Every perturbation gets an ordinary run folder. The same command with the same --out resumes."
 )
 EXAMPLES = """
 themis suite corruptions --zoo lenet5-mnist --out suites/lenet5

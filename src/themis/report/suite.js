@@ -16,7 +16,7 @@ function drawNumbers(view) {
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
     view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), `${percent(view.clean_error)} on clean inputs`, graded) : null,
     view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3), `${percent(view.relative_score)} of the clean score (rPC)`,
-      'averaged over levels, then over perturbations') : null,
+      `${view.score_name}, averaged over levels, then over perturbations`) : null,
     errors ? figure('mCE', percent(errors.mce), errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}`,
       `100% are the errors of ${errors.baseline}`) : null,
     figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,

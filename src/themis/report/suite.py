@@ -94,6 +94,7 @@ class SuiteView:
     clean_error: float | None
     mean_error: float | None
     mean_score: float | None
+    score_name: str
     relative_score: float | None
     corruption_errors: CorruptionErrors | None
     tests: int
@@ -143,6 +144,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         clean_error=suite.clean_error,
         mean_error=float(np.mean(graded)) if graded else None,
         mean_score=suite.mean_score,
+        score_name=suite.score_name,
         relative_score=suite.relative_score,
         corruption_errors=errors,
         tests=suite.tests,

@@ -73,8 +73,8 @@ def run_suite(
     Args:
         target: The model under test, as for `themis.run`.
         data: The seeds, as for `themis.run`.
-        suite: A name (corruptions, weather, camera, noise, geometry, signals, attacks), a YAML file, a dict with
-            `members` as in such a file, or a list of perturbations.
+        suite: A name (corruptions, weather, camera, noise, geometry, signals, tables, attacks), a YAML file, a dict
+            with `members` as in such a file, or a list of perturbations.
         out: Folder for the results; every member gets an ordinary run folder in it.
         metadata: Columns to slice by, with one row per input of the data: a CSV file, or a dict of columns.
         origin: How another process can build the target and the data again.

@@ -38,7 +38,7 @@ _NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")
 _COUNT = whole(0, MAX_TESTS * 100)
 _GRADE = record(
     {"level": text(1000), "seeds": whole(1, MAX_TESTS), "errors": _COUNT, "error": number(0, 1), "passes": _COUNT},
-    {"score": optional(number())},
+    {"score": optional(number()), "score_name": text(100)},
 )
 _MEMBER = record(
     {"name": _NAME, "perturb": text(10_000)},

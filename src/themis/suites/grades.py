@@ -31,6 +31,8 @@ class LevelGrade:
     score: float | None
     """Accuracy, mean IoU or whatever the task is scored by; None without labels."""
     passes: int
+    score_name: str = ""
+    """What the score is: accuracy, iou or map."""
 
     @property
     def error(self) -> float:
@@ -60,7 +62,8 @@ def grade_clean(calculator: Calculator, rows: Ints) -> tuple[LevelGrade, NDArray
     at = torch.from_numpy(rows).to(calculator.device)
     outputs, labels = calculator.clean_outputs[at], None if calculator.labels is None else calculator.labels[at]
     wrong = calculator.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
-    return LevelGrade("clean", len(rows), int(wrong.sum()), _score(calculator, outputs, labels), 0), wrong
+    name, score = _score(calculator, outputs, labels)
+    return LevelGrade("clean", len(rows), int(wrong.sum()), score, 0, name), wrong
 
 
 def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> MemberGrades:
@@ -95,16 +98,14 @@ def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> tuple[Leve
                 moved = calculator.labels[at]
                 labels.append(calculator.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
     errors = torch.cat(wrong).numpy().astype(np.int64)
-    score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
-    return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before), errors
+    name, score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
+    return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before, name), errors
 
 
-def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> float | None:
-    """The task's own score, of which more is better; None without labels, or in tasks that have only an error."""
-    if labels is None:
-        return None
-    scores = calculator.oracle.grade(outputs, labels)
-    return next((float(score) for name, score in scores.items() if name != "error"), None)
+def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> tuple[str, float | None]:
+    """The task's own score and its name; more is better. None without labels, or in tasks that have only an error."""
+    scores = {} if labels is None else calculator.oracle.grade(outputs, labels)
+    return next(((name, float(score)) for name, score in scores.items() if name != "error"), ("", None))
 
 
 def mean_score(scores: Sequence[Sequence[float]], clean: float) -> tuple[float, float | None]:

@@ -240,6 +240,7 @@ SUITES = {
         _family("geometry", "geometry"), "rotation, shift, scale, shear, perspective and elastic warps"
     ),
     "signals": NamedSuite(_family("signals", "signal"), "gain, clipping, filters, dropouts and drift of signals"),
+    "tables": NamedSuite(_family("tables", "table"), "valid changes of some features of a row, and noise"),
     "attacks": NamedSuite(
         _family("attacks", "attack", has_levels=False), "FGSM, PGD and Auto-PGD; not CW, which is slow"
     ),

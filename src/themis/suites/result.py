@@ -183,6 +183,12 @@ class SuiteRun:
         return None if scores is None else scores[0]
 
     @property
+    def score_name(self) -> str:
+        """What the score is, in words."""
+        name = (self.record.get("clean") or {}).get("score_name", "")
+        return {"map": "mean average precision", "iou": "mean IoU"}.get(name, name or "score")
+
+    @property
     def relative_score(self) -> float | None:
         """The mean score as a share of the clean score (rPC)."""
         scores = self._scores()
@@ -307,8 +313,8 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
         )
     if suite.mean_score is not None and suite.relative_score is not None:
         lines.append(
-            f"Mean score under corruption (mPC) {suite.mean_score:.4f}, {percent(suite.relative_score)} of the clean "
-            "one (rPC)."
+            f"Mean {suite.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}, "
+            f"{percent(suite.relative_score)} of the clean one (rPC)."
         )
     if errors is not None:
         relative = "" if errors.relative_mce is None else f", relative mCE {percent(errors.relative_mce)}"

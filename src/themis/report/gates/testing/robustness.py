@@ -127,6 +127,8 @@ class RobustnessTest:
             pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
         self._calls += 1
         merged = {**self._defaults, **options, **self._overrides}
+        if "max_seconds" not in options:
+            merged.pop("max_seconds", None)  # the limit of a session is for single campaigns
         gates = Gates.of(**{name: merged.pop(name) for name in GATES if name in merged})
         out = merged.pop("out", None)
         arguments = ("callbacks", "origin", "features", "classes", "metadata", "listener")
