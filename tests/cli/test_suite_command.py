@@ -181,7 +181,7 @@ def test_the_page_links_to_those_of_its_members(there, capsys):
     (there / "b" / "report.html").unlink()
 
 
-@pytest.mark.parametrize("command", ["faults", "groups", "shrink", "replay", "retrain"])
+@pytest.mark.parametrize("command", ["faults", "groups", "shrink", "replay"])
 def test_commands_on_runs_say_what_to_name_instead_of_a_suite(there, capsys, command):
     assert main([command, "a", *(["1"] if command == "replay" else [])]) == 2
     assert "a is a suite: name the folder of one of its perturbations" in capsys.readouterr().err
@@ -196,3 +196,31 @@ def test_a_suite_can_be_watched(there):
         assert (shown["name"], shown["state"], shown["reports"]) == ("own", "ended", {})
         tag = view.headers["ETag"]
         assert server.respond("/view.json", tag).status == 304
+
+
+def test_retraining_names_the_most_fragile_member(there, capsys):
+    assert main(["retrain", "a"]) == 2
+    worst = max(themis.open_suite("a").rows, key=lambda row: row.fault_rate.value)
+    assert f"name its most fragile one, a/{worst.name}" in capsys.readouterr().err
+
+
+def test_code_that_a_changed_suite_names_does_not_run(there, capsys):
+    shutil.copytree("a", "forged")
+    record = json.loads(Path("forged/suite.json").read_text())
+    for change in ({"origin": {**record["origin"], "model": "tiny_suite:make_other"}}, {"perturbation": "evil:RUN"}):
+        Path("forged/suite.json").write_text(json.dumps({**record, **change}))
+        assert main(["resume", "forged", "--max-tests", "310"]) == 2
+        assert "forged must be trusted before code that it names runs" in capsys.readouterr().err
+
+
+def test_no_link_is_followed(there, capsys):
+    shutil.copytree("a", "linked")
+    shutil.rmtree("linked/fog")
+    Path("linked/fog").symlink_to(there / "a" / "fog")
+    assert main(["resume", "linked", "--max-tests", "310"]) == 2
+    assert "must not be a symbolic link" in capsys.readouterr().err
+    assert [row.state for row in themis.open_suite("linked").rows] == ["waiting", "ended"]
+    Path("elsewhere").mkdir()
+    (Path("elsewhere") / "suite.json").symlink_to(there / "a" / "suite.json")
+    assert main(["suite", "own.yaml", *MODEL, "--out", "elsewhere"]) == 2
+    assert "contains other files" in capsys.readouterr().err

@@ -75,6 +75,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.experiments.retraining.plan import RetrainingPlan
     from themis.experiments.retraining.recipe import Recipe
 
+    _refuse_suite(arguments.run)
     recipe = explicit_fields(arguments, Recipe, explicit_options)
     plan = explicit_fields(arguments, RetrainingPlan, explicit_options)
     techniques = getattr(arguments, "from")
@@ -189,4 +190,21 @@ def _interruption(out: Path) -> str:
     return (
         "Interrupted; every finished step and epoch is kept. To resume, use the same command with --out "
         f"{quote(str(out))}"
+    )
+
+
+def _refuse_suite(path: str) -> None:
+    """Refuse a suite, and name the member that is most worth retraining on."""
+    from themis.suites.folder import is_suite
+
+    if not is_suite(path):
+        return
+    from themis.suites.result import SuiteRun
+
+    rows = [row for row in SuiteRun(path).rows if row.fault_rate is not None]
+    worst = max(rows, key=lambda row: row.fault_rate.value if row.fault_rate else 0.0, default=None)
+    name = "NAME" if worst is None else worst.name
+    raise UsageError(
+        f"a model is retrained on the faults of one perturbation, but {path} is a suite: name its most fragile one, "
+        f"{quote(f'{path}/{name}')}, and judge others with --also"
     )
