@@ -24,6 +24,8 @@ CURIOSITY = 0.2
 sampling would take, since the next test of a seed takes another corner anyway."""
 OUTLIER = 3.0
 """Standard deviations to which shortfalls are clipped."""
+CORNER_STATE = frozenset({"corner_sums", "visited"})
+"""What `before_corners` returns, by name."""
 
 
 def before_corners(space: Space) -> State:

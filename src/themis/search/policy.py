@@ -128,6 +128,8 @@ class Policy(Protocol):
     """Whether it follows a criterion."""
     rivals: tuple[AnyTarget, ...] = ()
     """Other models that its tests are run on."""
+    optional_state: frozenset[str] = frozenset()
+    """Parts of its state that earlier runs may lack; if such a run is resumed, they start as `init` sets them."""
     state: State
 
     def init(self, space: Space) -> None:

@@ -21,6 +21,7 @@ from themis.search.chances import (
     values,
 )
 from themis.search.effects import (
+    CORNER_STATE,
     are_compared,
     at_corners,
     before_corners,
@@ -64,6 +65,7 @@ class Scheduled(Policy):
     """Proposes the tests with the largest chance of a new fault, of the kinds that pay off."""
 
     uses_gradient = True
+    optional_state = CORNER_STATE
 
     def init(self, space: Space) -> None:
         self.space = space
