@@ -3,7 +3,11 @@
 import re
 
 import pytest
+import torch
 from browsing import need_browser, visited
+
+import themis
+from themis.report.page import write_report
 
 need_browser()
 pytestmark = pytest.mark.xdist_group("browser")
@@ -177,3 +181,16 @@ def test_the_whole_page_can_be_reached_by_tab(page):
         page.keyboard.press("Tab")
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         assert page.evaluate("window.seen.add(document.activeElement).size") == k + 1
+
+
+def test_faults_of_signals_are_shown_as_curves(browser, tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(120, 3))
+    themis.run(net, torch.rand(20, 2, 60), "signal_noise(snr=0:60)", max_tests=200, out=tmp_path / "run")
+    with visited(browser, write_report(tmp_path / "run")) as page:
+        assert "shown with curves: clean in grey, disturbed in red." in page.locator("#gallery").inner_text()
+        page.wait_for_function("() => [...document.images].every((each) => each.complete && each.naturalWidth === 300)")
+        first = page.locator("#cards article").first
+        assert first.locator("figure.curves img").count() == 1
+        assert first.locator("figure.curves img").get_attribute("alt").startswith("Clean and disturbed signal of fault")
+        assert first.locator("canvas").count() == 0
