@@ -25,7 +25,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv3d(1, 8, 3, padding=1), nn.Conv3d(8, 16, 3, stride=2)
+        self.conv1, self.conv2 = nn.Conv3d(1, 8, (3, 5, 5), stride=(1, 2, 2)), nn.Conv3d(8, 16, 3)
         self.last = nn.Linear(16, len(DIRECTIONS))
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
@@ -34,10 +34,10 @@ class Net(nn.Module):
 
 
 torch.manual_seed(0)
-inputs, labels = clips(160)
+inputs, labels = clips(200)
 net = Net()
 optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
-for _ in range(50):
+for _ in range(60):
     optimiser.zero_grad()
     nn.functional.cross_entropy(net(inputs), labels).backward()
     optimiser.step()
@@ -47,6 +47,6 @@ for _ in range(50):
 target = themis.Target(net)
 test = clips(60)
 for perturbation in ("shift", "over_time(shift(x=-0.1:0.1, y=-0.1:0.1))", "over_time(brightness) + rain"):
-    run = themis.run(target, test, perturbation, classes=DIRECTIONS, max_tests=400)
+    run = themis.run(target, test, perturbation, classes=DIRECTIONS, max_tests=300)
     print(f"{perturbation}: {run.stop}")
     print(f"  {run.rounds[-1].distinct_faults} distinct faults, fault rate {run.fault_rate.value:.1%}")
