@@ -224,3 +224,20 @@ def test_no_link_is_followed(there, capsys):
     (Path("elsewhere") / "suite.json").symlink_to(there / "a" / "suite.json")
     assert main(["suite", "own.yaml", *MODEL, "--out", "elsewhere"]) == 2
     assert "contains other files" in capsys.readouterr().err
+
+
+def test_a_gate_on_mce(there, capsys):
+    mce = themis.open_suite("b").corruption_errors("a").mce
+    words = ["gate", "b", "--mce-baseline", "a", "--junit", "mce.xml"]
+    assert main([*words, "--max-mce", str(mce + 0.01)]) == 0
+    assert "passed  all max_mce" in capsys.readouterr().out
+    assert main([*words, "--max-mce", str(mce - 0.01), "--quiet"]) == 1
+    assert "FAILED  all max_mce" in capsys.readouterr().err
+    assert next(suite.get("name") for suite in ElementTree.parse("mce.xml").getroot()) == "themis b"
+    for wrong in (
+        ["gate", "b", "--max-mce", "1"],
+        ["gate", "b/fog", *words[2:]],
+        [*words[:3], "none", "--max-mce", "1"],
+    ):
+        assert main(wrong) == 2
+        assert "mce" in capsys.readouterr().err

@@ -47,6 +47,7 @@ BASELINE_REMEDY = "name the model of the baseline with --baseline-weights FILE o
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     add_gates(parser)
+    add_mce(parser)
     source = parser.add_argument_group("model and data, if they have moved")
     add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
@@ -75,6 +76,28 @@ def add_gates(parser: Parser) -> None:
     _add(group, "--markdown", "FILE", "append a summary in Markdown to a file such as $GITHUB_STEP_SUMMARY")
 
 
+def add_mce(parser: Parser) -> None:
+    """Add the options of the mean corruption error of a suite."""
+    group = parser.add_argument_group("mean corruption error of a suite")
+    text = "model that mCE is relative to: the folder of its suite, or a file with its errors by perturbation"
+    _add(group, "--mce-baseline", "SUITE", text)
+    text = "fail if mCE exceeds this share of the errors of the baseline; 1 is as many"
+    add_option(group, "max_mce", float | None, None, text)
+
+
+def check_mce_options(arguments: Namespace, *, is_suite: bool) -> None:
+    """Refuse a limit on mCE without a baseline or without a suite, and a baseline that does not exist."""
+    baseline, most = arguments.mce_baseline, arguments.max_mce
+    if not is_suite and (baseline is not None or most is not None):
+        raise UsageError(f"--max-mce and --mce-baseline are for suites, but {arguments.run} is a run: leave them out")
+    if most is not None and baseline is None:
+        raise UsageError("--max-mce must be given with --mce-baseline: name the suite of the baseline")
+    if most is not None and most < 0:
+        raise UsageError(f"--max-mce must be 0 or more, got {most:g}: 1 allows as many errors as the baseline makes")
+    if baseline is not None and not Path(baseline).exists():
+        raise UsageError(f"--mce-baseline must be the folder of a suite or a file, but {baseline} does not exist")
+
+
 def _add(group: Group, flag: str, metavar: str, text: str, action: Any = Option, kind: Any = str | None) -> None:
     text = text.replace("%", "%%")
     group.add_argument(flag, action=action, kind=kind, is_required=False, default=None, metavar=metavar, help=text)
@@ -82,12 +105,14 @@ def _add(group: Group, flag: str, metavar: str, text: str, action: Any = Option,
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     gates = read_gates(arguments)
+    from themis.suites.folder import is_suite
+
+    check_mce_options(arguments, is_suite=is_suite(arguments.run))
     if not is_requested(arguments, gates):
         raise UsageError(
             "a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help"
         )
     from themis.runs.store.reader import Reader
-    from themis.suites.folder import is_suite
 
     if is_suite(arguments.run):
         return gate_suite(arguments, gates, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
@@ -119,7 +144,8 @@ def read_gates(arguments: Namespace) -> Gates:
 
 def is_requested(arguments: Namespace, gates: Gates) -> bool:
     """Whether there is anything to check or to write."""
-    return bool(gates) or arguments.junit is not None or arguments.markdown is not None
+    is_limited = bool(gates) or getattr(arguments, "max_mce", None) is not None
+    return is_limited or arguments.junit is not None or arguments.markdown is not None
 
 
 def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -> GateResults:
@@ -159,22 +185,26 @@ def check_suite(path: str, gates: Gates, arguments: Namespace, overrides: dict[s
     """Check every member of a suite against the gates and write the requested files."""
     from themis.report.gates.gates import write_junit
     from themis.report.gates.markdown import append_markdown
-    from themis.report.gates.suite import check_suite_gates
+    from themis.report.gates.suite import check_mce, check_suite_gates
     from themis.suites.result import SuiteRun
 
     values = {"model": arguments.baseline_model, "weights": arguments.baseline_weights, "trust": arguments.trust}
     of_baseline = {name: value for name, value in values.items() if value is not None}
+    suite = SuiteRun(path)
     results = check_suite_gates(
-        SuiteRun(path),
+        suite,
         replace(gates, trust=arguments.trust or False),
         rebuild=lambda run: rebuild(run, overrides),
         rebuild_baseline=lambda run: rebuild(run, of_baseline),
         remedy=BASELINE_REMEDY,
     )
+    if arguments.max_mce is not None:
+        errors = suite.corruption_errors(arguments.mce_baseline)
+        results = replace(results, overall=check_mce(suite, arguments.max_mce, errors))
     page = Path(path) / "report.html"
     report = page if page.is_file() else None
     if arguments.junit is not None:
-        write_junit(arguments.junit, [member for _, member in results.members], report=report)
+        write_junit(arguments.junit, [part for _, part in results.parts], report=report)
     if arguments.markdown is not None:
         append_markdown(arguments.markdown, results.markdown(report))
     return results

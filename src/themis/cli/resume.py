@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from themis.cli.gate import add_gates, read_gates
+from themis.cli.gate import add_gates, add_mce, check_mce_options, read_gates
 from themis.cli.options import Parser, add_fields, explicit_fields, explicit_values
 from themis.cli.output import add_report, add_track, add_verbosity, finish, progress_callbacks, read_trackers
 from themis.cli.run import LIMITS
@@ -41,6 +41,7 @@ def add_arguments(parser: Parser) -> None:
     source = parser.add_argument_group("model and data, if they have moved")
     add_fields(source, Origin, only=LOCATION_OPTIONS, shows_default=False)
     add_gates(parser)
+    add_mce(parser)
     output = parser.add_argument_group("output")
     add_report(output)
     add_track(output)
@@ -53,6 +54,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.suites.folder import is_suite
 
     gates = read_gates(arguments)
+    check_mce_options(arguments, is_suite=is_suite(arguments.run))
     if is_suite(arguments.run):
         return _resume_suite(arguments, explicit_options, gates)
     with closing(Reader(arguments.run, is_brief=True)) as before:

@@ -12,7 +12,15 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, INTERRUPTED
-from themis.cli.gate import add_gates, check_suite, is_requested, print_suite_results, read_gates
+from themis.cli.gate import (
+    add_gates,
+    add_mce,
+    check_mce_options,
+    check_suite,
+    is_requested,
+    print_suite_results,
+    read_gates,
+)
 from themis.cli.options import Option, Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import named_origin, require
@@ -67,12 +75,11 @@ def add_arguments(parser: Parser) -> None:
     add_fields(suite, SuiteOptions)
     text = "CSV file with columns to slice the faults by, one row per input of the data"
     add_option(suite, "metadata", str | None, None, text)
-    text = "model that mCE is relative to: the folder of its suite, or a file with its errors by perturbation"
-    add_option(suite, "mce_baseline", str | None, None, text)
     suite.add_argument("--print-suite", action="store_true", help="print the suite as YAML to edit, and exit")
     campaign = parser.add_argument_group("campaigns")
     add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*NOT_OF_A_SUITE})
     add_gates(parser)
+    add_mce(parser)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same suite; auto is runs/suite-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
@@ -91,6 +98,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     }
     suite_options, settings = read_options(options)
     gates = read_gates(arguments)
+    check_mce_options(arguments, is_suite=True)
     if is_requested(arguments, gates):
         from themis.report.gates.suite import check_suite_ahead
 
@@ -211,7 +219,7 @@ class ShowSuite:
 
 def finish_suite(suite: SuiteRun, arguments: Namespace, gates: Gates, *, out: str) -> int:
     """Write the reports, check the gates, and print the table and where the results are; returns the exit code."""
-    baseline = getattr(arguments, "mce_baseline", None)
+    baseline = arguments.mce_baseline
     errors = None if baseline is None else suite.corruption_errors(baseline)
     is_interrupted = suite.state == "interrupted"
     page = None if arguments.no_report else _write_pages(suite, errors, out)

@@ -13,7 +13,7 @@ from themis.report.gates.limits import Gates
 from themis.runs.replay import Replayer
 from themis.suites.folder import is_suite
 from themis.suites.members import Rebuild, open_members
-from themis.suites.result import SuiteRun
+from themis.suites.result import CorruptionErrors, SuiteRun
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,24 @@ class SuiteGateResults:
     suite: str
     members: tuple[tuple[str, GateResults], ...]
     folder: Path | None = None
+    overall: GateResults | None = None
+    """Of the gates on the suite as a whole, if there are any."""
+
+    @property
+    def parts(self) -> list[tuple[str, GateResults]]:
+        """The results of the suite as a whole, if there are any, and of every member, by name."""
+        return [*([] if self.overall is None else [("all", self.overall)]), *self.members]
 
     @property
     def has_failed(self) -> bool:
-        return any(results.has_failed for _, results in self.members)
+        return any(results.has_failed for _, results in self.parts)
 
     @property
     def lines(self) -> list[str]:
         """One line per member and gate, without the campaigns that were completed."""
         return [
             f"{result.line[:8]}{name} {result.line[8:]}"
-            for name, results in self.members
+            for name, results in self.parts
             for result in results.results
             if result.gate != "campaign" or not result.has_passed
         ]
@@ -47,14 +54,17 @@ class SuiteGateResults:
     def sentence(self) -> str:
         """All results in one sentence."""
         failed = [name for name, results in self.members if results.has_failed]
+        overall = "" if self.overall is None or not self.overall.has_failed else self.overall.sentence
         if not failed:
-            return f"All gates passed under all {len(self.members)} perturbations."
-        return f"Gates failed under {len(failed)} of {len(self.members)} perturbations: {', '.join(failed)}."
+            return overall or f"All gates passed under all {len(self.members)} perturbations."
+        text = f"Gates failed under {len(failed)} of {len(self.members)} perturbations: {', '.join(failed)}."
+        return f"{overall} {text}".strip()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "has_failed": self.has_failed,
+            "overall": None if self.overall is None else self.overall.as_dict(),
             "members": {name: results.as_dict() for name, results in self.members},
         }
 
@@ -72,7 +82,7 @@ class SuiteGateResults:
                 result.text,
                 "" if result.has_passed else result.remedy,
             )
-            for name, results in self.members
+            for name, results in self.parts
             for result in results.results
             if result.gate != "campaign" or not result.has_passed
         ]
@@ -117,6 +127,25 @@ def check_suite_gates(
                 own = replace(gates, baseline=baseline[name])
             results.append((name, check_gates(members[name], own, remedy=remedy)))
     return SuiteGateResults(str(suite.path), tuple(results), suite.path)
+
+
+def check_mce(suite: SuiteRun, most: float, errors: CorruptionErrors) -> GateResults:
+    """Check the mean corruption error of a suite against a limit, as a share of the baseline's errors."""
+    from themis.runs.run import percent
+
+    if errors.mce is None:
+        raise UsageError(
+            f"the gate on max_mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
+        )
+    has_passed = errors.mce <= most
+    worst = max(errors.by_member, key=lambda name: errors.by_member[name] or 0.0)
+    text = (
+        f"{percent(errors.mce)} of the errors of {errors.baseline}, {'within' if has_passed else 'over'} the limit of "
+        f"{percent(most)}; the largest share is that of {worst}, {percent(errors.by_member[worst] or 0.0)}"
+    )
+    remedy = "train the model better, or raise the limit"
+    gate = GateResult("max_mce", has_passed, errors.mce, most, text, remedy)
+    return GateResults(str(suite.path), (gate,), {}, folder=suite.path)
 
 
 def check_suite_ahead(gates: Gates, uniform_share: float) -> None:
