@@ -68,8 +68,9 @@ class Context:
             return oracle.compare(clean, outputs, kept).margin
 
         def after_motion(motion: Motion) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            clean, moved = oracle.move(*answers(), motion)
-            return oracle.reference(clean, moved), lambda outputs: oracle.compare(clean, outputs, moved).margin
+            clean, kept = answers()
+            reference = oracle.reference(*oracle.move(clean, kept, motion))
+            return reference, lambda outputs: oracle.verdict(clean, outputs, kept, motion).margin
 
         return Context(
             target.bounds,
