@@ -229,3 +229,9 @@ def test_a_suite_of_attacks_and_of_data_without_labels_runs(tmp_path):
     assert suite.tests == 60
     with pytest.raises(UsageError, match="mCE needs members that are graded"):
         suite.corruption_errors({"fgsm": 0.1})
+
+
+def test_a_notebook_shows_the_table(suite):
+    html = suite._repr_html_()
+    assert html.count("<tr>") == 1 + len(suite)
+    assert "&lt;SuiteRun" in html

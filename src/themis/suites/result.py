@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -265,6 +265,16 @@ class SuiteRun:
             f"<SuiteRun {self.name!r}: {counted(len(self), 'member')}, {counted(faults, 'distinct fault')} in "
             f"{counted(self.tests, 'test')}, {self.state}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        from html import escape
+
+        def line(cells: Iterable[str], tag: str) -> str:
+            return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+        rows = "".join(line(row, "td") for row in table_rows(self))
+        return f"<div><p>{escape(repr(self))}</p><table>{line(COLUMNS, 'th')}{rows}</table></div>"
 
 
 def open_suite(path: str | Path) -> SuiteRun:
