@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 HELP = (
     "List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and "
-    "small changes and confident answers before others. If fault numbers are given, print every detail of these "
-    f"faults. The run may still be in progress. {ONLY_READ_HELP}"
+    "small changes and confident answers before others. In the table, clean and answer are the answers to the clean "
+    "and to the disturbed input, distance is Euclidean, stream says whether a test was drawn at random or by the "
+    "search, and kept whether its input is stored. If fault numbers are given, print every detail of these faults. The "
+    f"run may still be in progress. {ONLY_READ_HELP}"
 )
 EXAMPLES = """
 themis faults runs/first
