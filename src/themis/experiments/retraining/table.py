@@ -49,7 +49,9 @@ def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int
             sentences.append(f"{outcome.name}: {outcome.change.words}")
     if not has_fallen:
         within = f", within the tolerance of {points(tolerance)}" if clean.difference < 0 else ""
-        sentences.append(f"The clean score went from {percent(clean.before)} to {percent(clean.after)}{within}.")
+        before, after = percent(clean.before), percent(clean.after)
+        change = f"stayed at {after}" if before == after else f"went from {before} to {after}{within}"
+        sentences.append(f"The clean score {change}.")
     return tuple(sentences), has_fallen or own_has_fallen
 
 
