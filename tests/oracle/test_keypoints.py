@@ -14,6 +14,9 @@ from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.losses import losses, reference
 from themis.oracle import KeyPoints, Motion
 from themis.perturb import PERTURBATIONS, Context, perturb
+from themis.report.view import read_view
+from themis.runs.display.fault import pictures as pictures_of
+from themis.runs.display.figure import draw_faults
 
 CLEAN = torch.tensor([[[10.0, 10], [20, 30], [40, 10]]])
 SIZE = 48
@@ -135,10 +138,11 @@ def test_the_margin_of_a_model_that_follows_has_no_slope_in_theta():
     assert slopes[0].abs().mean() < 0.3 * slopes[1].abs().mean()
 
 
-def test_a_campaign_on_points_replays(tmp_path):
+def test_a_campaign_on_points_replays_and_draws_them(tmp_path):
     pictures, _ = spots()
     target = themis.Target(Recaller(), oracle="keypoints:0.5")
-    run = themis.run(target, pictures, "elastic", max_tests=60, batch_size=20, out=tmp_path / "run")
+    options = {"max_tests": 60, "batch_size": 20, "classes": ["a", "b", "c"]}
+    run = themis.run(target, pictures, "elastic", out=tmp_path / "run", **options)
     found = list(run.faults)
     assert found
     for fault in found[:3]:
@@ -146,3 +150,12 @@ def test_a_campaign_on_points_replays(tmp_path):
         assert replay.is_same
         assert replay.value == fault.value
     assert np.isfinite([fault.margin for fault in found]).all()
+    assert found[0].outcome == f"{'abc'[found[0].answer]} off by {found[0].value:.3g} pixels"
+    clean, disturbed = found[0].replay().boxes
+    torch.testing.assert_close(disturbed[:, 2] - disturbed[:, 0], torch.ones(3))  # twice the tolerance
+    assert clean[:, 5].tolist() == [0, 1, 2]
+    kept = themis.open_run(tmp_path / "run").faults.by_id(found[0].id)
+    drawn, stored = pictures_of(found[0].shown()), pictures_of(kept.shown())
+    assert all(map(np.array_equal, drawn, stored))
+    assert set(read_view(tmp_path / "run").outcomes.values()) <= {"a off", "b off", "c off"}
+    draw_faults(run, tmp_path / "faults.png", n=2, classes="abc")

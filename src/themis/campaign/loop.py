@@ -13,9 +13,12 @@ from themis.campaign.setup import Setup, describe_start
 from themis.campaign.state import PartialRound, State
 from themis.campaign.stop import stop_reason
 from themis.measure.tests import Results, Tests
-from themis.oracle import Detection
+from themis.oracle import Detection, KeyPoints
 from themis.runs.run import Run
 from themis.search.policy import UNIFORM_STREAM
+
+DRAWN = (Detection, KeyPoints)
+"""Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
 
 
 def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
@@ -130,7 +133,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
         calculator = setup.calculator
-        clean_outputs = calculator.clean_outputs if isinstance(calculator.oracle, Detection) else None
+        clean_outputs = calculator.clean_outputs if isinstance(calculator.oracle, DRAWN) else None
         n_rounds = len(state.rounds) + 1
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)

@@ -5,6 +5,7 @@ Places are in pixels from the upper left corner of the picture, so that the cent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -121,6 +122,10 @@ class KeyPoints(Oracle):
         reference = self.reference(clean_outputs, labels)
         return {"error": float(_distances(clean_outputs, reference)[reference[..., 2] == COUNTS].double().mean())}
 
+    def reach(self, places: Tensor) -> Tensor:
+        """Return the tolerance in pixels, `[tests]`, if points should be at these places."""
+        return self._reach(self.reference(places, None))
+
     def share_near(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the share of the labelled points that are within the tolerance, `[tests]`; 1 if none is labelled."""
         reference = self.reference(outputs, labels)
@@ -141,6 +146,11 @@ class KeyPoints(Oracle):
         """Return which points count, `[tests, points]`."""
         is_near = _distances(clean_outputs, reference) <= reach[:, None]
         return (reference[..., 2] == COUNTS) & is_near & (reach > 0)[:, None]
+
+
+def describe_point(number: int, names: Sequence[str] | None) -> str:
+    """Return the name of a point, or its number in words."""
+    return names[number] if names is not None and number < len(names) else f"point {number}"
 
 
 def _distances(outputs: Tensor, reference: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def read_inputs(
                 continue
             kind, bounds = "clips" if is_clip(shape) else "pictures", tuple(run.record["start"]["bounds"])
             boxes = None
-            if tensors.clean_outputs is not None:
+            if tensors.clean_outputs is not None and is_picture(shape):
                 from themis.runs.display.boxes import stored_boxes
 
                 boxes = stored_boxes(tensors, run.record["start"]["oracle"])

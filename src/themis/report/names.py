@@ -56,7 +56,9 @@ def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
     if task == "segmentation":
         return f"class {name} lost"
     if task == "keypoints":
-        return f"point {name} off"
+        from themis.oracle.keypoints import describe_point
+
+        return f"{describe_point(outcome, classes)} off"
     return name if task in ANSWER_TASKS else f"outcome {outcome}"
 
 

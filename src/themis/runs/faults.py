@@ -172,6 +172,10 @@ class Fault:
     @property
     def outcome(self) -> str | None:
         """What happened, in words, in tasks whose outcomes are not answers, such as `dog lost`; otherwise None."""
+        if self._task == "keypoints" and self.answer >= 0 and self.value is not None:
+            from themis.oracle.keypoints import describe_point
+
+            return f"{describe_point(self.answer, self._classes)} off by {self.value:.3g} pixels"
         if self._task != "detection" or self.answer < 0:
             return None
         from themis.oracle.detection import describe_outcome

@@ -1,4 +1,4 @@
-"""The boxes of a detector's answers, drawn into pictures in the colours of their classes."""
+"""The boxes of a detector's answers, or squares around key points, drawn into pictures in the colours of classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from themis.oracle.boxes import CLASS, SCORE
 from themis.oracle.detection import Detection
+from themis.oracle.keypoints import KeyPoints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +30,26 @@ def colour_of(number: int) -> str:
 def answered_boxes(clean_outputs: Tensor, outputs: Tensor, oracle: str) -> tuple[Tensor, Tensor] | None:
     """The answers to a clean and a disturbed input, `[n, 6]`, given detections `[n, 6]`; None if it is another task.
 
-    oracle: its name as recorded, which tells the score from which a detection is an answer.
+    Key points become squares as large as the tolerance, without a score. oracle: its name as recorded, which tells the
+    score from which a detection is an answer.
     """
     task, _, text = oracle.partition(":")
+    if task == "keypoints":
+        reach = KeyPoints.parse(text).reach(clean_outputs[None])
+        return _squares(clean_outputs, reach), _squares(outputs, reach)
     if task != "detection":
         return None
     least = Detection.parse(text).least_score
     clean, disturbed = (rows[(rows[:, SCORE] >= least) & (rows[:, CLASS] >= 0)] for rows in (clean_outputs, outputs))
     return clean, disturbed
+
+
+def _squares(points: Tensor, reach: Tensor) -> Tensor:
+    """Squares around points `[n, 2]` that reach as far to all sides."""
+    import torch
+
+    numbers = torch.arange(len(points), dtype=points.dtype, device=points.device)[:, None]
+    return torch.cat([points[:, :2] - reach, points[:, :2] + reach, torch.full_like(numbers, torch.nan), numbers], 1)
 
 
 def stored_boxes(tensors: Tensors, oracle: str) -> tuple[Tensor, Tensor] | None:

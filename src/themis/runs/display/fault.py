@@ -73,7 +73,7 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
     largest = float(change.abs().nan_to_num(0.0).max()) or 1.0
     scaled = ((clean - low) / (high - low), (disturbed - low) / (high - low), 0.5 + change / (2 * largest))
     drawn = [_pixels(picture) for picture in scaled]
-    if shown.boxes is not None:
+    if shown.boxes is not None and shown.inputs.ndim == 3:
         height, width = clean.shape[1:]
         drawn[:2] = [with_boxes(*pair, (height, width)) for pair in zip(drawn, shown.boxes, strict=False)]
     return drawn

@@ -63,6 +63,7 @@ def draw_pairs(
             "only pictures [channels, height, width], clips of them and signals [channels, samples] can be drawn, got "
             f"inputs of shape {list(shape)}: export a table as .csv or .parquet"
         )
+    boxes = None if is_strip else boxes
     has_boxes = boxes is not None and any(answered is not None for answered in boxes)
     is_large = is_strip or has_boxes
     columns = min(2 if is_large else 4, len(pictures))
@@ -116,11 +117,14 @@ def _draw_boxes(axes: Any, boxes: Tensor, classes: Sequence[str] | None) -> None
 
     from themis.runs.display.boxes import colour_of
 
-    for left, top, right, bottom, score, number in boxes.nan_to_num(0.0).tolist():
+    for left, top, right, bottom, score, number in boxes.tolist():
+        if not all(map(math.isfinite, (left, top, right, bottom, number))):
+            continue
         colour, name = colour_of(int(number)), _class(int(number), classes)
+        label = name if math.isnan(score) else f"{name} {score:.2f}"
         corner = (left - 0.5, top - 0.5)  # pixels are drawn around their numbers
         axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.3))
-        text = axes.text(*corner, f"{name} {score:.2f}", fontsize=5.5, color="white", va="bottom", clip_on=True)
+        text = axes.text(*corner, label, fontsize=5.5, color="white", va="bottom", clip_on=True)
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.6})
 
 
