@@ -8,6 +8,7 @@ from torch import nn
 import themis
 from themis import BlackBox, Target, UsageError
 from themis.data.seeds import from_reader, read_seeds
+from themis.target.channels import has_channels_last
 
 FIRST = torch.rand(20, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 LAST = FIRST.movedim(1, -1)
@@ -69,3 +70,20 @@ def test_the_remedy_names_the_option():
         run(Net(True), LAST)
     with pytest.raises(UsageError, match="channels must be 'auto', 'first' or 'last', got 'end'"):
         Target(Net(True), channels="end")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected", "is_last"),
+    [
+        ((8, 6, 3), None, True),
+        ((3, 8, 6), None, False),
+        ((50, 2), None, True),
+        ((2, 50), None, False),
+        ((8, 8, 16), (None, 8, 8, 16), True),
+        ((16, 8, 8), (None, 8, 8, 16), False),
+        ((4, 4, 3), (None, None, None, 3), True),
+        ((2, 50), (None, 2, 50), True),
+    ],
+)
+def test_the_place_of_the_channels_is_told_by_the_shape(shape, expected, is_last):
+    assert has_channels_last(shape, expected) == is_last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class Check:
     """The findings of a check."""
 
     model: str
-    n_parameters: int
+    n_parameters: int | None
+    """None for a model whose parameters cannot be seen."""
     is_training: bool
     device: str
     dtype: str
@@ -92,8 +94,8 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     except DataError as error:
         problem = str(error)
     return Check(
-        model=type(module or target).__name__,
-        n_parameters=0 if module is None else sum(parameter.numel() for parameter in module.parameters()),
+        model=_name_of(target),
+        n_parameters=None if module is None else sum(parameter.numel() for parameter in module.parameters()),
         is_training=is_training,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -116,6 +118,15 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         seconds_per_test=seconds,
         clean_gib=None if start is None else len(everything) * start.n_neurons * 4 / GIB,
     )
+
+
+def _name_of(target: AnyTarget) -> str:
+    """The class of a module or an estimator, or the name of a function."""
+    tested = getattr(target, "module", None) or getattr(target, "predict", None)
+    model = getattr(tested, "model", tested)  # of an estimator
+    if model is None or isinstance(model, FunctionType | BuiltinFunctionType):
+        return str(getattr(model, "__name__", type(target).__name__))
+    return type(model).__name__
 
 
 def _n_right(outputs: Tensor, labels: Tensor | None) -> int | None:

@@ -77,7 +77,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
     shape = "x".join(map(str, check.input_shape))
     value_range = f"{check.least:.4g} to {check.most:.4g}"
     rows = [
-        ("model", f"{check.model}, {check.n_parameters:,} parameters, {check.dtype} on {check.device}"),
+        ("model", f"{check.model}, {_size(check)}, {check.dtype} on {check.device}"),
         (
             "inputs",
             f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
@@ -94,6 +94,10 @@ def describe(check: Check, settings: Settings) -> list[str]:
     lines = [f"{name:<10}  {text}" for name, text in rows]
     warnings = _warnings(check)
     return lines + (["", *(f"! {warning}" for warning in warnings)] if warnings else [])
+
+
+def _size(check: Check) -> str:
+    return "a black box" if check.n_parameters is None else f"{check.n_parameters:,} parameters"
 
 
 def _outputs(check: Check) -> str:

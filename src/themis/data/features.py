@@ -243,7 +243,8 @@ class Features:
             raise DataError(
                 f"feature {self.names[k]!r} must stay in the input's bounds ({bounds[0]:g}, {bounds[1]:g}), but it "
                 "ranges "
-                f"from {float(ends[0, k]):g} to {float(ends[1, k]):g}: pass wider bounds, or give it a smaller range"
+                f"from {float(ends[0, k]):g} to {float(ends[1, k]):g}: pass wider bounds, --bounds auto, or a smaller "
+                "range"
             )
 
     def _rule(self, k: int) -> str:

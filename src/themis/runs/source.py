@@ -174,7 +174,7 @@ class Origin:
         from themis.target.detections import FORMS
         from themis.target.estimator import is_estimator
         from themis.target.loaders.onnx import OnnxModel
-        from themis.target.target import Normalize, Target
+        from themis.target.target import UNBOUNDED, Normalize, Target
 
         if (self.mean is None) != (self.std is None):
             raise UsageError("--mean and --std must be given together, got one of them")
@@ -194,6 +194,8 @@ class Origin:
         if not isinstance(model, nn.Module) and self.autocast is not None:
             raise UsageError(f"--autocast must be left out, because {self.model} is not a PyTorch module")
         if is_estimator(model) and not isinstance(model, nn.Module):
+            if self.bounds == Origin().bounds:  # as in Python, a table has its own
+                options["bounds"] = UNBOUNDED
             return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
             if self.output in FORMS:

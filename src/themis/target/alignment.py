@@ -19,8 +19,9 @@ N_LISTED = 10
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
     """The seeds as the target expects them: channels first, and labels numbered in the order of its classes."""
     seeds = _perturbing(target, seeds)
-    if getattr(target, "channels", "first") == "last" and has_channels_last(seeds.shape[1:]):
-        seeds = seeds.with_channels_first()
+    if getattr(target, "channels", "first") == "last":
+        expected = getattr(getattr(target, "module", None), "input_shape", None)
+        seeds = seeds.with_channels_first() if has_channels_last(seeds.shape[1:], expected) else seeds
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
     return seeds if classes is None or not seeds.has_labels else _in_class_order(seeds, classes)
 

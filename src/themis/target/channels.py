@@ -27,6 +27,14 @@ def as_expected(inputs: Tensor, channels: Channels) -> Tensor:
     return inputs.movedim(1, -1).contiguous() if channels == "last" and inputs.ndim > 2 else inputs
 
 
-def has_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether the shape of one input is that of a picture with the channels last."""
+def has_channels_last(shape: tuple[int, ...], expected: object = None) -> bool:
+    """Whether the shape of one input has the channels last.
+
+    expected: the shape `[batch, ...]` that a Keras model expects, with None for any size. Otherwise pictures have up to
+    four channels, and signals have fewer channels than samples.
+    """
+    if isinstance(expected, tuple) and len(expected) == len(shape) + 1:
+        return all(size in (None, actual) for size, actual in zip(expected[1:], shape, strict=True))
+    if len(shape) == 2:
+        return shape[1] < shape[0]
     return len(shape) == 3 and shape[-1] <= 4 < shape[0]

@@ -120,3 +120,11 @@ def test_a_keras_file_is_tested_with_pictures(tmp_path, monkeypatch):
     assert [layer.n_neurons for layer in result.start.layers] == [4, 3]
     assert themis.open_run("run").faults[0].replay().is_same
     assert themis.run(net, last, "fgsm", max_tests=16).rounds[-1].tests == 16
+
+    signals = np.random.default_rng(0).random((12, 20, 2), np.float32)
+    filters = [keras.Input((20, 2)), layers.Conv1D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(3)]
+    of_signals = keras.Sequential(filters)
+    result = themis.run(
+        of_signals, (signals, of_signals.predict(signals, verbose=0).argmax(1)), "gaussian", max_tests=16
+    )
+    assert result.start.clean_accuracy == 1
