@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -88,19 +88,8 @@ def run(
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
     policy = _with_rivals(choose_policy(settings.policy), rivals)
     chosen = choose_perturbation(perturbation, settings.magnitude)
-    target = as_target(target)
-    check_gradient(chosen, target)
-    seeds = _described(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
-    target = align_target(target, seeds)
-    origin = None if origin is None else origin.resolved(target)
-    class_names = origin.classes if classes is None and origin is not None else classes
-    seeds = seeds if class_names is None else seeds.with_classes(class_names)
-    check_fits(chosen, seeds.shape[1:])
-    if chosen.inputs == "table":
-        seeds.features.check_inside(target.bounds)
-    check_similarity(settings.min_ssim, seeds.shape[1:])
-    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
-    seeds = seeds if split is None else split.search(seeds)
+    tested = read_tested(target, data, [chosen], settings, origin, features, classes)
+    target, seeds, split, origin, class_names = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
         refuse_tokens(target, seeds.take(torch.arange(1))[0])
@@ -119,6 +108,46 @@ def run(
             check_classes(setup.calculator)
         state = State.initial(setup, clock)
         return run_campaign(setup, state, Recorder(no_faults(setup), Callbacks(callbacks), store))
+
+
+class TestedModel(NamedTuple):
+    """A target and its seeds, which fit each other and the perturbations."""
+
+    target: AnyTarget
+    seeds: Seeds
+    """If the data is split, the search part."""
+    split: SeedSplit | None
+    origin: Origin | None
+    class_names: Sequence[str] | None
+    """As given; None if they are those that the data has."""
+
+
+def read_tested(
+    target: AnyTarget | nn.Module,
+    data: Any,
+    perturbations: Iterable[Perturbation],
+    settings: Settings,
+    origin: Origin | None,
+    features: Features | str | Path | None,
+    classes: Sequence[str] | None,
+) -> TestedModel:
+    """Read the seeds, and refuse what does not fit together before anything runs."""
+    target = as_target(target)
+    chosen = list(perturbations)
+    for perturbation in chosen:
+        check_gradient(perturbation, target)
+    seeds = _described(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
+    target = align_target(target, seeds)
+    origin = None if origin is None else origin.resolved(target)
+    class_names = origin.classes if classes is None and origin is not None else classes
+    seeds = seeds if class_names is None else seeds.with_classes(class_names)
+    for perturbation in chosen:
+        check_fits(perturbation, seeds.shape[1:])
+        if perturbation.inputs == "table":
+            seeds.features.check_inside(target.bounds)
+    check_similarity(settings.min_ssim, seeds.shape[1:])
+    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
+    return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
 
 
 def resume(

@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from themis.campaign.api import continue_campaign, describe_features, no_faults
+from themis.campaign.api import continue_campaign, describe_features, no_faults, read_tested
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.loop import run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import CleanSweep, Setup, check_classes, prepare, sweep_clean
 from themis.campaign.state import Clock, State, saved_chunk
 from themis.data.features import Features
-from themis.data.seeds import Seeds, read_seeds
+from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.judge import choose_judge
-from themis.measure.similarity import check_similarity
 from themis.perturb import Perturbation
-from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.environment import describe_environment, describe_run, describe_tested
 from themis.runs.parts import SeedSplit
 from themis.runs.run import Run
@@ -30,9 +29,9 @@ from themis.runs.source import Origin
 from themis.runs.store import Reader, Writer
 from themis.search import choose_policy
 from themis.settings import Settings
-from themis.target.alignment import align_seeds, align_target
 from themis.target.ledger import ledger_of
-from themis.target.target import AnyTarget, as_target
+from themis.target.target import AnyTarget
+from themis.target.tokens import refuse_tokens
 
 NO_HASHES: dict[str, Any] = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
 """What a run records of a criterion and of rivals, which a series does not have."""
@@ -132,23 +131,11 @@ def open_series(
         )
     choose_judge(settings.judge)
     choose_policy(settings.policy)
-    target = as_target(target)
-    seeds = align_seeds(target, read_seeds(data, settings.max_seeds))
-    seeds = seeds if features is None else seeds.with_features(features)
-    target = align_target(target, seeds)
-    origin = None if origin is None else origin.resolved(target)
-    class_names = origin.classes if classes is None and origin is not None else classes
-    seeds = seeds if class_names is None else seeds.with_classes(class_names)
-    for perturbation in perturbations:
-        check_gradient(perturbation, target)
-        check_fits(perturbation, seeds.shape[1:])
-        if perturbation.inputs == "table":
-            seeds.features.check_inside(target.bounds)
-    check_similarity(settings.min_ssim, seeds.shape[1:])
-    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
-    seeds = seeds if split is None else split.search(seeds)
+    tested = read_tested(target, data, perturbations, settings, origin, features, classes)
+    target, seeds, split, origin, class_names = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     with target.opened():
+        refuse_tokens(target, seeds.take(torch.arange(1))[0])
         environment = describe_environment(target.device) | describe_tested(target, seeds, origin)
         clean = sweep_clean(target, seeds, perturbations[0], settings)
         if class_names is not None:

@@ -25,7 +25,7 @@ from themis.cli.options import Option, Parser, add_config, add_fields, add_optio
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import named_origin, require
 from themis.errors import UsageError
-from themis.runs.source import Origin
+from themis.runs.source import OPTIONS, Origin
 from themis.settings import Settings
 from themis.text import print_text
 
@@ -61,7 +61,8 @@ def add_arguments(parser: Parser) -> None:
 
     parser.add_argument("suite", metavar="SUITE", nargs="?", help="name of a suite, or a YAML file")
     add_config(parser)
-    add_fields(parser.add_argument_group("model and data"), Origin)
+    of_campaigns = {"train", "rivals"}  # for criteria and policies that a suite does not have
+    add_fields(parser.add_argument_group("model and data"), Origin, only={*OPTIONS} - of_campaigns)
     suite = parser.add_argument_group("suite")
     suite.add_argument(
         "--perturb",

@@ -35,7 +35,8 @@ from themis.suites.named import choose_suite
 from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
 from themis.suites.result import SuiteRun
 from themis.suites.slices import SliceColumn, class_column, metadata_columns
-from themis.target.target import AnyTarget
+from themis.target.alignment import align_seeds
+from themis.target.target import AnyTarget, as_target
 
 
 class SuiteListener:
@@ -85,7 +86,7 @@ def run_suite(
     """
     suite_options, settings = read_options(options)
     seeds = read_seeds(data, settings.max_seeds)
-    definition = choose_suite(suite, seeds.shape[1:])
+    definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
     return _run(
         target,
         seeds,
@@ -146,7 +147,7 @@ def resume_suite(
         data = origin.read()
     seeds = read_seeds(data, settings.max_seeds)
     if suite is not None:
-        definition = choose_suite(suite, seeds.shape[1:])
+        definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
     if metadata is None:
         metadata = record.get("metadata")
     with threads(record["environment"]["threads"]):
