@@ -70,9 +70,9 @@ def loss(detector, pictures, boxes):
 
 torch.manual_seed(0)
 detector = Detector()
-pictures, boxes = draw(1200, seed=1)
+pictures, boxes = draw(1000, seed=1)
 optimiser = torch.optim.Adam(detector.parameters(), lr=3e-3)
-for _ in range(10):
+for _ in range(8):
     for rows in torch.randperm(len(pictures)).split(50):
         optimiser.zero_grad()
         loss(detector, pictures[rows], boxes[rows]).backward()
@@ -80,7 +80,7 @@ for _ in range(10):
 
 target = themis.Target(detector, output=themis.Detections("yolo", nms=0.5))
 seeds = draw(150, seed=2)
-run = themis.run(target, seeds, "shift + gaussian(sigma=0:0.1)", max_tests=3000, classes=CLASSES)
+run = themis.run(target, seeds, "shift + gaussian(sigma=0:0.1)", max_tests=2000, classes=CLASSES)
 print(f"mAP on clean pictures: {run.start.clean_map:.2f}; {run.rounds[-1].distinct_faults} distinct faults")
 print(run.stop)
 for fault in run.faults.most_telling(5):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from themis import DataError, ModelError, UsageError
+from themis.experiments.retraining.grading import grade
+from themis.experiments.retraining.losses import choose_loss
 from themis.oracle import KEPT, NOT_FINITE, Detection, choose_oracle
 from themis.oracle.detection import describe_outcome, read_outcome
 
@@ -176,3 +178,11 @@ def test_a_model_that_finds_nothing_is_refused_with_the_likely_reason(reason):
     clean, message = NOTHING[reason]
     with pytest.raises(DataError, match=message):
         Detection().check(detections(clean), objects([[0, 0, 10, 10, CAT]]))
+
+
+def test_retraining_grades_by_the_f1_score_and_asks_for_the_loss_of_the_detector():
+    labels = objects([[0, 0, 10, 10, CAT], [20, 0, 30, 10, DOG]], [])
+    outputs = detections([box(0, 0.9, CAT)], [])
+    assert grade(Detection(), outputs, labels).tolist() == pytest.approx([2 / 3, 1])
+    with pytest.raises(UsageError, match=r"the loss that a detector was trained with: pass loss="):
+        choose_loss(Detection(), None)

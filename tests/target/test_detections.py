@@ -194,7 +194,7 @@ class ListDetector(nn.Module):
         return [
             {
                 "boxes": picture.new_tensor([[0, 0, size / 2, size / 2]]),
-                "scores": picture.mean().reshape(1) + 0 * features.mean(),
+                "scores": picture.mean().reshape(1) + 0 * features.mean().sigmoid(),  # once for each picture
                 "labels": torch.tensor([1]),
             }
             for picture, features in zip(pictures, maps, strict=True)

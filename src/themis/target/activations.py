@@ -228,12 +228,18 @@ def find_layers(
     neurons: Granularity = "element",
     output: Callable[[Any], Tensor],
     has_channels_last: bool = False,
+    is_detector: Callable[[], bool] = lambda: False,
 ) -> tuple[Layer, ...]:
     """Return the layers of a module: after each activation and the output (`auto`), or those that match the globs.
 
     `example(n)` returns a batch of n preprocessed inputs; two batch sizes tell the batch dimension from the others.
+    `is_detector` is called when both have run: a detector may loop over the pictures of a batch, and only what it
+    computes for every batch can be a layer.
     """
     two, three = trace_activations(tracer, example(2), output), trace_activations(tracer, example(3), output)
+    if is_detector():
+        common = {traced.name for traced in two} & {traced.name for traced in three}
+        two, three = ([traced for traced in batch if traced.name in common] for batch in (two, three))
     has_conv1d = any(
         isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in tracer.module.modules()
     )

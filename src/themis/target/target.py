@@ -234,6 +234,7 @@ class Target:
                 neurons=self.neurons,
                 output=output,
                 has_channels_last=self.channels == "last",
+                is_detector=lambda: is_detector,
             )
             if not is_detector or layers != "auto":
                 return found

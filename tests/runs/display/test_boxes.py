@@ -57,3 +57,4 @@ def test_faults_are_shown_with_boxes_and_in_words(tmp_path, capsys):
     assert main(["faults", str(tmp_path / "run"), "--limit", "2", "--export", str(tmp_path / "listed.png")]) == 0
     assert main(["faults", str(tmp_path / "run"), "--limit", "2"]) == 0
     assert fault.outcome in capsys.readouterr().out
+    assert f"{fault.outcome}" in " ".join(group.text for group in view.groups)

@@ -1,4 +1,4 @@
-"""Grades of answers by their labels: 1 or 0, or the share of correct labels or key points, or the mean IoU."""
+"""Grades of answers by their labels: 1 or 0, or the share of correct labels or points, the mean IoU, the F1 score."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
 from themis.oracle import (
     Changed,
+    Detection,
     KeyPoints,
     Multilabel,
     Oracle,
@@ -45,6 +46,10 @@ def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         overlap = oracle.compare(ideal(oracle, outputs, labels), outputs, labels).value
         assert overlap is not None
         grades = overlap.double().nan_to_num(1)  # nothing can be wrong where no pixel counts
+    elif isinstance(oracle, Detection):  # the F1 score of the boxes
+        score = oracle.compare(outputs, outputs, labels).value
+        assert score is not None
+        grades = score.double().nan_to_num(0)
     elif isinstance(oracle, KeyPoints):
         grades = oracle.share_near(outputs, labels)
     else:

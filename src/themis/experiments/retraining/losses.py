@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import UsageError
-from themis.oracle import Compare, KeyPoints, Multilabel, Oracle, Regression, Segmentation, Threshold
+from themis.oracle import Compare, Detection, KeyPoints, Multilabel, Oracle, Regression, Segmentation, Threshold
 from themis.oracle.segmentation import VOID
 from themis.target.fingerprint import hash_text
 
@@ -61,6 +61,11 @@ def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
         raise UsageError(
             f"retraining needs a loss, but oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
             "labels), or name the task with oracle=..."
+        )
+    if isinstance(oracle, Detection):
+        raise UsageError(
+            "retraining needs the loss that a detector was trained with: pass loss=function(outputs, labels), with the "
+            "detections [tests, n, 6] and the objects [tests, n, 5]"
         )
     return lambda outputs, labels: losses(oracle, outputs, labels)
 

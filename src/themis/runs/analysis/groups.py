@@ -298,7 +298,7 @@ def _describe(faults: Faults, columns: dict[str, Column], is_member: NDArray[np.
     n_seeds = len(np.unique(seeds))
     counts = f"{len(at):,} fault{'s' * (len(at) != 1)} on {n_seeds:,} seed{'s' * (n_seeds != 1)}"
     ranges = [f"{name} {_describe_range(values)}" for name, values in theta.items()]
-    text = f"{', '.join([_describe_outcomes(columns, at, outcomes), *ranges])}; {counts}"
+    text = f"{', '.join([_describe_outcomes(faults, columns, at, outcomes), *ranges])}; {counts}"
     if layers:
         name, (here, there) = next(iter(layers.items()))
         text += f"; change concentrated in {name} ({percent(here, 0)} of it, elsewhere {percent(there, 0)})"
@@ -364,9 +364,11 @@ def _grown_layers(
     return {faults.layers[k]: (float(here[k]), float(there[k])) for k in grown}
 
 
-def _describe_outcomes(columns: dict[str, Column], at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
+def _describe_outcomes(faults: Faults, columns: dict[str, Column], at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
     answers, n = np.unique(columns["answer"][at], return_counts=True)
     share = float(n.max() / len(at))
+    if faults.task == "detection":
+        return ", ".join(_describe_objects(faults, answers, n / len(at)))
     most_frequent = _describe_answer(int(answers[n.argmax()]))
     first = outcomes[0]
     if first.share >= 0.5 and first.clean_answer is not None:
@@ -377,6 +379,15 @@ def _describe_outcomes(columns: dict[str, Column], at: Ints, outcomes: tuple[Out
     if first.clean_answer is not None:
         texts = [f"{outcome.clean_answer} as {text}" for outcome, text in zip(outcomes, texts, strict=True)]
     return f"several outcomes ({', '.join(texts)})"
+
+
+def _describe_objects(faults: Faults, answers: Ints, shares: NDArray[np.float64]) -> list[str]:
+    """What happened most often to which objects."""
+    from themis.oracle.detection import describe_outcome
+
+    names = ["not finite" if answer < 0 else describe_outcome(answer, faults.classes) for answer in answers.tolist()]
+    order = np.argsort(-shares, kind="stable").tolist()[:3]
+    return [f"{names[k]}{_describe_share(float(shares[k]))}" for k in order]
 
 
 def _describe_answer(answer: int) -> str:
