@@ -142,7 +142,7 @@ def test_slices_count_every_graded_or_uniform_test(suite):
     assert worst.tests >= 20
 
 
-@pytest.mark.parametrize("n_rounds", [2, 5])
+@pytest.mark.parametrize("n_rounds", [2, 4])
 def test_a_suite_that_was_stopped_ends_as_if_it_had_not_been(suite, tmp_path, n_rounds):
     net = classifier()
     data = pictures(net)
