@@ -8,7 +8,10 @@ from torch import nn
 import themis
 from themis import BlackBox, DataError, Target, UsageError
 from themis.campaign.preflight import check
+from themis.cli.check import describe
 from themis.data.seeds import read_seeds
+from themis.runs.display.text import opening
+from themis.settings import Settings
 
 torch.manual_seed(0)
 PICTURES, PLACES = torch.rand(40, 1, 6, 6), torch.randint(0, 3, (40,))
@@ -109,6 +112,9 @@ def test_the_input_to_perturb_is_an_option():
 def test_the_check_runs_with_several_inputs():
     result = check(Target(Net()), (NAMED, LABELS))
     assert (result.accuracy, result.problem) == (1, None)
+    words = "input 'picture' is perturbed, and 'place' passed on unchanged"
+    assert any(line.endswith(words) for line in describe(result, Settings()))
+    assert words in opening(result.start)
 
 
 def test_what_does_not_fit_is_explained():

@@ -238,6 +238,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         tests_before=tests_before,
         criterion=None if setup.criterion is None else setup.criterion.describe(),
         classes=_class_names(calculator),
+        perturbed=None if setup.seeds.others is None else setup.seeds.others.describe(),
         entry=getattr(setup.target, "entry", None),
         clean_map=grade.get("map"),
     )

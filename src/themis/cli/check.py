@@ -85,6 +85,8 @@ def describe(check: Check, settings: Settings) -> list[str]:
         ("outputs", _outputs(check)),
         ("labels", "none: a fault is a changed answer" if n is None else counted(n, "different value")),
     ]
+    if check.start is not None and check.start.perturbed is not None:
+        rows.append(("perturbed", check.start.perturbed))
     if check.is_training:
         rows.append(("mode", "passed in training mode, tested in evaluation mode"))
     if check.accuracy is not None:

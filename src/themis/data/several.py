@@ -33,6 +33,11 @@ class OtherInputs:
         """The same, on a device."""
         return OtherInputs(self.keys, self.perturbed, {key: tensor.to(device) for key, tensor in self.tensors.items()})
 
+    def describe(self) -> str:
+        """Which input is perturbed, in words."""
+        others = ", ".join(repr(key) for key in self.keys if key != self.perturbed)
+        return f"input {self.perturbed!r} is perturbed, and {others} passed on unchanged"
+
     def find(self, key: Key) -> Key:
         """The input that a user names; a position may be written as text."""
         found = int(key) if isinstance(key, str) and key.isdecimal() and int(key) in self.keys else key

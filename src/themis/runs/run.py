@@ -53,6 +53,8 @@ class Start:
     """The campaign's criterion: its name, whether it guides the search, what it learned from."""
     classes: tuple[str, ...] | None = None
     """The names of the classes by number, if the data has them."""
+    perturbed: str | None = None
+    """Which of several inputs per example is perturbed, in words; None if there is one."""
     entry: str | None = None
     """Which entry of the model's result holds its scores, in words; None if the result is a tensor."""
     clean_map: float | None = None

@@ -108,6 +108,7 @@ def opening(start: Start) -> str:
         f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
         f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}{memory}"
+        + ("" if start.perturbed is None else f"\n{start.perturbed}")
         + ("" if start.entry is None else f"\nthe scores are {start.entry}")
         + _guide(start)
         + (f"\nresumed after {counted(start.tests_before, 'test')}" if start.tests_before else "")

@@ -174,6 +174,7 @@ START = record(
         "criterion": optional(CRITERION),
         "classes": optional(items(NAME)),
         "entry": optional(text()),
+        "perturbed": optional(text()),
         "clean_map": optional(SHARE),
     },
     is_closed=True,
