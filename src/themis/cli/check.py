@@ -83,7 +83,7 @@ def describe(check: Check, settings: Settings) -> list[str]:
             f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
         ),
         ("outputs", _outputs(check)),
-        ("labels", "none: a fault is a changed answer" if n is None else counted(n, "different value")),
+        ("labels", _labels(check) if n is None else counted(n, "different value")),
     ]
     if check.start is not None and check.start.perturbed is not None:
         rows.append(("perturbed", check.start.perturbed))
@@ -100,6 +100,16 @@ def describe(check: Check, settings: Settings) -> list[str]:
 
 def _size(check: Check) -> str:
     return "a black box" if check.n_parameters is None else f"{check.n_parameters:,} parameters"
+
+
+def _labels(check: Check) -> str:
+    """Labels that are not class numbers: places in the picture, or none."""
+    start = check.start
+    if start is not None and start.clean_map is not None:
+        return f"boxes; the clean answers have a mean average precision of {start.clean_map:.3g}"
+    if start is not None and start.clean_iou is not None:
+        return f"maps; the clean answers have a mean IoU of {start.clean_iou:.3g}"
+    return "none: a fault is a changed answer"
 
 
 def _outputs(check: Check) -> str:

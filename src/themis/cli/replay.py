@@ -82,7 +82,10 @@ def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
     from themis.runs.display.fault import describe_answer
 
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    recorded, now = (describe_answer(test.answer, test.value, test.confidence) for test in (fault, replay))
+    recorded, now = (
+        describe_answer(test.answer, test.value, test.confidence, replace(fault, answer=test.answer).outcome)
+        for test in (fault, replay)
+    )
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
     answers = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
     note = "; the model was given the recorded one" if is_attack and replay.input_gap else ""

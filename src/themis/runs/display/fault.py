@@ -36,13 +36,14 @@ def answers(fault: Fault) -> tuple[str, str]:
     return f"{fault.clean_value:.4g}", after if fault.value is None else f"{fault.value:.4g}"
 
 
-def describe_answer(answer: int, value: float | None, confidence: float) -> str:
-    """The number of an answer, with the value and the confidence if they are known."""
+def describe_answer(answer: int, value: float | None, confidence: float, outcome: str | None = None) -> str:
+    """The number of an answer, or the outcome in words, with the value and the confidence if they are known."""
     if answer < 0:
         return "not finite"
     details = [] if value is None else [f"{value:.6g}"]
     details += [] if math.isnan(confidence) else [f"{confidence:.1%}"]
-    return f"{answer} ({', '.join(details)})" if details else str(answer)
+    shown = outcome or str(answer)
+    return f"{shown} ({', '.join(details)})" if details else shown
 
 
 def describe_theta(fault: Fault) -> str:

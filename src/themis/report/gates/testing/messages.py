@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def describe_results(results: GateResults) -> list[str]:
 def describe_fault(fault: Fault) -> str:
     """One line: the test, the answer of the model and the size of the disturbance."""
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    answer = describe_answer(fault.answer, fault.value, fault.confidence)
+    answer = describe_answer(fault.answer, fault.value, fault.confidence, fault.outcome)
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
     change = f"answered as {answer}" if clean is None else f"{clean} answered as {answer}"
     label = "" if fault.label is None or fault.label == fault.clean_answer else f", label {fault.label}"
@@ -62,7 +63,8 @@ def describe_fault(fault: Fault) -> str:
 def describe_replay(fault: Fault, replay: Replay) -> str:
     """Whether it is still a fault, its answer now, and what has changed since the run."""
     state = "still a fault" if replay.is_fault else "no longer a fault"
-    answer = describe_answer(replay.answer, replay.value, replay.confidence)
+    outcome = replace(fault, answer=replay.answer).outcome
+    answer = describe_answer(replay.answer, replay.value, replay.confidence, outcome)
     same = ", as recorded" if replay.is_same else ""
     changes = "" if not replay.changes else f"\nchanged since the run: {'; '.join(replay.changes)}"
     return f"{state}: now answered as {answer}{same}\n{describe_fault(fault)}{changes}"
