@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from themis import UsageError
 from themis.perturb import disturb
 from themis.suites.budget import MemberProgress, fixed_steps, next_step
 from themis.suites.definition import read_suite
+from themis.suites.folder import SuiteFolder
 
 pytestmark = pytest.mark.xdist_group("suites")
 
@@ -199,6 +201,14 @@ def test_a_damaged_suite_is_refused_in_words(suite, tmp_path):
         (tmp_path / "suite.json").write_text(json.dumps({**record, **change}))
         with pytest.raises(themis.StoreError, match="is damaged"):
             themis.open_suite(tmp_path)
+
+
+def test_a_suite_without_a_process_that_runs_it_was_killed(suite, tmp_path):
+    record = json.loads((suite.path / "suite.json").read_text())
+    (tmp_path / "suite.json").write_text(json.dumps({**record, "state": "running"}))
+    assert themis.open_suite(tmp_path).state == "killed"
+    with closing(SuiteFolder(tmp_path)):
+        assert themis.open_suite(tmp_path).state == "running"
 
 
 def test_shares_follow_weights_and_the_rest_goes_where_faults_and_doubt_are():

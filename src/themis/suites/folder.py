@@ -16,6 +16,7 @@ from themis.reading import (
     items,
     number,
     one_of,
+    open_regular,
     optional,
     parse_json,
     read_regular,
@@ -123,6 +124,22 @@ def is_suite(path: str | Path) -> bool:
         return file.is_file() and not file.is_symlink() and has_mark(file)
     except OSError:
         return False
+
+
+def is_running(path: str | Path) -> bool:
+    """Whether a process is running the suite; if the system cannot tell, yes."""
+    try:
+        import fcntl
+
+        with open_regular(Path(path) / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from themis.runs.open import open_run
 from themis.runs.run import Run, counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
-from themis.suites.folder import SUITE, is_suite, read_record
+from themis.suites.folder import SUITE, is_running, is_suite, read_record
 from themis.suites.grades import corruption_errors, mean_score, relative_corruption_errors
 from themis.suites.slices import LEAST_TESTS, share
 
@@ -100,7 +100,8 @@ class SuiteRun:
     @property
     def state(self) -> str:
         """running, ended, interrupted, failed or killed."""
-        return str(self.record["state"])
+        state = str(self.record["state"])
+        return "killed" if state == "running" and not is_running(self.path) else state
 
     @property
     def passes(self) -> int:

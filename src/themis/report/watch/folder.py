@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from themis.errors import ThemisError, UsageError
 from themis.runs.store.schema import DATABASE
-from themis.suites.folder import is_suite
+from themis.suites.folder import is_running, is_suite
 
 if TYPE_CHECKING:
     from themis.report.suite import SuiteView
@@ -111,7 +111,8 @@ class WatchedSuite(WatchedFolder):
 
     def _look_at_files(self) -> tuple[object, bool]:
         members = [entry for entry in sorted(os.listdir(self.path)) if (self.path / entry / DATABASE).is_file()]
-        return (_stamp(self.path), *(_stamp(self.path / member) for member in members)), False
+        stamps = tuple(_stamp(self.path / folder) for folder in (".", *members))
+        return (stamps, is_running(self.path)), False
 
 
 def _no_run(run: Reader) -> ReportView:
