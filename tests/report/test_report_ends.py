@@ -74,7 +74,7 @@ def test_a_model_with_neurons_that_are_not_finite_has_failed(tmp_path):
 
         def forward(self, x):
             self.calls += 1
-            inner = self.relu(x * (float("inf") if self.calls > 3 else 1))  # 0 times infinity
+            inner = self.relu(x * (float("inf") if self.calls > 7 else 1))  # 0 times infinity
             return self.net(inner.nan_to_num(0.5, 0.5))
 
     with pytest.raises(ModelError):
