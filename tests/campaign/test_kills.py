@@ -93,7 +93,10 @@ def contents(path):
     with closing(Reader(path)) as run:
         tensors = run.tensors(kept)
     assert sorted(tensors) == kept, "every row that names a file finds its tensors there"
-    bits = {id: [column.numpy().tobytes() for column in vars(each).values()] for id, each in tensors.items()}
+    bits = {
+        id: [column.numpy().tobytes() for column in vars(each).values() if column is not None]
+        for id, each in tensors.items()
+    }
     summary = json.loads((path / "summary.json").read_text())
     assert not list(path.rglob("*.part*")), "nothing half written is left"
     return faults, rounds, bits, {**summary, "seconds": 0}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from blobs import CLASSES, blobs
 from PIL import Image
+from user_module import go_to
 
 from themis.cli import main
 
@@ -44,9 +45,7 @@ def folder(tmp_path, monkeypatch):
         "categories": [{"id": k + 1, "name": name} for k, name in enumerate(CLASSES)],
     }
     (tmp_path / "coco" / "instances.json").write_text(json.dumps(content))
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return go_to(tmp_path, monkeypatch, MINE)
 
 
 def test_a_coco_folder_is_tested_listed_and_replayed(folder, capsys):

@@ -83,7 +83,7 @@ sys.exit(main(["doctor"]))
     assert "one replay" in done.stdout
 
 
-DEVELOPMENT = ("test", "check", "docs", "dev")
+DEVELOPMENT = ("test", "check", "docs", "dev", "coco", "integrations")
 
 
 def test_doctor_knows_every_package_of_the_project():

@@ -162,6 +162,11 @@ def _import(name: str, package: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(f"this model needs {package}: pip install {package}") from error
+    except Exception as error:  # such as torchvision's operators that another torch does not have
+        raise MissingExtraError(
+            f"this model needs {package}, which raised {type(error).__name__} when it was imported: {first_line(error)}; "
+            f"install a version of it that fits PyTorch {torch.__version__}"
+        ) from error
 
 
 def _module(model: Any, path: Path) -> nn.Module:
