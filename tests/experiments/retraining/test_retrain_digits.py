@@ -12,17 +12,17 @@ from themis.runs.parts import read_parts
 
 pytestmark = pytest.mark.xdist_group("retrain_digits")
 
-SPLIT_SEEDS = (7, 8, 9)
+SPLIT_SEEDS = [(7,), pytest.param((8, 9), marks=pytest.mark.slow)]
 """The defaults were chosen on others."""
 
 
-@pytest.fixture(scope="module")
-def retrained(trained):
-    """The digits' model retrained on three splits, half of its own training data mixed in: runs with their results."""
+@pytest.fixture(scope="module", params=SPLIT_SEEDS, ids=str)
+def retrained(trained, request):
+    """The digits' model retrained on splits, half of its own training data mixed in: runs with their results."""
     model, digits = trained
     clean = split(read_digits())[0][torch.arange(0, 4000, 2)]
     found = []
-    for split_seed in SPLIT_SEEDS:
+    for split_seed in request.param:
         how = {"magnitude": 0.8, "max_tests": 800, "split": (0.45, 0.05, 0.5), "split_seed": split_seed}
         run = themis.run(Target(model), digits, "gaussian", tolerance=1e-9, plateau=None, **how)
         measured = {"random_seeds": 1, "draws": 3, "passes": 1500}

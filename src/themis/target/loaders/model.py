@@ -163,9 +163,10 @@ def _import(name: str, package: str) -> Any:
     except ImportError as error:
         raise MissingExtraError(f"this model needs {package}: pip install {package}") from error
     except Exception as error:  # such as torchvision's operators that another torch does not have
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise MissingExtraError(
-            f"this model needs {package}, which raised {type(error).__name__} when it was imported: {first_line(error)}; "
-            f"install a version of it that fits PyTorch {torch.__version__}"
+            f"this model needs {package}, which cannot be imported ({reason}): install a version of it that fits "
+            f"PyTorch {torch.__version__}"
         ) from error
 
 
