@@ -116,9 +116,9 @@ def test_of_two_equal_callbacks_only_the_one_that_failed_is_dropped():
 
 @pytest.mark.parametrize("event", ["on_round", "on_fault"])
 def test_ctrl_c_in_a_callback_stops_the_campaign_and_keeps_what_was_found(event, tmp_path):
-    run = campaign(callbacks=[failing(event, KeyboardInterrupt())], out=tmp_path / "run", max_tests=25600)
+    run = campaign(callbacks=[failing(event, KeyboardInterrupt())], out=tmp_path / "run", max_tests=512_000)
     assert run.stop_reason == "user"
-    assert run.rounds[-1].tests < 25600
+    assert run.rounds[-1].tests < 512_000
     kept = Reader(tmp_path / "run")
     assert kept.count() == len(run.faults) > 0
     kept.close()
