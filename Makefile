@@ -7,8 +7,7 @@ TOOLS := $(VENV)/.tools
 RIVALS := $(VENV)/.rivals
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# One process more than the two cores have, since browsers and other processes are waited for.
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 2 --dist loadgroup
 # The tests start many processes: compile each module once, not in each of them.
 export PYTHONDONTWRITEBYTECODE :=
 

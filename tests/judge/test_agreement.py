@@ -17,7 +17,10 @@ pytestmark = pytest.mark.xdist_group("agreement")
 NEURONS = {"gibbs": 6000, "pymc": 160}
 PYMC = pytest.param(
     "pymc",
-    marks=pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason="the extra bayes is not installed"),
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason="the extra bayes is not installed"),
+    ],
 )
 by_chains = pytest.mark.parametrize("judge", ["gibbs", PYMC])
 

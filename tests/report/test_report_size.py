@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from wavering import ENDLESS, Wavering, embedded, pictures
 
@@ -12,6 +13,7 @@ from themis.report.page import render, write_report
 from themis.report.view import read_view
 
 
+@pytest.mark.slow
 def test_ten_thousand_faults_stay_under_twenty_megabytes(tmp_path):
     digits = read_digits()[torch.arange(0, 5000, 5)].inputs
     options = {"magnitude": 3.0, "policy": "corners", "max_tests": 17_000, "max_stored": 10_000, **ENDLESS}
