@@ -59,18 +59,19 @@ def command(*words):
 
 for run in sys.argv[1:]:
     command("report", run)
-    command("report", run, "--out", run + ".html", "--force")
     command("faults", run)
-    command("faults", run, "--json")
-    command("faults", run, "--distinct", "--sort", "distance")
     for ending in ("csv", "json", "npz", "parquet", "png") if run in whole else ("npz",):
         command("faults", run, "--export", f"{run}.{ending}", "--force")
     command("groups", run)
-    command("groups", run, "--json")
     command("gate", run, "--max-fault-rate", "1", "--junit", run + ".xml", "--markdown", run + ".md")
     command("diff", run, run, "--kind", "techniques", "--no-curve")
-    command("completion", "bash")
     command("run", "--config", run + "/config.yaml", "--print-config")
+    if run in whole:
+        command("report", run, "--out", run + ".html", "--force")
+        command("faults", run, "--json")
+        command("faults", run, "--distinct", "--sort", "distance")
+        command("groups", run, "--json")
+        command("completion", "bash")
 
     from themis.report.watch.server import serve
     with serve(run, port=0) as server:
