@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def examples() -> str:
     """One page with every file of examples/."""
     parts = ["# Examples", "Each example is one file of the folder `examples/` and runs as it is."]
-    for path in sorted((ROOT / "examples").iterdir()):
+    for path in sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()):
         heading, text = f"## `{path.name}` {{ #{path.stem} }}", path.read_text(encoding="utf-8")
         if language := LANGUAGES.get(path.suffix):
             parts += [heading, f"```{language}\n{text.strip()}\n```"]
