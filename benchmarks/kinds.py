@@ -65,7 +65,7 @@ def main() -> None:
         table.add_column(head, justify="left" if head == "perturbation" else "right")
     results = []
     for name, perturbation in PERTURBATIONS.items():
-        if perturbation.inputs == "table" or perturbation.channels not in (None, data.shape[1]):
+        if perturbation.inputs in ("table", "signal") or perturbation.channels not in (None, data.shape[1]):
             continue
         tests = arguments.tests if perturbation.passes < 50 else arguments.tests // 4
         row = measure(name, target, data, tests, arguments.seeds)

@@ -123,7 +123,7 @@ def torchvision_operations(size: int) -> dict[str, Callable[[Tensor], Tensor]]:
     try:
         from torchvision.transforms import v2
         from torchvision.transforms.v2 import functional as V
-    except ImportError:
+    except (ImportError, RuntimeError):  # it is not installed, or does not fit torch
         return {}
     sigma = 0.015 * size
     kernel = 2 * math.ceil(3 * sigma) + 1
@@ -207,7 +207,11 @@ def main() -> None:
     arguments = parser.parse_args()
     is_cuda = arguments.device.startswith("cuda")
     names = arguments.only.split(",") if arguments.only else list(PERTURBATIONS)
-    names = [name for name in names if PERTURBATIONS[name].inputs != "table" and not PERTURBATIONS[name].needs_gradient]
+    names = [
+        name
+        for name in names
+        if PERTURBATIONS[name].inputs not in ("table", "signal") and not PERTURBATIONS[name].needs_gradient
+    ]
     makers = {
         "kornia": kornia_rivals,
         "torchvision": torchvision_rivals,

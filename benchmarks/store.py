@@ -58,6 +58,7 @@ def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Gener
         "kind": np.full(n, "corner"),
         **{name: rng.random(n, dtype=np.float32) for name in FLOATS},
         "signature": rng.random((n, 57), dtype=np.float32),
+        "raised": np.zeros(n, dtype=bool),
     }
     inputs = torch.from_numpy(rng.random((n, *shape), dtype=np.float32))
     return columns, Tensors(torch.from_numpy(ids), inputs, inputs, torch.zeros(n, 10))

@@ -1,6 +1,7 @@
 """Every reader returns what was written to small files."""
 
 import gzip
+import os
 import pickle
 import struct
 import sys
@@ -294,6 +295,7 @@ def test_the_folder_of_known_data_sets_comes_from_the_environment(here, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("THEMIS_DATA" not in os.environ, reason="needs the data folder")
 @pytest.mark.parametrize(
     ("spec", "shape", "sum_of_labels"),
     [

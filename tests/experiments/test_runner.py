@@ -7,7 +7,7 @@ from number_cells import NumberCell, Squares, unprepared
 
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.executors import Failure, ProcessExecutor, SerialExecutor
-from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, is_plan, run_cells
 
 CELLS = [NumberCell(number) for number in (3, 1, 4, 15, 9, 2)]
 EXECUTORS = {"serial": SerialExecutor(), "processes": ProcessExecutor(2)}
@@ -167,3 +167,15 @@ def test_a_folder_may_hold_several_plans(tmp_path):
         folder.begin(plan(size=len(name)), {})
         folder.close()
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"made_by": "themis 0.1"', "[]", None], ids=["deep", "cut", "list", "endless"]
+)
+def test_what_is_not_a_plan_is_recognised_without_being_read_to_the_end(tmp_path, content):
+    path = tmp_path / "plan.json"
+    if content is None:
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text(content)
+    assert not is_plan(path)

@@ -163,7 +163,7 @@ class ExperimentFolder:
 def is_plan(path: Path) -> bool:
     """Whether a file is the plan of an experiment."""
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = parse_json(read_regular(path, MAX_BYTES), has_nan=True)
     except (OSError, ValueError):
         return False
     if not isinstance(plan, dict):
