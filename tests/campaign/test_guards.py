@@ -42,7 +42,9 @@ def test_a_model_whose_answers_depend_on_the_batch_is_reported(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_rounding_is_not_reported(dtype):
-    themis.run(net().to(dtype), DATA, "gaussian", max_tests=16)
+    assert themis.run(net().to(dtype), DATA, "gaussian", max_tests=16).rounds[-1].tests == 16  # no warning, no error
+    result = check(themis.Target(net().to(dtype)), DATA)
+    assert not any("depends on the other inputs" in line for line in describe(result, Settings()))
 
 
 def test_a_model_that_refuses_a_single_input_is_tested_all_the_same():

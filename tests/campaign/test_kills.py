@@ -132,7 +132,7 @@ def test_a_campaign_killed_fifty_times_ends_as_if_it_had_never_been_killed(campa
     assert sum(kills.values()) >= 50
 
 
-@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_campaign_can_be_killed_at_any_file_operation(watched, tmp_path, stride):
     _, n_operations = watched.live("small", "whole", always=True)
     expected = contents(tmp_path / "whole")

@@ -7,7 +7,7 @@ import themis
 
 COUNTS = (25, 50, 100, 200, 500)
 POLICIES = ("random", "corners", "scheduled")
-N_CAMPAIGNS = 3
+N_CAMPAIGNS = 8
 
 
 def distinct_faults(run, count):
@@ -38,7 +38,7 @@ def test_it_is_ahead_from_the_first_tests_on(trained, perturbation, magnitude, l
     """Where most seeds withstand the disturbance, by half at 100 tests; where none does, it is level."""
     random, corners, scheduled = (mean_counts(trained, name, perturbation, magnitude) for name in POLICIES)
     best = np.maximum(random, corners)
-    assert (scheduled >= 0.97 * best - 1).all(), (scheduled, best)  # means of three campaigns vary by one
+    assert (scheduled >= 0.97 * best - 0.5).all(), (scheduled, best)
     assert scheduled[COUNTS.index(100)] >= least * best[COUNTS.index(100)], (scheduled, best)
 
 

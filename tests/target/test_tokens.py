@@ -62,7 +62,7 @@ def test_token_ids_are_refused_before_their_range_is(casts, start):
 
 
 def test_a_table_with_an_embedded_column_and_a_model_without_words_are_not_text():
-    refuse_tokens(Target(Columns()), IDS[0].float())
-    refuse_tokens(Target(nn.Linear(5, 2)), IDS[0].float())
-    refuse_tokens(Target(Reader(casts=True)), torch.rand(5))
-    refuse_tokens(themis.BlackBox(lambda x: x[:, :2]), IDS[0].float())
+    assert refuse_tokens(Target(Columns()), IDS[0].float()) is None
+    assert refuse_tokens(Target(nn.Linear(5, 2)), IDS[0].float()) is None
+    assert refuse_tokens(Target(Reader(casts=True)), torch.rand(5)) is None
+    assert refuse_tokens(themis.BlackBox(lambda x: x[:, :2]), IDS[0].float()) is None

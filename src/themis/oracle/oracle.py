@@ -75,11 +75,13 @@ class Oracle(ABC):
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         """Return clean outputs and labels as `compare` expects them for pictures that have moved; for spatial tasks."""
-        raise NotImplementedError(f"{type(self).__name__} is spatial, but does not define how answers move")
+        raise UsageError(f"an oracle with is_spatial must define move, but {type(self).__name__} does not: add it")
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
         """Return the labels of pictures that have moved, to train on; for spatial tasks."""
-        raise NotImplementedError(f"{type(self).__name__} is spatial, but does not define how labels move")
+        raise UsageError(
+            f"an oracle with is_spatial must define move_labels, but {type(self).__name__} does not: add it"
+        )
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return how far outputs are from the reference answers, `[tests]`; attacks maximise it."""
