@@ -327,8 +327,9 @@ def test_nothing_is_lost_if_memory_runs_out_later(tmp_path):
         options = {"magnitude": 0.5, "max_tests": 4000, "tolerance": 1e-9}
         run = themis.run(net, data, "gaussian", **options, out=tmp_path / "run", callbacks=[StopAt(2)])
         resumed = themis.resume(tmp_path / "run", net, data)
-    chunks = set(resumed.faults.columns["chunk"].tolist())
-    assert chunks == {256, 32}
+    chunks = resumed.faults.columns["chunk"]
+    assert chunks.max() > 40
+    assert chunks[-20:].max() == 32
     assert resumed.rounds[-1].tests == 4000
     assert len(run.faults) <= len(resumed.faults)
     assert resumed.faults[-1].replay().is_same

@@ -9,7 +9,7 @@ from themis import DataError, ModelError, Target
 from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
 from themis.measure.calculator import Calculator
-from themis.measure.chunk import chunk_size
+from themis.measure.chunk import chunk_size, pass_size
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
 from themis.measure.tests import FaultDetails, Results, Tests
@@ -140,6 +140,31 @@ def test_chunks_follow_from_the_model_on_a_cpu_and_from_the_batch_size_elsewhere
     assert chunk_size(8_054, cpu, None) == 256
     assert chunk_size(10**9, cpu, None) == 8
     assert chunk_size(8_054, gpu, 1000) == 1000
+
+
+def test_a_pass_of_few_tests_is_padded_to_a_part_of_the_chunk():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [pass_size(n, 256, cpu) for n in (1, 32, 33, 224, 225, 256)] == [32, 32, 64, 224, 256, 256]
+    assert [pass_size(n, 32, cpu) for n in (1, 9, 32)] == [8, 16, 32]
+    assert [pass_size(n, 8, cpu) for n in (1, 8)] == [8, 8]
+    assert pass_size(1, 4, cpu) == 4
+    assert [pass_size(n, 256, cpu, block=128) for n in (1, 129)] == [128, 256]  # attacks run in blocks
+    assert pass_size(33, 1000, gpu, block=128) == 64
+
+
+def test_results_of_few_tests_are_those_of_a_full_chunk():
+    calculator, tests = make(), make_tests(256, 40)
+    calculator.sweep()
+    full, few = calculator.accumulator(), calculator.accumulator()
+    whole = calculator.measure(tests, full)
+    parts = [calculator.measure(part, few) for part in (tests[:40], tests[40:128], tests[128:])]
+    assert [part.pass_size for part in parts] == [64, 96, 128]
+    assert whole.pass_size == 256
+    joined = Results.join([part.results for part in parts])
+    np.testing.assert_array_equal(joined.is_fault, whole.results.is_fault)
+    np.testing.assert_allclose(joined.margin, whole.results.margin, rtol=1e-5, atol=1e-6)
+    for name in ("mean", "m2"):
+        torch.testing.assert_close(getattr(few.moments(), name), getattr(full.moments(), name), rtol=1e-3, atol=1e-4)
 
 
 def test_passes_count_every_forward_and_backward():

@@ -588,7 +588,8 @@ class Calculator:
     def _disturb_chunk(self, tests: Tests, needs_gradient: bool) -> _DisturbedChunk:
         """The tests' inputs; those that are too dissimilar from their seed are moved to the end and not run."""
         n = len(tests)
-        rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device))
+        block = attack_size(self.chunk, self.layers, self.device) if self.perturbation.passes else 1
+        rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device, block))
         leaf = theta.requires_grad_(needs_gradient)
         inputs, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
         order = torch.arange(len(rows), device=self.device)

@@ -17,6 +17,9 @@ CHUNK_ACTIVATIONS = 1 << 24
 """Activations of one chunk on a CPU: 64 MiB of them. Larger chunks do not fit into its caches."""
 CHUNK_LEAST, CHUNK_MOST = 8, 256
 ACCELERATOR_BATCH = 256
+PASS_STEPS, PASS_LEAST, ACCELERATOR_STEP = 8, 8, 32
+"""A pass of fewer tests than a chunk is padded to a multiple of an eighth of the chunk, at least 8; on an accelerator
+to a multiple of 32."""
 ATTACK_ACTIVATIONS, ATTACK_LEAST = 1 << 17, 16
 """Activations per layer that a block of an attack has on a CPU at least, and its fewest tests. By measurement, chunks
 that are full take 0.7 (DAVE-2) to 1.06 (ResNet-56) times as long in such blocks as in one piece."""
@@ -36,13 +39,14 @@ def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> 
     return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
 
 
-def pass_size(n_tests: int, chunk: int, device: torch.device) -> int:
-    """Rows of a forward pass of `n_tests` tests, padding included.
+def pass_size(n_tests: int, chunk: int, device: torch.device, block: int = 1) -> int:
+    """Rows of a forward pass of `n_tests` tests, padding included; on a CPU at least `block`, the size of an attack.
 
-    On a CPU always the chunk, so that a test's result never depends on the tests beside it. On an accelerator a few
-    tests are padded to a multiple of 32 only.
+    There are few sizes, so that kernels are prepared for few shapes. Another size may round differently: the size is
+    recorded with each fault, and a replay uses it.
     """
-    return chunk if device.type == "cpu" else min(chunk, -(-n_tests // 32) * 32)
+    step = max(PASS_LEAST, chunk // PASS_STEPS, block) if device.type == "cpu" else ACCELERATOR_STEP
+    return min(chunk, -(-n_tests // step) * step)
 
 
 def attack_size(n_rows: int, layers: Sequence[Layer], device: torch.device) -> int:
