@@ -32,9 +32,9 @@ $(TOOLS): $(READY)
 	$(INSTALL) -e '.[dev]'
 	touch $(TOOLS)
 
-# Libraries that Themis is compared with or takes models and data of, and trackers with many dependencies.
+# Libraries that Themis is compared with or takes models and data of, trackers with many dependencies, and Ray.
 $(RIVALS): $(READY)
-	$(INSTALL) -e '.[attacks,bench,coco,mlflow,wandb,integrations]'
+	$(INSTALL) -e '.[attacks,bench,coco,mlflow,wandb,integrations,ray]'
 	touch $(RIVALS)
 
 demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)

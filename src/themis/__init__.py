@@ -10,6 +10,7 @@ from themis.version import __version__
 if TYPE_CHECKING:
     from themis.campaign.api import resume, run
     from themis.campaign.callback import Callback
+    from themis.compute.cluster import RayExecutor
     from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.experiments.comparison.api import compare
@@ -43,6 +44,7 @@ _HOMES = {
     "Moments": "measure.moments",
     "Normalize": "target.target",
     "Perturbation": "perturb",
+    "RayExecutor": "compute.cluster",
     "Run": "runs.run",
     "StoreError": "errors",
     "SuiteRun": "suites.result",
@@ -74,6 +76,7 @@ __all__ = [
     "Moments",
     "Normalize",
     "Perturbation",
+    "RayExecutor",
     "Run",
     "StoreError",
     "SuiteRun",

@@ -7,25 +7,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.criterion import CampaignCriterion, prepare_criterion
+from themis.campaign.hiring import check_workers, hired
 from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, check_classes, prepare
 from themis.campaign.state import Clock, State, saved_chunk
+from themis.campaign.tested import describe_columns, read_tested
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.criteria.criterion import Criterion
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError, nearest
 from themis.judge import choose_judge
-from themis.measure.similarity import check_similarity
 from themis.perturb import Perturbation, choose_perturbation
-from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.environment import (
     as_plain_data,
     describe_environment,
@@ -35,7 +36,7 @@ from themis.runs.environment import (
     threads,
 )
 from themis.runs.faults import Faults
-from themis.runs.parts import SeedSplit, read_parts
+from themis.runs.parts import read_parts
 from themis.runs.replay import LiveRun, Replayer
 from themis.runs.run import Run
 from themis.runs.source import Origin
@@ -44,7 +45,6 @@ from themis.runs.store.writer import Checkpoint
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
-from themis.target.alignment import align_seeds, align_target
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, as_target
@@ -66,6 +66,7 @@ def run(
     classes: Sequence[str] | None = None,
     train: Any = None,
     rivals: Iterable[AnyTarget | nn.Module] = (),
+    executor: RayExecutor | str | None = None,
     **options: Any,
 ) -> Run:
     """Test `target` on `data` under `perturbation`. Options are the fields of `Settings`.
@@ -83,6 +84,8 @@ def run(
         classes: Class names by number; by default those that the data has.
         train: Data that the criterion learns from; by default the clean seeds.
         rivals: Other models of the same task, for policy `deepxplore`.
+        executor: Where tests run: by default in this process; `RayExecutor` runs them in workers on Ray, with the same
+            results.
     """
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
@@ -91,7 +94,15 @@ def run(
     tested = read_tested(target, data, [chosen], settings, origin, features, classes)
     target, seeds, split, origin, class_names = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
-    with nullcontext() if out is None else closing(Writer(out)) as store, _opened(target, policy):
+    workers = choose_executor(executor)
+    if workers is not None:
+        check_workers(workers, target, policy, settings)
+    with (
+        nullcontext() if workers is None else threads(workers.threads),
+        nullcontext() if out is None else closing(Writer(out)) as store,
+        hired(workers, target, seeds, chosen, settings, origin) as hire,
+        _opened(target, policy),
+    ):
         refuse_tokens(target, seeds.take(torch.arange(1))[0])
         environment = describe_environment(target.device)
         criterion = prepare_criterion(settings, policy, target, seeds, train)
@@ -103,51 +114,11 @@ def run(
             store.create(record, settings.max_stored, None if split is None else split.as_bytes())
         clock = Clock()
         with clock.timed("measure"):
-            setup = prepare(target, seeds, chosen, policy, settings, environment, criterion)
+            setup = prepare(target, seeds, chosen, policy, settings, environment, criterion, hire=hire)
         if class_names is not None:
             check_classes(setup.calculator)
         state = State.initial(setup, clock)
         return run_campaign(setup, state, Recorder(no_faults(setup), Callbacks(callbacks), store))
-
-
-class TestedModel(NamedTuple):
-    """A target and its seeds, which fit each other and the perturbations."""
-
-    target: AnyTarget
-    seeds: Seeds
-    """If the data is split, the search part."""
-    split: SeedSplit | None
-    origin: Origin | None
-    class_names: Sequence[str] | None
-    """As given; None if they are those that the data has."""
-
-
-def read_tested(
-    target: AnyTarget | nn.Module,
-    data: Any,
-    perturbations: Iterable[Perturbation],
-    settings: Settings,
-    origin: Origin | None,
-    features: Features | str | Path | None,
-    classes: Sequence[str] | None,
-) -> TestedModel:
-    """Read the seeds, and refuse what does not fit together before anything runs."""
-    target = as_target(target)
-    chosen = list(perturbations)
-    for perturbation in chosen:
-        check_gradient(perturbation, target)
-    seeds = _described(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
-    target = align_target(target, seeds)
-    origin = None if origin is None else origin.resolved(target)
-    class_names = origin.classes if classes is None and origin is not None else classes
-    seeds = seeds if class_names is None else seeds.with_classes(class_names)
-    for perturbation in chosen:
-        check_fits(perturbation, seeds.shape[1:])
-        if perturbation.inputs == "table":
-            seeds.features.check_inside(target.bounds)
-    check_similarity(settings.min_ssim, seeds.shape[1:])
-    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
-    return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
 
 
 def resume(
@@ -164,13 +135,14 @@ def resume(
     rivals: Iterable[AnyTarget | nn.Module] = (),
     callbacks: Iterable[Callback] = (),
     trust: Trusted = False,
+    executor: RayExecutor | str | None = None,
     **options: Any,
 ) -> Run:
     """Resume the run in the folder `out`; it ends as if it had never been stopped.
 
-    The arguments other than `out`, `callbacks` and `trust` are needed only if the run cannot create them again, for
-    example because a model lives in memory or an object is your own. Options are the limits that should differ from the
-    first time.
+    The arguments other than `out`, `callbacks`, `trust` and `executor` are needed only if the run cannot create them
+    again, for example because a model lives in memory or an object is your own. Options are the limits that should
+    differ from the first time. `executor` is as for `run`, and need not be that of the first time.
     `trust=True` allows code that the folder names to run although the folder was not made on this machine by this user.
     """
     if features is not None and data is None:
@@ -179,14 +151,22 @@ def resume(
     with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
         settings = _settings(run, options)
         if features is not None:
-            data = _described(read_seeds(data, settings.max_seeds), features)
+            data = describe_columns(read_seeds(data, settings.max_seeds), features)
         chosen = policy or _recorded_policy(settings)
         rebuilt = Replayer(run, None if target is None else as_target(target), data, perturbation, origin, trust=trust)
         if rebuilt.origin is not None and not rivals:
             rivals = rebuilt.origin.read_rivals()
         chosen = _with_rivals(chosen, rivals)
         n_threads = run.record["environment"]["threads"]
-        with threads(n_threads), _opened(rebuilt.target, chosen):
+        workers = choose_executor(executor)
+        if workers is not None:
+            workers = replace(workers, cpus_per_worker=n_threads)
+            check_workers(workers, rebuilt.target, chosen, settings)
+        with (
+            threads(n_threads),
+            hired(workers, rebuilt.target, rebuilt.seeds, rebuilt.perturbation, settings, rebuilt.origin) as hire,
+            _opened(rebuilt.target, chosen),
+        ):
             environment = _check_environment(rebuilt, run)
             own_criterion = _recorded_criterion(run, criterion, rebuilt, chosen, settings, train)
             record = describe_run(settings, rebuilt.origin, rebuilt.perturbation, run.record["environment"])
@@ -197,7 +177,15 @@ def resume(
             clock = Clock()
             with clock.timed("measure"):
                 setup = prepare(
-                    rebuilt.target, seeds, rebuilt.perturbation, chosen, settings, environment, own_criterion, chunk
+                    rebuilt.target,
+                    seeds,
+                    rebuilt.perturbation,
+                    chosen,
+                    settings,
+                    environment,
+                    own_criterion,
+                    chunk,
+                    hire=hire,
                 )
             permits = rebuilt.permission.is_granted
             return continue_campaign(setup, clock, run, store, record, checkpoint, Callbacks(callbacks), signs=permits)
@@ -300,10 +288,6 @@ def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
         for model in (target, *policy.rivals):
             stack.enter_context(model.opened())
         yield
-
-
-def _described(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
-    return seeds if features is None else seeds.with_features(features)
 
 
 def describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:

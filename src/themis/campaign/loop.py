@@ -12,6 +12,7 @@ from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, describe_start
 from themis.campaign.state import PartialRound, State
 from themis.campaign.stop import stop_reason
+from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
 from themis.runs.run import Run
@@ -119,16 +120,19 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
 
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
-    stream, tests, objective = partial.stream, partial.pending, None
+    stream = partial.stream
+
+    def choose(tests: Tests) -> tuple[Tests, Objective | None]:
+        if stream == "uniform":
+            return tests, None
+        calculator, open_neurons = setup.calculator, state.open_neurons
+        return choose_objective(tests, state.policy, setup.criterion, calculator, open_neurons, setup.scale)
+
     with state.clock.timed("measure"):
-        if stream == "search":
-            tests, objective = choose_objective(
-                tests, state.policy, setup.criterion, setup.calculator, state.open_neurons, setup.scale
-            )
-        measurement = setup.calculator.measure(
-            tests, state.moments[stream], objective, _passes_left(setup, state.passes)
+        measurement = setup.measurer.measure(
+            partial.pending, choose, stream, state.moments[stream], _passes_left(setup, state.passes)
         )
-        tests = tests[: len(measurement)]
+        tests = partial.pending[: len(measurement)]
         state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)

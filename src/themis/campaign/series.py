@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from themis.campaign.api import continue_campaign, describe_features, no_faults, read_tested
+from themis.campaign.api import continue_campaign, describe_features, no_faults
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.loop import run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import CleanSweep, Setup, check_classes, prepare, sweep_clean
 from themis.campaign.state import Clock, State, saved_chunk
+from themis.campaign.tested import read_tested
 from themis.data.features import Features
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.campaign.criterion import CampaignCriterion
+from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
 from themis.data.seeds import Seeds
 from themis.errors import UsageError
@@ -28,6 +30,9 @@ from themis.search import Policy, Space
 from themis.settings import Settings
 from themis.target.diagnose import warn_of_batch_dependence, warn_of_chance, warn_of_unused_outputs
 from themis.target.target import AnyTarget
+
+Hire = Callable[[Calculator], Measurer]
+"""Makes what runs the inputs and tests of a calculator."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Setup:
     environment: dict[str, Any]
     criterion: CampaignCriterion | None
     calculator: Calculator
+    measurer: Measurer
+    """Runs the tests: here, or in workers."""
     criterion_view: View | None
     clean: Moments
     """Moments of the clean activations."""
@@ -80,6 +87,7 @@ class CleanSweep:
 
     calculator: Calculator
     """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
+    measurer: Measurer
     moments: Moments
     """Of the clean activations."""
     view: View | None = None
@@ -92,10 +100,12 @@ def sweep_clean(
     settings: Settings,
     criterion: CampaignCriterion | None = None,
     chunk: int | None = None,
+    hire: Hire = LocalMeasurer,
 ) -> CleanSweep:
     """Trace the open target and run every clean input once.
 
-    `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
+    `chunk` is the number of tests per forward pass if an earlier campaign has determined it. `hire` makes what runs
+    inputs and tests.
     """
     calculator = Calculator.trace(
         target,
@@ -108,10 +118,11 @@ def sweep_clean(
         min_ssim=settings.min_ssim,
     )
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
-    moments = calculator.sweep()
+    measurer = hire(calculator)
+    moments = measurer.sweep()
     calculator.check_repeats()
     warn_of_batch_dependence(calculator.batch_dependence())
-    return CleanSweep(calculator, moments, view)
+    return CleanSweep(calculator, measurer, moments, view)
 
 
 def prepare(
@@ -124,21 +135,24 @@ def prepare(
     criterion: CampaignCriterion | None = None,
     chunk: int | None = None,
     shared: CleanSweep | None = None,
+    hire: Hire = LocalMeasurer,
 ) -> Setup:
     """Trace the open target, run every clean input once, and set up the search space.
 
     `chunk` is the number of tests per forward pass if an earlier campaign has determined it. `shared` is the clean
-    sweep of these seeds if it was run before; its passes do not count again.
+    sweep of these seeds if it was run before; its passes do not count again. `hire` makes what runs inputs and tests.
     """
     if shared is None:
-        sweep = sweep_clean(target, seeds, perturbation, settings, criterion, chunk)
-        calculator = sweep.calculator
+        sweep = sweep_clean(target, seeds, perturbation, settings, criterion, chunk, hire)
+        calculator, measurer = sweep.calculator, sweep.measurer
     else:
         sweep, calculator = shared, shared.calculator.under(perturbation)
+        measurer = LocalMeasurer(calculator)
     view, clean = sweep.view, sweep.moments
     _decide_gradient(calculator, policy)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
-    calculator.watch_panel(panel_neurons)
+    scale = relative_scale(clean, calculator.layers) if settings.scale == "relative" else None
+    measurer.begin(panel_neurons, scale)
     facts, margin = _describe_seeds(calculator)
     setup = Setup(
         target=target,
@@ -149,9 +163,10 @@ def prepare(
         environment=environment,
         criterion=criterion,
         calculator=calculator,
+        measurer=measurer,
         criterion_view=view,
         clean=clean,
-        scale=relative_scale(clean, calculator.layers) if settings.scale == "relative" else None,
+        scale=scale,
         rule=Rule(settings.tolerance, settings.draws, settings.alpha),
         panel_neurons=panel_neurons,
         space=_search_space(calculator, policy, facts, margin, settings.random_seed),

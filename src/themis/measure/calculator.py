@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -232,6 +232,21 @@ class Calculator:
         """The number of tests per forward pass."""
         return self._memory.chunk
 
+    def shrink(self, chunk: int) -> None:
+        """Take over a smaller chunk from another process that has run out of memory."""
+        if chunk < self.chunk:
+            self._memory.release()
+            self._memory.chunk = chunk
+
+    @property
+    def own_passes(self) -> int:
+        """Passes that the perturbation of a test takes, as far as tests have shown."""
+        return self._own_passes
+
+    def expect_passes(self, own_passes: int) -> None:
+        """Take over the passes that tests in another process have shown the perturbation to take."""
+        self._own_passes = max(self._own_passes, own_passes)
+
     @property
     def sent(self) -> Sent | None:
         """What a black box was sent by this calculator, and to find its layers; None for other targets."""
@@ -253,7 +268,12 @@ class Calculator:
         """
         before = self.passes
         moments, outputs = self._memory.attempt(self._sweep)
-        self.passes = before + len(self.inputs)
+        self.passes = before
+        return self.take_sweep(moments, outputs)
+
+    def take_sweep(self, moments: Moments, outputs: list[Tensor]) -> Moments:
+        """Set what a sweep sets, from the moments and the outputs of every clean input; returns the moments."""
+        self.passes += len(self.inputs)
         clean_outputs = torch.cat(outputs).float()
         is_finite = are_finite(clean_outputs)
         if not bool(is_finite.all()):
@@ -274,27 +294,58 @@ class Calculator:
         self.reference = self.oracle.reference(self.clean_outputs, self.labels)
 
     def _sweep(self) -> tuple[Moments, list[Tensor]]:
-        self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, self.device)
-        self._reruns_clean = self.kept.n_kept < len(self.inputs)
+        self.allot_clean(self.device)
         moments = self.accumulator()
-        outputs = []
-        for first in range(0, len(self.inputs), self.chunk):
-            rows = torch.arange(first, min(first + self.chunk, len(self.inputs)), device=self.device)
-
-            def keep(layer: Layer, activations: Tensor, first: int = first, n: int = len(rows)) -> None:
-                self.kept.keep(layer.name, first, activations[:n])
-                moments.add(self._memory.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
-
-            outputs.append(self._clean_pass(rows, keep, self.observer)[: len(rows)])
-            moments.commit(len(rows))
-            if self.observer is not None:
-                self.observer.keep_clean(first, len(rows), len(self.inputs))
+        outputs = [self._sweep_chunk(first, moments) for first in range(0, len(self.inputs), self.chunk)]
         return moments.moments(), outputs
 
-    def watch_panel(self, neurons: Tensor) -> None:
-        """From now on every measurement has the signed differences of these neurons (ascending)."""
+    def allot_clean(self, device: torch.device) -> None:
+        """Make room for clean activations on a device; on `meta`, only how many fit is known."""
+        self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, device)
+        self._reruns_clean = self.kept.n_kept < len(self.inputs)
+
+    def sweep_chunk(self, first: int, into: Accumulator) -> Tensor:
+        """Run one chunk of clean inputs, from `first` on: fold the activations, keep them, and return the outputs."""
+        return self._memory.attempt(lambda: self._sweep_chunk(first, into))
+
+    def _sweep_chunk(self, first: int, moments: Accumulator) -> Tensor:
+        rows = torch.arange(first, min(first + self.chunk, len(self.inputs)), device=self.device)
+        n = len(rows)
+
+        def keep(layer: Layer, activations: Tensor) -> None:
+            self.kept.keep(layer.name, first, activations[:n])
+            moments.add(self._memory.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
+
+        outputs = self._clean_pass(rows, keep, self.observer)[:n]
+        moments.commit(n)
+        if self.observer is not None:
+            self.observer.keep_clean(first, n, len(self.inputs))
+        return outputs
+
+    def keep_clean(self, rows: Tensor) -> None:
+        """Run the clean inputs of the seeds `rows` and keep their activations; the passes count as part of a sweep."""
+        before = self.passes
+        while len(rows):
+            rows = rows[self._memory.attempt(partial(self._keep_clean, rows)) :]
+        self.passes = before
+
+    def _keep_clean(self, rows: Tensor) -> int:
+        """Keep the clean activations of the first chunk of `rows`; returns how many these are."""
+        rows = rows[: self.chunk]
+
+        def keep(layer: Layer, activations: Tensor) -> None:
+            self.kept.put(layer.name, rows, activations[: len(rows)])
+
+        self._clean_pass(rows, keep)
+        return len(rows)
+
+    def watch_panel(self, neurons: Tensor, *, are_kept: bool = True) -> None:
+        """From now on every measurement has the signed differences of these neurons (ascending).
+
+        are_kept: whether this process has swept the clean inputs.
+        """
         self._panel = NeuronSelection.of(neurons.to(self.device), self.layers)
-        if self.kept.n_kept == len(self.inputs):
+        if are_kept and self.kept.n_kept == len(self.inputs):
             self._panel_clean = {
                 name: self.kept.columns(name, positions) for name, positions in self._panel.within.items()
             }

@@ -31,6 +31,10 @@ class CleanActivations:
         if room > 0:
             self._kept[name][first : first + room] = activations[:room]
 
+    def put(self, name: str, rows: Tensor, activations: Tensor) -> None:
+        """Keep a layer's activations of the seeds `rows`, for which there must be room."""
+        self._kept[name][rows] = activations
+
     def all(self, name: str) -> Tensor:
         """The kept activations of a layer, `[kept seeds, neurons]`."""
         return self._kept[name]

@@ -136,6 +136,18 @@ class Accumulator:
         self._squares += squares
         self.count += n_tests
 
+    def begin(self, shift: Tensor, count: int) -> None:
+        """Take over the shift of an accumulator in another process that has seen `count` tests."""
+        self.count = count
+        self._shift.copy_(shift)
+
+    def take_sums(self) -> tuple[Tensor, Tensor]:
+        """The sums of `D - shift` and of its square since the last call; they start again from zero."""
+        sums, squares = self._sums.clone(), self._squares.clone()
+        self._sums.zero_()
+        self._squares.zero_()
+        return sums, squares
+
     def moments(self) -> Moments:
         """The moments of everything committed."""
         if self.count == 0:

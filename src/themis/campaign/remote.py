@@ -1,0 +1,195 @@
+"""The driver of a campaign whose inputs and tests run in workers: hands out chunks, and merges them in their order.
+
+The workers return the sums of each chunk, never activations. Chunks have the same tests whatever the number of
+workers, and are folded in the same order as by `LocalMeasurer`, so that every figure has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.campaign.measurer import Choose
+from themis.campaign.worker import MARGIN, Array, ChunkOfTests, CleanAnswers, MeasuredChunk, SweptChunk
+from themis.compute.worker_pool import Pool
+from themis.errors import UsageError
+from themis.measure.calculator import Calculator, Measurement
+from themis.measure.fold import Objective
+from themis.measure.moments import Accumulator, Moments
+from themis.measure.tests import FaultDetails, Ints, Tests
+
+CLEAN = "clean"
+"""The stream of the clean inputs."""
+
+
+@dataclass(frozen=True)
+class _StartedChunk:
+    """A chunk that was handed to a worker."""
+
+    tests: Tests
+    objective: str | Ints | None
+    call: int
+
+
+class RemoteMeasurer:
+    """Runs clean inputs and tests in a pool of `ChunkWorker`s."""
+
+    def __init__(self, calculator: Calculator, pool: Pool) -> None:
+        self.calculator, self.pool = calculator, pool
+        self._started: deque[_StartedChunk] = deque()
+        self._begun: set[str] = set()
+
+    def sweep(self) -> Moments:
+        calculator = self.calculator
+        calculator.allot_clean(torch.device("meta"))  # the activations are in the workers
+        while (swept := self._sweep()) is None:
+            pass
+        return calculator.take_sweep(*swept)
+
+    def _sweep(self) -> tuple[Moments, list[Tensor]] | None:
+        """The moments and outputs of all clean inputs; None if memory ran out, so that chunks are smaller now."""
+        calculator, chunk = self.calculator, self.calculator.chunk
+        stream, into, outputs = f"{CLEAN}, {chunk} at a time", calculator.accumulator(), []
+        firsts = deque(range(0, len(calculator.inputs), chunk))
+        calls = deque([self._submit_clean(stream, firsts.popleft())])
+        while calls:
+            swept: SweptChunk = self.pool.result(calls.popleft())
+            if swept.chunk < chunk:
+                calculator.shrink(swept.chunk)
+                for call in calls:
+                    self.pool.discard(call)
+                return None
+            if swept.shift is not None:
+                self._begin_stream(stream, swept.shift, into)
+                calls += [self._submit_clean(stream, first) for first in firsts]
+            self._commit(into, swept.sums, len(swept.outputs))
+            outputs.append(_tensor(swept.outputs).to(calculator.device))
+        return into.moments(), outputs
+
+    def _submit_clean(self, stream: str, first: int) -> int:
+        chunk = self.calculator.chunk
+        label = f"the clean inputs {first:,} to {min(first + chunk, len(self.calculator.inputs)) - 1:,}"
+        return self.pool.submit(label, "sweep_chunk", stream, first, chunk)
+
+    def begin(self, panel: Tensor, scale: Tensor | None) -> None:
+        calculator = self.calculator
+        calculator.watch_panel(panel, are_kept=False)
+        clean = CleanAnswers(
+            calculator.oracle,
+            _array(calculator.clean_outputs),
+            calculator.has_gradient,
+            _array(panel),
+            None if scale is None else _array(scale),
+        )
+        self.pool.broadcast("begin_tests", self.pool.share(clean))
+
+    def measure(
+        self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None
+    ) -> Measurement:
+        if into.count and stream not in self._begun:  # the campaign was resumed
+            self._begin_stream(stream, _array(into.shift), into)
+        self._start(pending, choose, stream, is_first=into.count == 0)
+        chunk = self._started.popleft()
+        measured: MeasuredChunk = self.pool.result(chunk.call)
+        if measured.has_unfolded and max_passes is not None:  # it depends on the passes that are left
+            measured = self.pool.result(self._submit(stream, chunk.tests, chunk.objective, into.count == 0, max_passes))
+        if measured.shift is not None:
+            self._begin_stream(stream, measured.shift, into)
+        if measured.sums is not None:
+            self._commit(into, measured.sums, measured.n_folded)
+        self.calculator.shrink(measured.chunk)
+        self.calculator.expect_passes(measured.own_passes)
+        return self._measurement(measured)
+
+    def _start(self, pending: Tests, choose: Choose, stream: str, *, is_first: bool) -> None:
+        """Start all chunks of the pending tests that were not started, and drop those that are not pending."""
+        if self._is_started(pending):
+            return
+        for chunk in self._started:
+            self.pool.discard(chunk.call)
+        self._started.clear()
+        for tests, objective in self._chunks(pending, choose):
+            described = _describe(objective)
+            call = self._submit(stream, tests, described, is_first)
+            self._started.append(_StartedChunk(tests, described, call))
+            if is_first:  # the others need what it determines
+                return
+
+    def _is_started(self, pending: Tests) -> bool:
+        """Whether the chunks that were started are exactly those of the pending tests."""
+        if not self._started:
+            return False
+        first, last = self._started[0].tests, self._started[-1].tests
+        is_same = first.number[0] == pending.number[0] and last.number[-1] == pending.number[-1]
+        n = len(first)
+        return bool(
+            is_same
+            and n <= self.calculator.chunk
+            and np.array_equal(first.seed, pending.seed[:n])
+            and np.array_equal(first.theta, pending.theta[:n])
+        )
+
+    def _chunks(self, pending: Tests, choose: Choose) -> Iterator[tuple[Tests, Objective | None]]:
+        """The chunks that one call of `measure` after another asks for."""
+        chunk = self.calculator.chunk
+        while len(pending):
+            tests, objective = choose(pending)
+            for first in range(0, len(tests), chunk):
+                yield tests[first : first + chunk], objective
+            pending = pending[len(tests) :]
+
+    def _submit(
+        self, stream: str, tests: Tests, objective: str | Ints | None, is_first: bool, max_passes: int | None = None
+    ) -> int:
+        chunk = ChunkOfTests(stream, tests, objective, self.calculator.chunk, is_first, max_passes)
+        label = f"the tests {int(tests.number[0]):,} to {int(tests.number[-1]):,}"
+        return self.pool.submit(label, "measure", chunk)
+
+    def _begin_stream(self, stream: str, shift: Array, into: Accumulator) -> None:
+        """Tell all workers what is subtracted from the sensitivities of a stream."""
+        self._begun.add(stream)
+        if into.count == 0:
+            into.begin(_tensor(shift).to(self.calculator.device), 0)
+        self.pool.broadcast("begin_stream", stream, self.pool.share(shift))
+
+    def _commit(self, into: Accumulator, sums: tuple[Array, Array], n: int) -> None:
+        first, second = (_tensor(part).to(self.calculator.device) for part in sums)
+        into.commit_sums(first, second, n)
+
+    def _measurement(self, measured: MeasuredChunk) -> Measurement:
+        device, panel = self.calculator.device, measured.panel
+        columns: dict[str, Any] = {name: value.copy() for name, value in measured.faults.items()}
+        columns |= {name: torch.from_numpy(columns[name]) for name in ("inputs", "outputs")}
+        return Measurement(
+            measured.results,
+            FaultDetails(**columns),
+            None if panel is None else (_tensor(panel[0]).to(device), _tensor(panel[1]).to(device)),
+            measured.passes,
+            measured.chunk,
+            measured.pass_size,
+        )
+
+
+def _describe(objective: Objective | None) -> str | Ints | None:
+    """An objective as workers are told it."""
+    if objective is None:
+        return None
+    if objective.output_term is not None or objective.is_activation or objective.weight != 1:
+        raise UsageError("workers can raise the loss of margin and sensitivities only: use the local executor")
+    return MARGIN if objective.is_margin else _array(objective.neurons)
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def _tensor(array: Array) -> Tensor:
+    """A tensor of its own: arrays from shared memory cannot be written to."""
+    return torch.from_numpy(array.copy())

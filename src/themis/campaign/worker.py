@@ -1,0 +1,211 @@
+"""A worker of a campaign: holds the model, and runs the chunks that it is given."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from themis.data.seeds import Seeds
+from themis.measure.calculator import Calculator
+from themis.measure.fold import Objective
+from themis.measure.moments import Accumulator
+from themis.measure.tests import Ints, Results, Tests
+from themis.oracle import Oracle
+from themis.perturb import Perturbation
+from themis.settings import Settings
+from themis.target.activations import Layer
+from themis.target.target import AnyTarget
+
+Array = NDArray[Any]
+MARGIN = "margin"
+"""The objective that leads towards another answer; the other one is given by its neurons."""
+
+
+@dataclass(frozen=True)
+class CampaignCase:
+    """What a campaign tests, as its workers build it: nothing in it changes."""
+
+    target: AnyTarget
+    seeds: Seeds
+    perturbation: Perturbation
+    oracle: Oracle
+    layers: tuple[Layer, ...]
+    chunk: int
+    settings: Settings
+
+    def calculator(self) -> Calculator:
+        """The calculator of a worker, which has not run anything."""
+        return Calculator(
+            self.target,
+            self.seeds,
+            self.perturbation,
+            self.oracle,
+            self.layers,
+            batch_size=self.settings.batch_size,
+            chunk=self.chunk,
+            clean_bytes=int(self.settings.clean_memory_gib * 2**30),
+            min_ssim=self.settings.min_ssim,
+        )
+
+
+@dataclass(frozen=True)
+class SweptChunk:
+    """What a worker returns of a chunk of clean inputs."""
+
+    outputs: Array
+    sums: tuple[Array, Array]
+    shift: Array | None
+    chunk: int
+
+
+@dataclass(frozen=True)
+class CleanAnswers:
+    """What the driver knows after the clean sweep, and workers need for tests."""
+
+    oracle: Oracle
+    outputs: Array
+    has_gradient: bool
+    panel: Array
+    scale: Array | None
+
+
+@dataclass(frozen=True)
+class ChunkOfTests:
+    """What a worker is given for a chunk of tests."""
+
+    stream: str
+    tests: Tests
+    objective: str | Ints | None
+    """None, `margin`, or the neurons whose sensitivity is raised."""
+    chunk: int
+    is_first: bool
+    """Whether its first test determines what is subtracted from all sensitivities of the stream."""
+    max_passes: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredChunk:
+    """What a worker returns of a chunk of tests."""
+
+    results: Results
+    faults: dict[str, Array]
+    panel: tuple[Array, Array] | None
+    sums: tuple[Array, Array] | None
+    """Sums of `D - shift` and of its square over the tests that were folded; None if none was."""
+    shift: Array | None
+    """What is subtracted, if this was the first chunk of its stream."""
+    n_folded: int
+    passes: int
+    chunk: int
+    pass_size: int
+    own_passes: int
+
+    @property
+    def has_unfolded(self) -> bool:
+        """Whether outputs of some tests were not finite, so that the others were run again, as far as passes allow."""
+        return self.n_folded < int(self.results.was_run.sum())
+
+
+class ChunkWorker:
+    """Runs chunks of clean inputs and of tests, and returns their sums instead of folding them.
+
+    It holds the clean activations of the seeds that it has run; those it lacks are computed when a test needs them.
+    """
+
+    def __init__(self, case: CampaignCase) -> None:
+        self._open = ExitStack()
+        self._open.enter_context(case.target.opened())
+        self.calculator = case.calculator()
+        self.calculator.allot_clean(self.calculator.device)
+        self._is_kept = torch.zeros(self.calculator.kept.n_kept, dtype=torch.bool)
+        self._accumulators: dict[str, Accumulator] = {}
+        self._scale: Tensor | None = None
+
+    def close(self) -> None:
+        """Leave the target as it was."""
+        self._open.close()
+
+    def begin_stream(self, stream: str, shift: Array) -> None:
+        """Take the shift of a stream, which its first chunk has determined."""
+        self._accumulator(stream).begin(_tensor(shift), 1)
+
+    def sweep_chunk(self, stream: str, first: int, chunk: int) -> SweptChunk:
+        """Run a chunk of clean inputs."""
+        self.calculator.shrink(chunk)
+        into = self._accumulator(stream, is_first=first == 0)
+        outputs = self.calculator.sweep_chunk(first, into)
+        self._is_kept[first : first + len(outputs)] = True
+        shift = _array(into.shift) if first == 0 else None
+        return SweptChunk(_array(outputs), self._take_sums(into), shift, self.calculator.chunk)
+
+    def begin_tests(self, clean: CleanAnswers) -> None:
+        """Prepare for tests."""
+        calculator = self.calculator
+        calculator.oracle, calculator.has_gradient = clean.oracle, clean.has_gradient
+        calculator.take_clean(_tensor(clean.outputs).to(calculator.device))
+        calculator.watch_panel(_tensor(clean.panel), are_kept=False)
+        self._scale = None if clean.scale is None else _tensor(clean.scale).to(calculator.device)
+
+    def measure(self, chunk: ChunkOfTests) -> MeasuredChunk:
+        """Run a chunk of tests."""
+        calculator, into = self.calculator, self._accumulator(chunk.stream, is_first=chunk.is_first)
+        calculator.shrink(chunk.chunk)
+        self._keep_clean(torch.from_numpy(np.unique(chunk.tests.seed)))
+        before = into.count
+        measurement = calculator.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
+        n_folded, panel = into.count - before, measurement.panel
+        shift = _array(into.shift) if chunk.is_first and n_folded else None
+        return MeasuredChunk(
+            measurement.results,
+            {name: _array(torch.as_tensor(value)) for name, value in vars(measurement.faults).items()},
+            None if panel is None else (_array(panel[0]), _array(panel[1])),
+            self._take_sums(into) if n_folded else None,
+            shift,
+            n_folded,
+            measurement.passes,
+            measurement.chunk,
+            measurement.pass_size,
+            calculator.own_passes,
+        )
+
+    def _keep_clean(self, rows: Tensor) -> None:
+        """Compute the clean activations that this worker lacks; the driver has counted their passes in its sweep."""
+        rows = rows[rows < len(self._is_kept)]
+        missing = rows[~self._is_kept[rows]]
+        if len(missing):
+            self.calculator.keep_clean(missing.to(self.calculator.device))
+            self._is_kept[missing] = True
+
+    def _objective(self, objective: str | Ints | None) -> Objective | None:
+        if objective is None:
+            return None
+        if isinstance(objective, str):
+            return self.calculator.margin_objective()
+        return Objective(_tensor(objective).to(self.calculator.device), self._scale)
+
+    def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
+        """The accumulator of a stream, without any test if the next chunk is the first of the stream."""
+        if is_first or stream not in self._accumulators:
+            self._accumulators[stream] = self.calculator.accumulator()
+        return self._accumulators[stream]
+
+    def _take_sums(self, into: Accumulator) -> tuple[Array, Array]:
+        """The sums of the last chunk. Those that were computed in float32 are sent in it, which loses nothing."""
+        sums, squares = into.take_sums()
+        is_narrow = sums.device.type == "cpu" and self.calculator.dtype == torch.float32
+        return (_array(sums.float()), _array(squares.float())) if is_narrow else (_array(sums), _array(squares))
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()
+
+
+def _tensor(array: Array) -> Tensor:
+    """A tensor of its own: arrays from shared memory cannot be written to."""
+    return torch.from_numpy(array.copy())

@@ -1,0 +1,175 @@
+"""Ray, the cluster engine that work is scaled out on: what is asked of it, and the connection to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from themis.errors import MissingExtraError, UsageError
+from themis.options import check_count
+
+EXECUTORS = ("local", "ray")
+CONNECT_SECONDS = 10.0
+"""How long the address of a cluster may take to accept a connection."""
+OBJECT_STORE_BYTES = 512 << 20
+"""Shared memory of a Ray that is started here: enough for a few hundred chunks that wait to be merged."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Variables for a Ray that is started here: it sends no statistics, and does not warn of a future default."""
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """Work runs in workers on Ray (`pip install 'themis-dl[ray]'`). Where it runs never changes its results.
+
+    Args:
+        workers: Number of workers; each of them holds the model.
+        address: Address of a running cluster, `auto` for one that was started on this machine; by default
+            `RAY_ADDRESS`, or else a Ray of its own that ends with the work.
+        cpus_per_worker: CPUs reserved for each worker, and its number of threads; by default 1, or in a run that is
+            resumed as many threads as it was started with. Kernels may round differently with another number.
+        gpus_per_worker: GPUs reserved for each worker; 0.5 lets two workers share one.
+    """
+
+    workers: int = 2
+    address: str | None = None
+    cpus_per_worker: int | None = None
+    gpus_per_worker: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers)
+        if self.cpus_per_worker is not None:
+            check_count("cpus_per_worker", self.cpus_per_worker)
+        gpus = self.gpus_per_worker
+        if isinstance(gpus, bool) or not isinstance(gpus, int | float) or not 0 <= gpus < float("inf"):
+            raise UsageError(f"gpus_per_worker must be a number of at least 0, got {gpus!r}")
+        if gpus > 1 and gpus != int(gpus):
+            raise UsageError(f"gpus_per_worker must be a whole number if it is above 1, got {gpus!r}")
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker."""
+        return self.cpus_per_worker or 1
+
+    def check_device(self, device: str) -> None:
+        """Refuse workers without a GPU for a model on one, and GPUs for a model that uses none."""
+        if device == "cuda" and not self.gpus_per_worker:
+            raise UsageError(
+                "gpus_per_worker must be above 0 for a model on cuda: pass 1, or 0.5 to let two workers share a GPU"
+            )
+        if device == "cpu" and self.gpus_per_worker:
+            raise UsageError(
+                f"gpus_per_worker must be 0 for a model on the CPU, got {self.gpus_per_worker:g}: move the model to "
+                "cuda (--device cuda)"
+            )
+
+
+def choose_executor(executor: RayExecutor | str | None) -> RayExecutor | None:
+    """The executor that was asked for; None is the local one, which runs everything in this process."""
+    if executor is None or isinstance(executor, RayExecutor):
+        return executor
+    if executor not in EXECUTORS:
+        raise UsageError(f"executor must be local, ray or a RayExecutor, got {executor!r}")
+    return RayExecutor() if executor == "ray" else None
+
+
+@contextmanager
+def connected(executor: RayExecutor) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster with room for the workers. A Ray that is started here ends here."""
+    ray = import_ray()
+    if ray.is_initialized():  # by the program that calls Themis
+        _check_room(ray, executor)
+        yield ray
+        return
+    address = executor.address or os.environ.get("RAY_ADDRESS")
+    with _own_signals():
+        if address is None:
+            _start(ray, executor)
+        else:
+            _connect(ray, address)
+    try:
+        _check_room(ray, executor)
+        yield ray
+    finally:
+        with _own_signals():
+            ray.shutdown()
+
+
+def import_ray() -> Any:
+    """The module `ray`, which is an optional extra."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError(
+            "executor ray needs the package ray, which is not installed: pip install 'themis-dl[ray]'"
+        ) from error
+
+
+def _start(ray: Any, executor: RayExecutor) -> None:
+    """Start a Ray on this machine. Its CPUs are a count only: workers may share cores."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=executor.workers * executor.threads,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
+    except Exception as error:
+        raise UsageError(
+            f"Ray must be able to start on this machine, but it failed with {type(error).__name__}: "
+            f"{' '.join(str(error).split())}: start a cluster with ray start --head and pass address=auto"
+        ) from error
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a running cluster."""
+    remedy = "check it, or start a cluster with ray start --head; without an address, Ray is started on this machine"
+    problem = f"address must be that of a running Ray cluster, but {address!r} does not answer"
+    host, _, port = address.partition("://")[2 * ("://" in address)].rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise UsageError(f"{problem} ({error.strerror or error}): {remedy}") from error
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as error:
+        with suppress(Exception):
+            ray.shutdown()
+        raise UsageError(f"{problem} ({' '.join(str(error).split())}): {remedy}") from error
+
+
+def _check_room(ray: Any, executor: RayExecutor) -> None:
+    """Refuse more workers than a cluster has room for: they would wait forever."""
+    resources = ray.cluster_resources()
+    for unit, each in (("CPU", executor.threads), ("GPU", executor.gpus_per_worker)):
+        needed, there = executor.workers * each, resources.get(unit, 0.0)
+        if needed > there:
+            raise UsageError(
+                f"{executor.workers} workers with {each:g} {unit} each need {needed:g} {unit}s, but the cluster has "
+                f"{there:g}: ask for fewer workers, or add machines to the cluster"
+            )
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray sets handlers of its own, which end the process at once: put those of this process back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,287 @@
+"""A pool of workers: objects in other processes, which calls are distributed to.
+
+A worker that dies is replaced, and the calls that it had not answered are made again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from themis.compute.cluster import RayExecutor
+from themis.errors import ModelError, ThemisError, UsageError, first_line
+
+MOST_CRASHES = 3
+"""How often a worker may die of the same call, or before its first call."""
+START_SECONDS = 120.0
+"""How long a cluster that is busy may take to place the first worker."""
+AHEAD = 4
+"""Calls per worker that are made before the oldest one was taken: the results wait in memory."""
+_POLL_SECONDS = 5.0
+PLACE = "place"
+"""The first call of a worker: it is answered once the cluster has placed the worker."""
+
+
+class Pool(Protocol):
+    """Workers of one kind. A call goes to any of them; a broadcast goes to all, and to those that replace them."""
+
+    def share(self, value: Any) -> Any:
+        """A value that several calls are given; it is sent to each machine once."""
+
+    def broadcast(self, method: str, *values: Any) -> None:
+        """Call a method of every worker, before all calls that are submitted later."""
+
+    def submit(self, label: str, method: str, *values: Any) -> int:
+        """Call a method of one worker; returns the number of the call. label: what the call is, in messages."""
+
+    def result(self, call: int) -> Any:
+        """Wait for what a call returns, and forget it. Errors of the worker are raised here."""
+
+    def discard(self, call: int) -> None:
+        """Forget a call whose result is not needed."""
+
+    def next_done(self, calls: Iterable[int]) -> int:
+        """Wait until one of these calls is done, and return its number."""
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A call that any worker can execute."""
+
+    label: str
+    method: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that one worker executes."""
+
+    number: int | None
+    """None for calls that set the worker up."""
+    label: str
+    ref: Any
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A worker, and the calls that it has not answered, in the order in which it executes them."""
+
+    handle: Any
+    calls: deque[_Call] = field(default_factory=deque)
+    is_ready: bool = False
+
+
+class RayPool:
+    """Workers that are actors of Ray.
+
+    `make` creates the object that calls go to, in the process of the worker. A worker executes its calls in order; a
+    worker that dies is replaced, and its calls are made again. If the same call ends three workers, it is the call
+    that ends them, and an error says so.
+    """
+
+    def __init__(self, ray: Any, executor: RayExecutor, make: Callable[[], Any]) -> None:
+        self._ray, self._executor = ray, executor
+        from ray import cloudpickle
+
+        try:
+            made = cloudpickle.dumps(make)
+        except Exception as error:
+            raise ModelError(
+                f"what is sent to workers must be picklable, but pickling it raised {type(error).__name__}: "
+                f"{first_line(error)}; name the model and the data as module:factory, on the command line or in "
+                "origin=..., so that workers can create them"
+            ) from error
+        self._make = ray.put(made)
+        self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
+        self._submitted: dict[int, _Submitted] = {}
+        self._waiting: deque[int] = deque()
+        self._done: dict[int, Any] = {}
+        self._crashes: Counter[int] = Counter()
+        self._failed_starts = 0
+        self._n_calls = 0
+        self._host = ray.remote(
+            num_cpus=executor.threads,
+            num_gpus=executor.gpus_per_worker,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+        )(WorkerHost)
+        self._began = time.monotonic()
+        self._actors = [self._start() for _ in range(executor.workers)]
+
+    def share(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def broadcast(self, method: str, *values: Any) -> None:
+        self._broadcasts.append((method, values))
+        for actor in self._actors:
+            actor.calls.append(_Call(None, method, actor.handle.call.remote(method, *values)))
+
+    def submit(self, label: str, method: str, *values: Any) -> int:
+        number, self._n_calls = self._n_calls, self._n_calls + 1
+        self._submitted[number] = _Submitted(label, method, values)
+        self._waiting.append(number)
+        self._assign()
+        return number
+
+    def result(self, call: int) -> Any:
+        while call not in self._done:
+            self._receive_next()
+        del self._submitted[call]
+        result = self._done.pop(call)
+        self._assign()
+        return result
+
+    def discard(self, call: int) -> None:
+        self._submitted.pop(call, None)
+        self._done.pop(call, None)
+        with suppress(ValueError):
+            self._waiting.remove(call)
+
+    def next_done(self, calls: Iterable[int]) -> int:
+        numbers = list(calls)
+        while not (done := [number for number in numbers if number in self._done]):
+            self._receive_next()
+        return done[0]
+
+    def close(self) -> None:
+        """End all workers."""
+        for actor in self._actors:
+            with suppress(Exception):  # it may have ended
+                self._ray.kill(actor.handle)
+        self._actors = []
+
+    def _start(self) -> _Actor:
+        """A new worker, which executes its calls once it is placed and has created its object."""
+        handle = self._host.remote([os.path.abspath(entry) for entry in sys.path], self._executor.threads)
+        actor = _Actor(handle)
+        actor.calls += [_Call(None, PLACE, handle.place.remote()), _Call(None, "make", handle.make.remote(self._make))]
+        for method, values in self._broadcasts:
+            actor.calls.append(_Call(None, method, handle.call.remote(method, *values)))
+        return actor
+
+    def _assign(self) -> None:
+        """Give calls to workers that are free; to busy ones only if there are more calls than workers."""
+        oldest = min(self._submitted, default=0)
+        depth = 2 if len(self._waiting) > len(self._actors) else 1
+        while self._waiting and self._waiting[0] < oldest + AHEAD * self._executor.workers:
+            free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
+            if not free:
+                return
+            actor, number = min(free, key=lambda actor: len(actor.calls)), self._waiting.popleft()
+            call = self._submitted[number]
+            actor.calls.append(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+
+    def _receive_next(self) -> None:
+        """Wait until some worker has answered its oldest call, and take the answer."""
+        heads = {actor.calls[0].ref: actor for actor in self._actors if actor.calls}
+        ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=_POLL_SECONDS)
+        if not ready:
+            self._check_placed()
+        for ref in ready:
+            self._receive(heads[ref])
+        self._assign()
+
+    def _receive(self, actor: _Actor) -> None:
+        errors = self._ray.exceptions
+        call = actor.calls[0]
+        try:
+            answer = self._ray.get(call.ref)
+        except errors.RayTaskError as error:
+            raise _translated(error.cause if isinstance(error.cause, Exception) else error) from error
+        except errors.ObjectLostError:  # its machine has died after it had answered
+            if call.number is not None:
+                self._repeat([call.number])
+        except errors.RayError as error:
+            self._replace(actor, error)
+            return
+        else:
+            if call.number in self._submitted:
+                self._done[call.number] = answer
+        actor.calls.popleft()
+        if not actor.is_ready and not any(call.number is None for call in actor.calls):
+            actor.is_ready, self._failed_starts = True, 0
+
+    def _replace(self, actor: _Actor, error: Exception) -> None:
+        """Start another worker in place of one that has died, and make its calls again."""
+        first = actor.calls[0].number
+        why = " ".join(str(error).split())
+        if "node" not in why.partition("Worker exit detail")[0].lower():  # of a machine, no call is to blame
+            if first is None:
+                self._failed_starts += 1
+            else:
+                self._crashes[first] += 1
+        if self._failed_starts >= MOST_CRASHES:
+            raise ModelError(f"{MOST_CRASHES} workers in a row died before their first call: {_reason(error)}")
+        if first is not None and self._crashes[first] >= MOST_CRASHES:
+            raise ModelError(
+                f"{MOST_CRASHES} workers in a row died while they ran {actor.calls[0].label}, so the model seems to "
+                f"crash its process: {_reason(error)}"
+            )
+        with suppress(Exception):
+            self._ray.kill(actor.handle)
+        self._repeat([call.number for call in actor.calls if call.number in self._submitted])  # type: ignore[misc]
+        self._actors[self._actors.index(actor)] = self._start()
+
+    def _repeat(self, calls: list[int]) -> None:
+        """Make calls again, the oldest first."""
+        self._waiting = deque(sorted({*self._waiting, *calls} & self._submitted.keys()))
+
+    def _check_placed(self) -> None:
+        """Refuse to wait forever for the first worker."""
+        is_waiting = all(actor.calls and actor.calls[0].label == PLACE for actor in self._actors)
+        if not is_waiting:
+            self._began = time.monotonic()
+        elif time.monotonic() - self._began > START_SECONDS:
+            free, executor = self._ray.available_resources(), self._executor
+            raise UsageError(
+                f"no worker could be placed within {START_SECONDS:.0f} seconds: each needs {executor.threads} CPU and "
+                f"{executor.gpus_per_worker:g} GPU, and the cluster has {free.get('CPU', 0):g} CPU and "
+                f"{free.get('GPU', 0):g} GPU free; wait until other work has ended, or add machines"
+            )
+
+
+class WorkerHost:
+    """The process of a worker: creates the object that calls go to, and passes them on."""
+
+    def __init__(self, paths: list[str], threads: int) -> None:
+        """paths: where the driver looks up modules; those that exist here are searched last."""
+        import torch
+
+        sys.path += [path for path in paths if path not in sys.path and os.path.exists(path)]
+        warnings.simplefilter("ignore")  # the driver has already shown them
+        torch.set_num_threads(threads)
+        self._object: Any = None
+
+    def place(self) -> int:
+        """The process of the worker, once it was placed."""
+        return os.getpid()
+
+    def make(self, pickled: bytes) -> None:
+        """Create the object."""
+        import pickle
+
+        self._object = pickle.loads(pickled)()
+
+    def call(self, method: str, *values: Any) -> Any:
+        """Call a method of the object."""
+        return getattr(self._object, method)(*values)
+
+
+def _translated(error: Exception) -> Exception:
+    """An error of a worker as one of this process, without the frames of Ray."""
+    if isinstance(error, ThemisError):
+        return type(error)(str(error))
+    return ModelError(f"a worker failed with {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _reason(error: Exception) -> str:
+    """Why a worker died, in Ray's words but without its advice."""
+    return " ".join(str(error).split()).partition(" Some common causes")[0]

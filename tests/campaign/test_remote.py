@@ -1,0 +1,163 @@
+"""Tests that run in workers have the same results as tests that run here, to the bit: any order, number and deaths."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from in_process_pool import InProcessPool
+from interruptions import StopAt, assert_same_end
+from torch import nn
+
+import themis
+from themis import UsageError
+from themis.campaign import api
+from themis.campaign.remote import RemoteMeasurer
+from themis.campaign.worker import CampaignCase, ChunkWorker
+from themis.measure import chunk
+from themis.oracle import choose_oracle
+from themis.runs.store import Reader
+
+ENDLESS = {"tolerance": 1e-12, "plateau": None}
+
+
+class SmallConv(nn.Module):
+    """Picture to classes, with several layers; some inputs give no finite answer."""
+
+    def __init__(self, has_nans=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten())
+        self.last, self.has_nans = nn.Linear(6 * 16, 3), has_nans
+        for layer in (self.net[0], self.net[2], self.last):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        outputs = self.last(self.net(x - 0.5))
+        if self.has_nans:
+            is_bright = x.mean((1, 2, 3)) > 0.535
+            outputs = outputs.masked_fill(is_bright[:, None], float("nan"))
+        return outputs
+
+
+PICTURES = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(1)).mul(0.9)
+PICTURES = PICTURES[PICTURES.mean((1, 2, 3)) < 0.5]
+
+CASES = {
+    "scheduled": {"perturbation": "gaussian", "magnitude": 0.3},
+    "relative scale, few kept": {"scale": "relative", "clean_memory_gib": 1e-5, "magnitude": 0.3},
+    "paper": {"policy": "paper", "magnitude": 0.2},
+    "attack within passes": {"perturbation": "fgsm", "magnitude": 0.1, "max_passes": 500},
+    "no finite answers": {"perturbation": "brightness", "model": SmallConv(has_nans=True), "max_passes": 250},
+    "too dissimilar": {"perturbation": "gaussian", "magnitude": 0.6, "min_ssim": 0.3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    """Chunks of 8, so that a portion of tests has several."""
+    monkeypatch.setattr(chunk, "CHUNK_MOST", 8)
+
+
+@pytest.fixture
+def in_workers(monkeypatch):
+    """Campaigns run in workers of this process; returns a function that sets their number, and lists their pools."""
+    pools = []
+
+    def use(n_workers):
+        @contextmanager
+        def hired(executor, target, seeds, perturbation, settings, origin):
+            def hire(calculator):
+                oracle = choose_oracle(target.oracle)
+                layers, size = calculator.layers, calculator.chunk
+                case = CampaignCase(target, seeds, perturbation, oracle, layers, size, settings)
+                pools.append(InProcessPool(lambda: ChunkWorker(case), n_workers, random_seed=n_workers))
+                return RemoteMeasurer(calculator, pools[-1])
+
+            yield hire
+
+        monkeypatch.setattr(api, "hired", hired)
+        return pools
+
+    return use
+
+
+def _run(out=None, *, perturbation="gaussian", model=None, **options):
+    options = {"max_tests": 120, "round_size": 60, "random_seed": 3, **ENDLESS, **options}
+    return themis.run(model or SmallConv(), PICTURES, perturbation, out=out, **options)
+
+
+def _state(out):
+    """All arrays of the last checkpoint, which has the moments."""
+    reader = Reader(out)
+    try:
+        return reader.checkpoint().arrays
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_workers_change_no_bit(case, in_workers, tmp_path):
+    local = _run(tmp_path / "local", **CASES[case])
+    assert len(local.faults) > 2
+    n_workers = 1 + len(case) % 3
+    pools = in_workers(n_workers)
+    remote = _run(tmp_path / "remote", **CASES[case])
+    assert_same_end(local, remote)
+    assert pools[0].n_lost > 0
+    arrays = _state(tmp_path / "remote")
+    for name, array in _state(tmp_path / "local").items():
+        if "seconds" not in name:
+            np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+
+
+def test_a_run_changes_its_executor_when_it_is_resumed(in_workers, tmp_path):
+    whole = _run(tmp_path / "whole", max_tests=180)
+    _run(tmp_path / "run", max_tests=180, callbacks=[StopAt(1)])
+    in_workers(2)
+    themis.resume(tmp_path / "run", SmallConv(), PICTURES, callbacks=[StopAt(2)])
+    resumed = themis.resume(tmp_path / "run", SmallConv(), PICTURES)
+    assert_same_end(whole, resumed)
+
+
+def test_a_worker_that_runs_out_of_memory_halves_the_chunks_of_all(in_workers, monkeypatch):
+    class Full(SmallConv):
+        limit = 8
+
+        def forward(self, x):
+            if len(x) > self.limit:
+                raise MemoryError
+            return super().forward(x)
+
+    model, n_tests = Full(), []
+
+    class Shrink(themis.Callback):
+        def on_round(self, round):
+            n_tests.append(round.tests)
+            model.limit = 4
+
+    in_workers(2)
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        run = _run(model=model, callbacks=[Shrink()])
+    assert n_tests == [60, 120]
+    assert set(run.faults.columns["chunk"]) == {8, 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": "kmnc"}, "a criterion must see every activation in order"),
+        ({"executor": themis.RayExecutor(gpus_per_worker=1)}, "gpus_per_worker must be 0 for a model on the CPU"),
+        ({"executor": "spark"}, "executor must be local, ray or a RayExecutor, got 'spark'"),
+    ],
+)
+def test_campaigns_that_workers_cannot_run_are_refused(options, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        _run(tmp_path / "run", **{"executor": "ray", **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_black_box_is_asked_by_one_process():
+    target = themis.BlackBox(lambda inputs: inputs.mean((2, 3)), bounds=(0, 1))
+    with pytest.raises(UsageError, match="to send several requests at once"):
+        themis.run(target, PICTURES, "gaussian", executor="ray")

@@ -1,0 +1,51 @@
+"""A pool whose workers live in this process: calls are executed in random order, and workers are lost at random."""
+
+import pickle
+import random
+
+
+class InProcessPool:
+    """As a pool on a cluster behaves; what goes in and out is pickled, so that nothing is shared by accident."""
+
+    def __init__(self, make, n_workers, *, random_seed=0, loss=0.1):
+        self.make, self.loss, self.random = make, loss, random.Random(random_seed)
+        self.workers, self.broadcasts = [make() for _ in range(n_workers)], []
+        self.waiting, self.done, self.n_calls, self.n_lost = {}, {}, 0, 0
+
+    def share(self, value):
+        return value
+
+    def broadcast(self, method, *values):
+        self.broadcasts.append((method, pickle.dumps(values)))
+        for worker in self.workers:
+            getattr(worker, method)(*pickle.loads(self.broadcasts[-1][1]))
+
+    def submit(self, label, method, *values):
+        assert label
+        self.waiting[self.n_calls] = (method, pickle.dumps(values))
+        self.n_calls += 1
+        return self.n_calls - 1
+
+    def result(self, call):
+        while call not in self.done:
+            number = self.random.choice([*self.waiting])
+            method, values = self.waiting.pop(number)
+            k = self.random.randrange(len(self.workers))
+            answer = pickle.dumps(getattr(self.workers[k], method)(*pickle.loads(values)))
+            if self.random.random() < self.loss:  # it has died before its answer arrived
+                self.waiting[number] = (method, values)
+                self.workers[k] = self.replacement()
+            else:
+                self.done[number] = answer
+        return pickle.loads(self.done.pop(call))
+
+    def replacement(self):
+        self.n_lost += 1
+        worker = self.make()
+        for method, values in self.broadcasts:
+            getattr(worker, method)(*pickle.loads(values))
+        return worker
+
+    def discard(self, call):
+        self.waiting.pop(call, None)
+        self.done.pop(call, None)
