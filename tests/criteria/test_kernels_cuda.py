@@ -7,7 +7,7 @@ from themis.criteria import NC, Readings, kernels_cuda
 from themis.criteria.boundary import NBC, SNAC
 from themis.criteria.nc import row_range, scale_rows
 from themis.criteria.readings import Layout
-from themis.criteria.topk import top_neurons
+from themis.criteria.topk import sum_hashes_in_torch, top_neurons
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,3 +79,11 @@ def test_ranks(widths, k):
     here, there = (top_neurons(Readings(tensor, layout), k) for tensor in (values, values.cuda()))
     assert torch.equal(there[0].cpu(), here[0])
     assert torch.equal(there[1].cpu(), here[1])
+
+
+@pytest.mark.parametrize("k", [1, 3, 50, 1000])
+@pytest.mark.parametrize("factor", [0, 1000])
+def test_hashing(k, factor):
+    assert kernels_cuda.can_hash_patterns(torch.device("cuda", 0))
+    top = torch.randint(-1, 100_000, (33, 7, k), generator=torch.Generator().manual_seed(k))
+    assert torch.equal(kernels_cuda.hash_patterns(top.cuda(), factor).cpu(), sum_hashes_in_torch(top, factor))

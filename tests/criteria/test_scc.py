@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from themis.compute.native import library
 from themis.criteria import scc
-from themis.criteria.readings import Layout
+from themis.criteria.readings import Layout, Readings
 from themis.criteria.scc import SCC
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, cover
@@ -102,7 +102,7 @@ def test_c_agrees_with_torch_to_the_bit(seed, n, is_late):
     before = 2990 if is_late else 0
     counts, states = torch.arange(before + 1, before + 24), [state_of(clean, before) for _ in range(2)]
     limits = torch.logspace(-6, 2, 23, dtype=torch.float64).flip(0).contiguous()
-    found = [way(values, clean, counts, limits, each) for way, each in zip(WAYS, states, strict=True)]
+    found = [way(values, clean, None, counts, limits, each) for way, each in zip(WAYS, states, strict=True)]
     assert torch.equal(*found)
     for name, each in states[0].items():
         assert each.nan_to_num(7).equal(states[1][name].nan_to_num(7)), name
@@ -166,11 +166,25 @@ def test_the_kernel_agrees_with_torch_to_the_bit(n, before):
     there = {name: each.cuda() for name, each in here.items()}
     limits = torch.logspace(-6, 2, 37, dtype=torch.float64).flip(0).contiguous()
     counts = torch.arange(before + 1, before + 38)
-    expected = scc.converge_in_torch(values, clean, counts, limits, here)
-    on_gpu = kernels_cuda.converge(values.cuda(), clean.cuda(), counts.cuda(), limits.cuda(), there)
+    expected = scc.converge_in_torch(values, clean, None, counts, limits, here)
+    rows = torch.arange(37).flip(0).cuda()
+    on_gpu = kernels_cuda.converge(values.cuda(), clean.flip(0).cuda(), rows, counts.cuda(), limits.cuda(), there)
     assert on_gpu.cpu().equal(expected)
     for name, each in here.items():
         assert torch.equal(there[name].cpu().nan_to_num(7), each.nan_to_num(7)), name
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_clean_values_may_be_given_by_row(is_broken):
+    values, clean = stream(5)
+    if is_broken:
+        values[9, 4] = torch.nan
+    rows = torch.arange(len(values)).roll(7)
+    plain, by_row = SCC(TOLERANCE), SCC(TOLERANCE)
+    layout = Layout(("layer",), (values.shape[1],))
+    raised = by_row.update(Readings(values, layout, clean, clean_rows=rows))
+    assert plain.update(Readings(values, layout, clean[rows])).equal(raised)
+    assert all(each.equal(by_row.state[name]) for name, each in plain.state.items())
 
 
 @pytest.mark.parametrize("order", ["equal", "descending", "last"])

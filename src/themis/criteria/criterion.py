@@ -242,7 +242,8 @@ class Criterion(ABC):
                 f"{now.get(name, 'none')} "
                 f"and had {before.get(name, 'none')}{names}: use activations of one model and one size of inputs"
             )
-        columns = (readings.clean, readings.predicted, readings.labels)
+        clean_rows = readings.clean if readings.clean_rows is None else readings.clean_rows
+        columns = (clean_rows, readings.predicted, readings.labels)
         for subject, column in zip(("clean activations", "predicted classes", "labels"), columns, strict=True):
             if column is not None and len(column) != len(readings):
                 raise DataError(f"{subject} must have one row per input, got {len(column)} for {len(readings)} inputs")

@@ -35,6 +35,9 @@ TOP_TILE = 2048
 """Values that a program of the first kernel of `top_neurons` processes."""
 TOP_MAX_RANKS = 128
 """Above this many ranks, `top_neurons` is slower than torch."""
+HASH_ROWS = 16
+"""Patterns that a program of `hash_patterns` processes."""
+HASH_MAX_RANKS = 1024
 NO_KEY = -(1 << 63)
 """The sort key of a missing value."""
 CONVERGE_FEW_NEURONS = 1 << 15
@@ -407,13 +410,64 @@ def can_top_neurons(device: torch.device) -> bool:
     return _works_on(device, check)
 
 
+# Hashes of patterns of the most active neurons (TKNP)
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _mix_bits(words):  # type: ignore[no-untyped-def]
+        words = words + 0x9E3779B97F4A7C15
+        words = (words ^ (words >> 30)) * 0xBF58476D1CE4E5B9
+        words = (words ^ (words >> 27)) * 0x94D049BB133111EB
+        return words ^ (words >> 31)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _hash_kernel(  # type: ignore[no-untyped-def]
+        top, out, n_rows, n_layers, k, factor, rows: tl.constexpr, ranks: tl.constexpr
+    ):
+        row = tl.program_id(0) * rows + tl.arange(0, rows)
+        rank = tl.arange(0, ranks)
+        is_real = (row < n_rows)[:, None] & (rank < k)[None, :]
+        neuron = tl.load(top + row.to(tl.int64)[:, None] * k + rank[None, :], mask=is_real, other=-1)
+        # Neurons at different ranks differ if `factor` is the number of ranks, and are the same if it is 0.
+        word = neuron.to(tl.int64) * tl.maximum(factor, 1) + tl.where(factor > 0, rank, 0)[None, :]
+        number = (row % n_layers).to(tl.uint64)[:, None]
+        hashes = _mix_bits(_mix_bits(word.to(tl.uint64, bitcast=True)) + number).to(tl.int64, bitcast=True)
+        tl.store(out + row, tl.sum(tl.where(neuron >= 0, hashes, 0), 1), mask=row < n_rows)
+
+
+def hash_patterns(top: Tensor, factor: int) -> Tensor:
+    """Sums `[tests, layers]` of the hashes of `top [tests, layers, ranks]`, contiguous int64; see `topk.sum_hashes`."""
+    n_tests, n_layers, k = top.shape
+    out = torch.empty(n_tests, n_layers, dtype=torch.int64, device=top.device)
+    with torch.cuda.device(top.device):
+        _hash_kernel[(-(-out.numel() // HASH_ROWS),)](
+            top, out, out.numel(), n_layers, k, factor, rows=HASH_ROWS, ranks=triton.next_power_of_2(k), num_warps=4
+        )
+    return out
+
+
+@cache
+def can_hash_patterns(device: torch.device) -> bool:
+    """Whether `hash_patterns` works on `device`."""
+
+    def check() -> bool:
+        from themis.criteria.topk import sum_hashes_in_torch
+
+        top = torch.tensor([[[3, 1, -1], [0, 2, 1]]], device=device)
+        return all(torch.equal(hash_patterns(top, k), sum_hashes_in_torch(top, k)) for k in (0, 3))
+
+    return _works_on(device, check)
+
+
 # Neurons whose sensitivity has converged (SCC)
 
 if triton is not None:
 
     @triton.jit(do_not_specialize=["n_tests"])  # type: ignore[untyped-decorator, unused-ignore]
     def _converge_kernel(  # type: ignore[no-untyped-def]
-        activations, clean, counts, limits, shift, first, sums, squares, moved, varied, totals, n_tests, n, unseen,
+        activations, clean, rows, counts, inverses, limits, shift, first, sums, squares, moved, varied, totals, n_tests,
+        n, unseen,
         size: tl.constexpr,
     ):  # fmt: skip
         neuron = tl.program_id(0) * size + tl.arange(0, size)
@@ -424,23 +478,27 @@ if triton is not None:
         square = tl.load(squares + neuron, mask=is_real, other=0.0)
         has_moved = tl.load(moved + neuron, mask=is_real, other=0) != 0
         has_varied = tl.load(varied + neuron, mask=is_real, other=0) != 0
-        at, base, to = activations + neuron, clean + neuron, totals + tl.program_id(0).to(tl.int64) * n_tests
+        at, to = activations + neuron, totals + tl.program_id(0).to(tl.int64) * n_tests
         for t in tl.range(0, n_tests, num_stages=3):
             a = tl.load(at, mask=is_real, other=0.0)
-            c = tl.load(base, mask=is_real, other=0.0)
+            c = tl.load(clean + tl.load(rows + t) * n + neuron, mask=is_real, other=0.0)
             at += n
-            base += n
             sensitivity = tl.abs(a - c)
             has_moved = has_moved | (sensitivity > 0.0)
             has_varied = has_varied | (is_real & (c != origin))
             deviation = sensitivity.to(tl.float64) - start
             total += deviation
             square += deviation * deviation
-            number = tl.load(counts + t)
-            mean = total / number.to(tl.float64)
-            m2 = square - mean * mean * number.to(tl.float64)
+            count = tl.load(counts + t)
+            number = count.to(tl.float64)
+            inverse = tl.load(inverses + t)
+            # total / number to the last bit (Markstein): an estimate, corrected twice by its exact remainder.
+            mean = total * inverse
+            mean = tl.fma(tl.fma(-mean, number, total), inverse, mean)
+            mean = tl.fma(tl.fma(-mean, number, total), inverse, mean)
+            m2 = square - mean * mean * number
             m2 = tl.where(m2 < 0.0, 0.0, m2)
-            is_seen = has_moved | (has_varied & (number >= unseen))
+            is_seen = has_moved | (has_varied & (count >= unseen))
             is_converged = (is_seen & (m2 < tl.load(limits + t))).to(tl.int32)
             is_judged = (has_moved | has_varied).to(tl.int32)
             is_finite = (is_real & (sensitivity < float("inf"))).to(tl.int32)
@@ -451,7 +509,9 @@ if triton is not None:
         tl.store(varied + neuron, has_varied.to(tl.int8), mask=is_real)
 
 
-def converge(values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, state: dict[str, Tensor]) -> Tensor:
+def converge(
+    values: Tensor, clean: Tensor, rows: Tensor | None, counts: Tensor, limits: Tensor, state: dict[str, Tensor]
+) -> Tensor:
     """`scc.converge` of contiguous float32 tensors."""
     n_tests, n = values.shape
     size = 64 if n > CONVERGE_FEW_NEURONS else 32  # a program is one warp, which needs no synchronisation to sum
@@ -461,7 +521,8 @@ def converge(values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, stat
     flags = (state[name].view(torch.int8) for name in ("moved", "varied"))
     with torch.cuda.device(values.device):
         _converge_kernel[(n_programs,)](
-            values, clean, counts, limits, *numbers, *flags, totals, n_tests, n, UNSEEN_TESTS,
+            values, clean, torch.arange(n_tests, device=values.device) if rows is None else rows.contiguous(), counts,
+            counts.double().reciprocal(), limits, *numbers, *flags, totals, n_tests, n, UNSEEN_TESTS,
             size=size, num_warps=1, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
     return totals.view(torch.uint8).view(n_programs, n_tests, 4).sum(0).T[:3]
@@ -476,7 +537,7 @@ def can_converge(device: torch.device) -> bool:
         flags = {name: torch.zeros(1, dtype=torch.bool, device=device) for name in ("moved", "varied")}
         zeros, counts = torch.zeros(5, 1, device=device), torch.arange(1, 6, device=device)
         state = numbers | flags | {"clean": zeros[0]}
-        totals = converge(zeros + 1, zeros, counts, counts.double() * 9, state)
+        totals = converge(zeros + 1, zeros, None, counts, counts.double() * 9, state)
         return bool(totals.tolist() == [[1] * 5] * 3 and state["sums"].tolist() == [5.0])
 
     return _works_on(device, check)

@@ -81,11 +81,12 @@ class MCDC(Covering):
     def _pairs(self, readings: Readings) -> tuple[Tensor, Tensor]:
         """Tests, ascending, and the item that each covers, both int64 `[any]`."""
         self.n_items()  # raises an error if there are no pairs, or too many
-        if readings.clean is None:
+        clean = readings.clean_values()
+        if clean is None:
             raise UsageError("mcdc compares each input with its clean one: pass clean=..., its activations")
         layer, first, base, width = _places(readings.layout.widths, readings.values.device)
-        is_above, was_above = readings.values > 0, readings.clean > 0
-        now, before = readings.values.abs(), readings.clean.abs()
+        is_above, was_above = readings.values > 0, clean > 0
+        now, before = readings.values.abs(), clean.abs()
         has_flipped, large = is_above != was_above, torch.maximum(now, before)
         is_finite = large < torch.inf
         # A non-finite value counts as two sign changes: its layer then has neither exactly one nor none.

@@ -59,22 +59,31 @@ class Layout:
 
 @dataclass(frozen=True)
 class Readings:
-    """A batch as a criterion reads it: `values [inputs, neurons]`, at least float32, and those of the clean inputs."""
+    """A batch as a criterion reads it: `values [inputs, neurons]`, at least float32, and those of the clean inputs.
+
+    clean_rows: the row of `clean` that belongs to each input, int64 `[inputs]`; without it, `clean` has one row each.
+    """
 
     values: Tensor
     layout: Layout
     clean: Tensor | None = None
     predicted: Tensor | None = None
     labels: Tensor | None = None
+    clean_rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: slice | Tensor) -> Readings:
-        columns = (self.clean, self.predicted, self.labels)
+        clean = self.clean if self.clean is None or self.clean_rows is not None else self.clean[rows]
+        columns = (self.predicted, self.labels, self.clean_rows)
         return Readings(
-            self.values[rows], self.layout, *(None if column is None else column[rows] for column in columns)
+            self.values[rows], self.layout, clean, *(None if column is None else column[rows] for column in columns)
         )
+
+    def clean_values(self) -> Tensor | None:
+        """The clean values of each input, `[inputs, neurons]`, if there are any."""
+        return self.clean if self.clean is None or self.clean_rows is None else self.clean[self.clean_rows]
 
     def layers(self) -> dict[str, Tensor]:
         """The values of each layer, `[inputs, neurons of the layer]`."""
@@ -91,9 +100,10 @@ class Readings:
 
     def sensitivities(self, criterion: str) -> Tensor:
         """`|values - clean|`; `criterion` is the name of the one that needs it."""
-        if self.clean is None:
+        clean = self.clean_values()
+        if clean is None:
             raise UsageError(f"{criterion} compares each input with its clean one: pass clean=..., its activations")
-        return (self.values - self.clean).abs()
+        return (self.values - clean).abs()
 
 
 @dataclass(frozen=True)

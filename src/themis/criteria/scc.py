@@ -86,7 +86,7 @@ class SCC(Criterion):
 
     def _update(self, readings: Readings) -> Tensor:
         if self.variant == "themis" and readings.clean is not None:
-            return self._fold(readings.values, readings.clean)
+            return self._fold(readings)
         sensitivities = readings.sensitivities(self.name)  # raises an error without clean inputs
         is_kept = sensitivities.isfinite().all(1)
         raised = torch.zeros_like(is_kept)
@@ -96,15 +96,17 @@ class SCC(Criterion):
 
     # Themis
 
-    def _fold(self, values: Tensor, clean: Tensor) -> Tensor:
-        """Take in tests `[tests, neurons]` one after another; returns which of them raised the score."""
-        old = self.state
+    def _fold(self, readings: Readings) -> Tensor:
+        """Take in tests one after another; returns which of them raised the score."""
+        old, values, clean, rows = self.state, readings.values, readings.clean, readings.clean_rows
+        assert clean is not None
+        first = clean[0] if rows is None else clean.index_select(0, rows[:1])[0]
         counts = old["count"] + torch.arange(1, len(values) + 1, device=values.device)
         state = old | {name: old[name].clone() for name in ("sums", "squares", "moved", "varied")}
         is_first = old["count"] == 0
-        state["shift"] = torch.where(is_first, (values[0] - clean[0]).abs().double(), old["shift"])
-        state["clean"] = torch.where(is_first, clean[0], old["clean"])
-        converged, judged, n_finite = converge(values, clean, counts, self._limits(counts), state)
+        state["shift"] = torch.where(is_first, (values[0] - first).abs().double(), old["shift"])
+        state["clean"] = torch.where(is_first, first, old["clean"])
+        converged, judged, n_finite = converge(values, clean, rows, counts, self._limits(counts), state)
         earlier, judged_earlier = (
             torch.cat([old[name][None], numbers[:-1]])
             for name, numbers in (("converged", converged), ("judged", judged))
@@ -115,9 +117,9 @@ class SCC(Criterion):
         if bool(is_finite.all()):  # checked last, so that a GPU is waited for only once
             self.state = state
             return raised
-        rows, raised = is_finite.nonzero().squeeze(1), torch.zeros_like(is_finite)
-        if len(rows):
-            raised[rows] = self._fold(values[rows], clean[rows])
+        kept, raised = is_finite.nonzero().squeeze(1), torch.zeros_like(is_finite)
+        if len(kept):
+            raised[kept] = self._fold(readings[kept])
         return raised
 
     def _limits(self, counts: Tensor) -> Tensor:
@@ -172,29 +174,34 @@ class SCC(Criterion):
         return raised
 
 
-def converge(values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, state: dict[str, Tensor]) -> Tensor:
+def converge(
+    values: Tensor, clean: Tensor, rows: Tensor | None, counts: Tensor, limits: Tensor, state: dict[str, Tensor]
+) -> Tensor:
     """Take tests `[tests, neurons]` into `state`, in order; `counts [tests]` is the number of tests including each.
 
-    Returns int64 `[3, tests]`: how many neurons have converged and how many are judged after each test, and how many
-    of its sensitivities are finite. Each neuron goes over the tests: in C on a CPU, in a kernel on a GPU, which agree
-    to the bit; or in torch if neither is available, which adds in this order only on a CPU.
+    rows: the row of `clean` that belongs to each test, if not the one with the same number. Returns int64 `[3, tests]`:
+    how many neurons have converged and how many are judged after each test, and how many of its sensitivities are
+    finite. Each neuron goes over the tests: in C on a CPU, in a kernel on a GPU, which agree to the bit; or in torch if
+    neither is available, which adds in this order only on a CPU.
     """
     if values.dtype == clean.dtype == state["clean"].dtype == torch.float32:
         values, clean = values.contiguous(), clean.contiguous()
-        if (library := native.library_for(values)) is not None:
-            return native.converge(library, values, clean, int(counts[0]) - 1, UNSEEN_TESTS, limits, state)
         if values.device.type == "cuda":
             from themis.criteria import kernels_cuda
 
             if kernels_cuda.can_converge(values.device):
-                return kernels_cuda.converge(values, clean, counts, limits, state)
-    return converge_in_torch(values, clean, counts, limits, state)
+                return kernels_cuda.converge(values, clean, rows, counts, limits, state)
+        if (library := native.library_for(values)) is not None:
+            clean = clean if rows is None else clean[rows]
+            return native.converge(library, values, clean, int(counts[0]) - 1, UNSEEN_TESTS, limits, state)
+    return converge_in_torch(values, clean, rows, counts, limits, state)
 
 
 def converge_in_torch(
-    values: Tensor, clean: Tensor, counts: Tensor, limits: Tensor, state: dict[str, Tensor]
+    values: Tensor, clean: Tensor, rows: Tensor | None, counts: Tensor, limits: Tensor, state: dict[str, Tensor]
 ) -> Tensor:
     """`converge` in torch, a few neurons at a time."""
+    clean = clean if rows is None else clean[rows]
     n_tests, n = values.shape
     totals = torch.zeros(3, n_tests, dtype=torch.int64, device=values.device)
     for start in range(0, n, max(1, CELLS_AT_ONCE // n_tests)):

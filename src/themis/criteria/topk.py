@@ -80,11 +80,7 @@ class TKNP(Criterion):
     def patterns(self, readings: Readings) -> Tensor:
         """The hash of each pattern that each test shows, int64 `[tests, layers]` or `[tests, 1]`; -1 for none."""
         top, is_shown = top_neurons(readings, self.k)
-        word = top
-        if self.variant == "neural-coverage":
-            word = top * self.k + torch.arange(top.shape[2], device=top.device)
-        number = torch.arange(top.shape[1], device=top.device)[:, None]
-        hashes = torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
+        hashes = sum_hashes(top, self.k if self.variant == "neural-coverage" else 0)
         if self.by == "network":
             hashes, is_shown = hashes.sum(1, keepdim=True), is_shown.all(1, keepdim=True)
         return torch.where(is_shown, mix_bits(hashes) & torch.iinfo(torch.int64).max, -1)
@@ -101,6 +97,26 @@ class TKNP(Criterion):
     def _merge_state(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         mine, theirs = self.state["patterns"], other["patterns"]
         return {"patterns": add_keys(mine, theirs[~has_keys(mine, theirs)])}
+
+
+def sum_hashes(top: Tensor, factor: int) -> Tensor:
+    """Hashes of the patterns `top [tests, layers, ranks]`, -1 for none, int64 `[tests, layers]`, different by layer.
+
+    A pattern is a list of neurons if `factor` is at least the number of ranks, and a set if it is 0.
+    """
+    if top.device.type == "cuda":
+        from themis.criteria import kernels_cuda
+
+        if top.shape[2] <= kernels_cuda.HASH_MAX_RANKS and kernels_cuda.can_hash_patterns(top.device):
+            return kernels_cuda.hash_patterns(top.contiguous(), factor)
+    return sum_hashes_in_torch(top, factor)
+
+
+def sum_hashes_in_torch(top: Tensor, factor: int) -> Tensor:
+    """`sum_hashes` in torch."""
+    word = top * factor + torch.arange(top.shape[2], device=top.device) if factor else top
+    number = torch.arange(top.shape[1], device=top.device)[:, None]
+    return torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
 
 
 def mix_bits(words: Tensor) -> Tensor:

@@ -64,8 +64,10 @@ class View:
 
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> Readings:
         """The readings of the first `n` inputs of the pass; `seed` selects the clean readings that belong to them."""
-        clean = None if self._clean is None or seed is None else self._clean.index_select(0, seed)
-        self._readings = Readings(self._values[:n], self.layout, clean, predicted_classes(outputs[:n]))
+        clean = None if seed is None else self._clean
+        rows = None if clean is None else seed
+        predicted = predicted_classes(outputs[:n])
+        self._readings = Readings(self._values[:n], self.layout, clean, predicted, clean_rows=rows)
         return self._readings
 
     def take(self, was_run: Bools) -> Bools:

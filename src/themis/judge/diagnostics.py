@@ -39,6 +39,34 @@ def summarise(draws: Tensor) -> Posterior:
     return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r)
 
 
+def summarise_sums(sums: Tensor, products: Tensor, n_draws: int, middle: Tensor | None) -> tuple[Posterior, Tensor]:
+    """Summary of chains of `n_draws` draws, of which only the sums of `kernels_cuda.sum_halves` are known.
+
+    middle: the draws between the halves `[chains, neurons]` if their number is odd. Also returns which neurons need
+    the autocovariance at more lags, bool `[neurons]`: their ESS is not right.
+    """
+    n_halves, half = sums.shape[1], n_draws // 2
+    n_split, n_all = n_halves * half, n_halves // 2 * n_draws
+    sums = sums.double()
+    total, squares = sums[:2].sum(1)
+    if middle is not None:
+        total, squares = total + middle.double().sum(0), squares + middle.double().square().sum(0)
+    mean = total / n_all
+    sd = ((squares - n_all * mean.square()) / (n_all - 1)).sqrt()
+
+    covariance = products[:, :half].sum(0, dtype=torch.float64).T / n_split
+    tau, pairs, _ = _integrate(covariance, (sums[0] / half).var(0), half)
+    n_effective = n_split / tau.clamp(min=1 / log10(n_split))
+    has_more = 2 * pairs.shape[1] < 2 * ((half - 3) // 2) + 2
+    is_unfinished = (pairs > 0).all(1) if has_more else torch.zeros_like(tau, dtype=torch.bool)
+
+    score_mean = sums[2::2] / half
+    within = (sums[3::2] - half * score_mean.square()).sum(1) / (n_halves * (half - 1))
+    between = half * score_mean.var(1)
+    r = ((between / within + half - 1) / half).sqrt().amax(0)
+    return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r), is_unfinished
+
+
 def ess(draws: Tensor) -> Tensor:
     """Effective sample size for the mean: split chains, Geyer's initial monotone sequence."""
     return _ess(draws, *_to_unit(_check(draws)))
@@ -85,30 +113,38 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
     n_all = n_chains * n_draws
     chain_mean = unit.mean(2, keepdim=True)
     covariance = _mean_autocovariance(unit - chain_mean)
-    within = covariance[:, :1] * (n_draws / (n_draws - 1))
-    total = covariance[:, :1] + chain_mean[..., 0].double().var(1, keepdim=True)
-    rho = 1 - (within - covariance) / total
-    rho[:, 0] = 1
-
-    # Autocorrelations in pairs of lags; Geyer's sequence ends at the first pair whose sum is not positive.
-    last = max(0, (n_draws - 3) // 2)
-    pairs = rho[:, : 2 * last + 2].reshape(-1, last + 1, 2).sum(2)
-    end = (pairs > 0).cumprod(1).sum(1, keepdim=True).clamp(max=last)
-    position = torch.arange(last + 1, device=draws.device)
-    monotone = pairs.cummin(1).values.masked_fill(position >= end, 0).sum(1)
-    after = rho.gather(1, 2 * end)[:, 0]
-    is_kept = (after > 0) | (pairs.gather(1, end)[:, 0] >= 0)
-    tau = 2 * monotone - 1 + torch.where(is_kept, after, 0)
+    tau, pairs, end = _integrate(covariance, chain_mean[..., 0].double().var(1), n_draws)
     result = n_all / tau.clamp(min=1 / log10(n_all))
     is_constant = (unit.amax((1, 2)) - unit.amin((1, 2))) * scale < RESOLUTION
     result = torch.where(scale.isfinite(), torch.where(is_constant, n_all, result), torch.nan)
 
     if draws.dtype == torch.float32:
+        position = torch.arange(pairs.shape[1], device=draws.device)
         is_doubtful = ((pairs.abs() < DOUBT) & (position <= end)).any(1) & ~is_constant
         doubtful = is_doubtful.nonzero()[:, 0]
         if len(doubtful):
             result[doubtful] = ess(draws[doubtful].double())
     return result
+
+
+def _integrate(covariance: Tensor, variance: Tensor, n_draws: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The integrated autocorrelation time of chains with `n_draws` draws by Geyer's initial monotone sequence.
+
+    covariance: autocovariances `[neurons, lags]`, averaged over chains. variance: that of the means of chains. Also
+    returns the sums of pairs of autocorrelations, and the number of the pair `[neurons, 1]` where the sequence ends:
+    at the first one that is not positive, or the last one.
+    """
+    within = covariance[:, :1] * (n_draws / (n_draws - 1))
+    rho = 1 - (within - covariance) / (covariance[:, :1] + variance[:, None])
+    rho[:, 0] = 1
+    last = min(max(0, (n_draws - 3) // 2), covariance.shape[1] // 2 - 1)
+    pairs = rho[:, : 2 * last + 2].reshape(-1, last + 1, 2).sum(2)
+    end = (pairs > 0).cumprod(1).sum(1, keepdim=True).clamp(max=last)
+    position = torch.arange(last + 1, device=pairs.device)
+    monotone = pairs.cummin(1).values.masked_fill(position >= end, 0).sum(1)
+    after = rho.gather(1, 2 * end)[:, 0]
+    is_kept = (after > 0) | (pairs.gather(1, end)[:, 0] >= 0)
+    return 2 * monotone - 1 + torch.where(is_kept, after, 0), pairs, end
 
 
 def _check(draws: Tensor) -> Tensor:
