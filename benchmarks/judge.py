@@ -1,6 +1,8 @@
 """Phase 2: the time to judge neurons with the paper's method and with the judges of this package, in one run.
 
     python benchmarks/judge.py [--paper-neurons 5] [--skip-large] [--json FILE]
+    python benchmarks/judge.py --device cuda [--json FILE]      # gibbs alone
+    python benchmarks/judge.py --table FILE                     # the table of docs/performance.md, from that file
 
 The paper's method is one PyMC model per neuron: a normal likelihood over all its sensitivities, `pm.sample` with its
 defaults (4 chains of 1,000 draws), and `arviz.summary`. A few neurons are timed after a first one that is not counted
@@ -18,6 +20,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +35,10 @@ from themis.runs.environment import describe_environment
 TESTS = 2_000
 NEURONS = 1_000
 LARGE = 532_490  # ResNet-56 on 32x32
+HUGE = 4_919_306  # DenseNet-121 at 224 px
+GPU_BEFORE = {LARGE: 4.4, HUGE: 43.0}
+"""Seconds on a GPU when torch drew and summed the chains, one operation at a time."""
+GPU_AIM = 2.0
 AIMS = {
     "gibbs over paper": 1_000,
     "exact large seconds": 0.1,
@@ -72,11 +79,41 @@ def time_paper(sensitivity: torch.Tensor) -> list[float]:
     return times[1:]
 
 
-def large_moments() -> Moments:
-    """Moments of `LARGE` neurons, spread over six orders of magnitude."""
+def large_moments(n: int = LARGE) -> Moments:
+    """Moments of `n` neurons, spread over six orders of magnitude."""
     rng = torch.Generator().manual_seed(0)
-    mean = 10 ** torch.empty(LARGE, dtype=torch.float64).uniform_(-5, 1, generator=rng)
+    mean = 10 ** torch.empty(n, dtype=torch.float64).uniform_(-5, 1, generator=rng)
     return Moments(torch.tensor(TESTS), mean, mean.square() * TESTS)
+
+
+def measure_on(device: torch.device, repeats: int) -> dict[str, dict[str, Any]]:
+    """Seconds of `gibbs` on a GPU and its peak memory, by number of neurons."""
+    results = {}
+    for n in (LARGE, HUGE):
+        here = large_moments(n)
+        moments = Moments(here.count.to(device), here.mean.to(device), here.m2.to(device))
+
+        def judge(moments: Moments = moments) -> None:
+            JUDGES["gibbs"](moments)
+            torch.cuda.synchronize(device)
+
+        torch.cuda.reset_peak_memory_stats(device)
+        times = seconds(judge, repeats)
+        peak = torch.cuda.max_memory_allocated(device) / 2**30
+        results[str(n)] = {"seconds": times, "before": GPU_BEFORE[n], "peak_gib": round(peak, 2)}
+    return results
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The seconds on a GPU as a Markdown table."""
+    lines = ["| neurons | seconds | before | times as fast | peak memory |", "|---|---|---|---|---|"]
+    for n, row in results.items():
+        median, times = statistics.median(row["seconds"]), row["seconds"]
+        lines.append(
+            f"| {int(n):,} | {median:.2f} ({min(times):.2f} to {max(times):.2f}) | {row['before']:.1f} | "
+            f"{row['before'] / median:.0f} | {row['peak_gib']:.1f} GiB |"
+        )
+    return "\n".join(lines)
 
 
 def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
@@ -140,7 +177,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip-large", action="store_true", help=f"leave out the {LARGE:,} neurons")
     parser.add_argument("--json", help="write the raw results to this file")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--table", type=Path, help="print the table of a JSON file of --device cuda")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())["gibbs"]))
+        return
+    if arguments.device != "cpu":
+        device = torch.device(arguments.device)
+        on_device = measure_on(device, arguments.repeats)
+        print(table(on_device))
+        if arguments.json:
+            kept = {"environment": describe_environment(device), "gibbs": on_device, "aim": GPU_AIM}
+            Path(arguments.json).write_text(json.dumps(kept, indent=1) + "\n")
+        return
     results = measure(arguments.paper_neurons, arguments.repeats, arguments.skip_large)
     show(results, Console())
     if arguments.json:

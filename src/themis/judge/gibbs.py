@@ -75,7 +75,7 @@ def _sample_in_kernels(n: Tensor, n_draws: int, random_seed: int) -> Posterior:
     state = np.random.SeedSequence(random_seed % 2**64).generate_state(1, np.uint64)
     seed = torch.tensor([int(state[0]) >> 1], device=n.device)
     starts = torch.tensor(STARTS, device=n.device)
-    firsts = torch.arange(0, len(n), size, device=n.device).split(1)
+    firsts = torch.split(torch.arange(0, len(n), size, device=n.device), 1)
     parts, unfinished, their_draws = [], [], []
     for first, tile in zip(firsts, torch.split(n.float(), size), strict=True):
         counts = torch.nn.functional.pad(tile, (0, -len(tile) % kernels_cuda.PADDING), value=100.0)
