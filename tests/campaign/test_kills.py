@@ -19,6 +19,7 @@ from themis.runs.store import Reader
 HERE = Path(__file__).parents[1] / "helpers"
 BEFORE, HALFWAY, AFTER = range(3)
 COMPILER = shutil.which("cc")
+pytestmark = pytest.mark.xdist_group("kills")
 
 
 class Campaigns:
@@ -62,14 +63,15 @@ def campaigns(tmp_path):
     made.close()
 
 
-@pytest.fixture
-def watched(tmp_path):
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
     """The same, with every file operation counted."""
     if COMPILER is None or sys.platform != "linux":
         pytest.skip("needs a C compiler and Linux")
-    shim = tmp_path / "shim.so"
+    folder = tmp_path_factory.mktemp("watched")
+    shim = folder / "shim.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", shim, HERE / "shim.c", "-ldl"], check=True)
-    made = Campaigns(tmp_path, shim)
+    made = Campaigns(folder, shim)
     yield made
     made.close()
 
@@ -133,35 +135,35 @@ def test_a_campaign_killed_fifty_times_ends_as_if_it_had_never_been_killed(campa
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_campaign_can_be_killed_at_any_file_operation(watched, tmp_path, stride):
-    _, n_operations = watched.live("small", "whole", always=True)
-    expected = contents(tmp_path / "whole")
+def test_a_campaign_can_be_killed_at_any_file_operation(watched, stride):
+    _, n_operations = watched.live("small", f"whole-{stride}", always=True)
+    expected = contents(watched.folder / f"whole-{stride}")
     assert len(expected[0]) > 5
     assert n_operations > 100
     for k in range(0, n_operations, stride):
-        name = f"at-{k}"
+        name = f"at-{k}-by-{stride}"
         was_killed, _ = watched.live("small", name, always=True, kill=[k, (BEFORE, HALFWAY, AFTER)[k % 3]])
         assert was_killed
-        assert watched.acknowledged(name) <= stored(tmp_path / name)
+        assert watched.acknowledged(name) <= stored(watched.folder / name)
         # The next life is killed at another operation, and the one after that ends.
         watched.live("small", name, always=True, kill=[7 * k % n_operations, (HALFWAY, AFTER, BEFORE)[k % 3]])
         was_killed, _ = watched.live("small", name, always=True)
         assert not was_killed
-        assert contents(tmp_path / name) == expected, f"died at operation {k}"
-        shutil.rmtree(tmp_path / name)
+        assert contents(watched.folder / name) == expected, f"died at operation {k}"
+        shutil.rmtree(watched.folder / name)
 
 
-def test_a_power_cut_loses_nothing_that_was_acknowledged(watched, tmp_path):
-    log = tmp_path / "log"
-    watched.live("small", "whole", always=True, log=str(log))
-    expected = contents(tmp_path / "whole")
-    states = crash_states(read_log(log), tmp_path / "whole")
+def test_a_power_cut_loses_nothing_that_was_acknowledged(watched):
+    log = watched.folder / "log"
+    watched.live("small", "uncut", always=True, log=str(log))
+    expected = contents(watched.folder / "uncut")
+    states = crash_states(read_log(log), watched.folder / "uncut")
     assert len(states) > 20
-    assert states[-1].acknowledged == watched.acknowledged("whole") != set()
+    assert states[-1].acknowledged == watched.acknowledged("uncut") != set()
     for k, state in enumerate(states):
         name = f"cut-{k}"
-        state.write(tmp_path / name)
-        assert state.acknowledged <= stored(tmp_path / name), f"power cut {k}"
+        state.write(watched.folder / name)
+        assert state.acknowledged <= stored(watched.folder / name), f"power cut {k}"
         watched.live("small", name, always=True)
-        assert contents(tmp_path / name) == expected, f"power cut {k}"
-        shutil.rmtree(tmp_path / name)
+        assert contents(watched.folder / name) == expected, f"power cut {k}"
+        shutil.rmtree(watched.folder / name)

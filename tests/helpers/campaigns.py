@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 
 import torch
@@ -41,7 +42,7 @@ ENDLESS = {"tolerance": 1e-12, "plateau": None}
 JOBS = {
     "noise": ("gaussian", {"magnitude": 0.3, "max_tests": 900, "round_size": 100, "max_stored": 25, **ENDLESS}),
     "attack": ("fgsm", {"magnitude": 0.2, "max_tests": 600, "round_size": 100, "policy": "paper", **ENDLESS}),
-    "small": ("gaussian", {"magnitude": 0.8, "max_tests": 40, "round_size": 20, "max_stored": 6, **ENDLESS}),
+    "small": ("gaussian", {"magnitude": 0.8, "max_tests": 16, "round_size": 8, "max_stored": 3, **ENDLESS}),
     "long": ("gaussian", {"magnitude": 0.3, "max_tests": 60_000, "max_stored": 300, **ENDLESS}),
 }
 
@@ -77,7 +78,9 @@ def work(request):
 
 
 def main():
-    themis.run(NET, DATA, "gaussian", max_tests=50)  # imports all that a campaign needs
+    with tempfile.TemporaryDirectory() as folder:  # imports all that a campaign needs, before the first fork
+        themis.run(NET, DATA, "gaussian", max_tests=50, out=f"{folder}/run")
+        themis.resume(f"{folder}/run", NET, DATA, max_tests=60)
     for line in sys.stdin:
         request = json.loads(line)
         answers, answer = os.pipe()
