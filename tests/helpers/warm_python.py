@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 CLIENT = """#!{python} -IS
@@ -30,6 +31,13 @@ with socket.socket(socket.AF_UNIX) as server:
     answer = server.recv(8)
 sys.exit(int(answer or b"70"))
 """
+
+IMPORTED = (
+    *("matplotlib.backends.backend_agg", "matplotlib.figure", "rich.progress", "safetensors.torch", "sqlite3", "yaml"),
+    *("scipy.cluster.hierarchy", "scipy.optimize", "scipy.special", "scipy.stats"),
+    *("themis.campaign.loop", "themis.cli.run", "themis.report.page", "themis.runs.display.figure"),
+)
+"""What most commands need."""
 
 
 @cache
@@ -69,10 +77,9 @@ def warm_folder() -> str:
 
 
 def _serve(listener: socket.socket) -> None:
-    import matplotlib.figure  # noqa: F401
+    for name in IMPORTED:
+        import_module(name)
     import torch
-
-    import themis.campaign.loop  # noqa: F401
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that answer
