@@ -17,6 +17,9 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # also in processes that tests start: the threads of two workers would compete
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not the developer's own; workers share it
     os.environ["THEMIS_STATE"] = tempfile.mkdtemp(prefix="themis-state-")
+    if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30:
+        # Themis syncs what it stores: in memory that takes no time, on a disk more than many a test.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may be slow
