@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from themis.compute.native import BLOCK, accumulate, fold, library
+from themis.compute.native import BLOCK, accumulate, fold, library, sums_of
 from themis.measure import fold as fold_module
 
 pytestmark = [pytest.mark.quick, pytest.mark.skipif(library() is None, reason="not compiled on this machine")]
@@ -21,6 +21,29 @@ def test_sums_agree_with_torch(n, n_tests):
     torch.testing.assert_close(by_test, sensitivity.sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums, (sensitivity - shift).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 7, BLOCK, 3 * BLOCK + 5])
+def test_the_panel_gets_the_signed_differences_to_the_bit(n):
+    activations, clean, rows = torch.randn(9, n), torch.randn(20, n), torch.randint(0, 20, (9,))
+    panel = torch.randperm(n)[: max(1, n // 3)].sort().values
+    differences = torch.zeros(9, len(panel) + 3)
+    scratch = torch.empty(2, n)
+    fold(library(), activations, clean, rows, torch.zeros(n), *scratch, panel, differences, 2)
+    expected = activations[:, panel] - clean[rows][:, panel]
+    assert torch.equal(differences[:, 2:-1], expected)
+    assert not differences[:, [0, 1, -1]].any()
+    with pytest.raises(TypeError, match="differences must have room"):
+        fold(library(), activations, clean, rows, torch.zeros(n), *scratch, panel, differences, 4)
+
+
+@pytest.mark.parametrize("n", [1, BLOCK + 5])
+def test_sums_of_activations_agree_with_torch(n):
+    activations, shift = torch.randn(33, n), torch.rand(n)
+    sums, squares = torch.empty(2, n)
+    sums_of(library(), activations, shift, sums, squares)
+    torch.testing.assert_close(sums, (activations - shift).sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(squares, (activations - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 
 
 def test_values_that_are_not_finite_stay_so():

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from themis.compute import kernels, native
-from themis.compute.rng import Rng, mix, uniform
+from themis.compute.rng import Rng, mix, mix_in_numpy, uniform
 
 pytestmark = pytest.mark.quick
 
@@ -77,6 +77,29 @@ def test_the_compiled_numbers_are_identical_to_those_of_torch():
     for n in (1, 7, 5000, 3):
         assert torch.equal(compiled.uniform(n), plain.uniform(n))
     assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))
+
+
+def words_of_many_shapes():
+    numbers = np.random.default_rng()
+    for n in (1, 2, 7, 511, 513, 1500):
+        first, second = numbers.integers(-(2**62), 2**62, (2, n))
+        yield (first,)
+        yield 3, -5, first, 7, second
+        yield 1, np.arange(-9, 4), 5, first[:, None]
+        yield first[:, None], np.arange(3)
+        yield (first[::-1], *numbers.integers(-(2**31), 2**31, (n, 6)).T)
+        yield np.int64(4), first.astype(np.int32), second
+        yield 2, first[:0]
+    yield 0, np.arange(3)[:, None, None], np.arange(4)[:, None], np.arange(5)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+def test_the_compiled_hash_is_identical_to_that_of_numpy():
+    for words in words_of_many_shapes():
+        expected = mix_in_numpy(0, words)
+        for mixed, right in ((mix(*words), expected), (uniform(*words), (expected >> 10) * 2.0**-53)):
+            assert mixed.dtype == right.dtype
+            np.testing.assert_array_equal(mixed, right)
 
 
 @pytest.mark.slow

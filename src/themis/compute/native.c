@@ -11,20 +11,26 @@
 /* Sums over tests of the sensitivities less their shift, and of the squares.
  *
  * activations [n_tests, n]; clean [any, n], of which test t uses row rows[t]; shift, sums, squares [n];
- * by_test [blocks, n_tests] receives the sensitivity of each test summed over each block of neurons. */
+ * by_test [blocks, n_tests] receives the sensitivity of each test summed over each block of neurons. panel [n_panel]
+ * are neurons, ascending, whose signed differences go to the rows of differences, n_columns apart. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_fold(const float *activations, const float *clean, const int64_t *rows, int64_t n_tests, int64_t n,
-                 const float *shift, float *sums, float *squares, float *by_test)
+void themis_fold_layer(const float *activations, const float *clean, const int64_t *rows, int64_t n_tests, int64_t n,
+                       const float *shift, float *sums, float *squares, float *by_test, const int64_t *panel,
+                       int64_t n_panel, float *differences, int64_t n_columns)
 {
     int64_t n_blocks = (n + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
     for (int64_t block = 0; block < n_blocks; block++) {
-        int64_t start = block * BLOCK, size = n - start < BLOCK ? n - start : BLOCK;
+        int64_t start = block * BLOCK, size = n - start < BLOCK ? n - start : BLOCK, low = 0, high;
         float first[BLOCK], second[BLOCK];
         for (int64_t j = 0; j < size; j++)
             first[j] = second[j] = 0.0f;
+        while (low < n_panel && panel[low] < start)
+            low++;
+        for (high = low; high < n_panel && panel[high] < start + size;)
+            high++;
         const float *from = shift + start;
         for (int64_t t = 0; t < n_tests; t++) {
             const float *a = activations + t * n + start, *c = clean + rows[t] * n + start;
@@ -41,6 +47,37 @@ void themis_fold(const float *activations, const float *clean, const int64_t *ro
                 second[j] += deviation * deviation;
             }
             by_test[block * n_tests + t] = total;
+            for (int64_t p = low; p < high; p++)
+                differences[t * n_columns + p] = a[panel[p] - start] - c[panel[p] - start];
+        }
+        for (int64_t j = 0; j < size; j++) {
+            sums[start + j] = first[j];
+            squares[start + j] = second[j];
+        }
+    }
+}
+
+/* Sums over inputs of the activations [n_inputs, n] less their shift [n], and of the squares. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_sums(const float *activations, int64_t n_inputs, int64_t n, const float *shift, float *sums, float *squares)
+{
+    int64_t n_blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) if (n_inputs * n > 32768)
+    for (int64_t block = 0; block < n_blocks; block++) {
+        int64_t start = block * BLOCK, size = n - start < BLOCK ? n - start : BLOCK;
+        float first[BLOCK], second[BLOCK];
+        for (int64_t j = 0; j < size; j++)
+            first[j] = second[j] = 0.0f;
+        const float *from = shift + start;
+        for (int64_t i = 0; i < n_inputs; i++) {
+            const float *a = activations + i * n + start;
+            for (int64_t j = 0; j < size; j++) {
+                float deviation = a[j] - from[j];
+                first[j] += deviation;
+                second[j] += deviation * deviation;
+            }
         }
         for (int64_t j = 0; j < size; j++) {
             sums[start + j] = first[j];
@@ -74,6 +111,57 @@ void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, in
             x ^= x >> 15;
             float u = ((float)(int32_t)(x >> 8) + 0.5f) * 0x1p-24f;
             row[j] = u < 1.0f ? u : 0x1.fffffep-1f;
+        }
+    }
+}
+
+#define WORDS 512 /* numbers that are hashed at a time, in the first-level cache */
+
+/* A hash of n_words integers for each of [n_rows, n]: the same steps as `mix` in rng.py, with the same results.
+ *
+ * words[w] is the address of the first integer of a word, which is found across[w] integers further in the next column
+ * and down[w] further in the next row. prefix is the hash of the words before. out: int64, or double in [0, 1) if
+ * is_uniform. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_mix(uint64_t prefix, const uint64_t *const *words, const int64_t *across, const int64_t *down,
+                int64_t n_words, int64_t n_rows, int64_t n, int32_t is_uniform, void *out)
+{
+    for (int64_t start = 0; start < n; start += WORDS) {
+        int64_t size = n - start < WORDS ? n - start : WORDS, n_shared = 0;
+        uint64_t shared[WORDS], state[WORDS];
+        for (int64_t j = 0; j < size; j++)
+            shared[j] = prefix;
+        for (int64_t row = 0; row < n_rows; row++) {
+            for (int64_t j = 0; j < size; j++)
+                state[j] = shared[j];
+            for (int64_t w = n_shared; w < n_words; w++) {
+                const uint64_t *word = words[w] + row * down[w] + start * across[w];
+                if (across[w] == 1)
+                    for (int64_t j = 0; j < size; j++)
+                        state[j] ^= word[j];
+                else
+                    for (int64_t j = 0; j < size; j++)
+                        state[j] ^= word[j * across[w]];
+                for (int64_t j = 0; j < size; j++) {
+                    uint64_t x = state[j] + 0x9E3779B97F4A7C15u;
+                    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+                    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+                    state[j] = x ^ x >> 31;
+                }
+                if (row == 0 && w == n_shared && down[w] == 0) { /* the same in every row */
+                    n_shared++;
+                    for (int64_t j = 0; j < size; j++)
+                        shared[j] = state[j];
+                }
+            }
+            if (is_uniform)
+                for (int64_t j = 0; j < size; j++)
+                    ((double *)out)[row * n + start + j] = (double)(int64_t)(state[j] >> 11) * 0x1p-53;
+            else
+                for (int64_t j = 0; j < size; j++)
+                    ((int64_t *)out)[row * n + start + j] = (int64_t)(state[j] >> 1);
         }
     }
 }

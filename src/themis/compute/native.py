@@ -7,48 +7,68 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
+FUNCTIONS = ("fold_layer", "sums", "accumulate", "uniform", "mix", "sections", "converge")
+NO_NEURONS = torch.empty(0, dtype=torch.int64)
+NO_DIFFERENCES = torch.empty(0, 0)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None if there was no compiler at installation or torch does not use GNU OpenMP."""
+    """The compiled functions; None if there was no compiler at installation, or torch does not use GNU OpenMP.
+
+    Also None if they were compiled from an earlier version of the source and some are missing.
+    """
     path = Path(__file__).with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
     if not path.exists() or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):  # torch's own; see native.c
         return None
     functions = ctypes.CDLL(str(path))
+    if not all(hasattr(functions, f"themis_{name}") for name in FUNCTIONS):
+        return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    functions.themis_fold.argtypes = [pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer]
+    functions.themis_fold_layer.argtypes = [
+        *(pointer, pointer, pointer, integer, integer, pointer, pointer, pointer, pointer),
+        *(pointer, integer, pointer, integer),
+    ]
+    functions.themis_sums.argtypes = [pointer, integer, integer, pointer, pointer, pointer]
     functions.themis_accumulate.argtypes = [pointer, pointer, integer]
     functions.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    functions.themis_mix.argtypes = [
+        *(ctypes.c_uint64, pointer, pointer, pointer, integer, integer, integer, ctypes.c_int32, pointer),
+    ]
     functions.themis_sections.argtypes = [
         *(pointer, integer, integer, pointer, pointer, pointer),
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
     functions.themis_sections.restype = integer
     functions.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
-    functions.themis_converge.restype = None
-    functions.themis_fold.restype = functions.themis_accumulate.restype = functions.themis_uniform.restype = None
+    for name in FUNCTIONS:
+        if name != "sections":
+            getattr(functions, f"themis_{name}").restype = None
     return functions
 
 
 def library_for(tensor: Tensor) -> ctypes.CDLL | None:
     """The compiled functions, if they support `tensor`: float32, on the CPU."""
-    return library() if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else None
+    return library() if tensor.dtype == torch.float32 and tensor.is_cpu else None
 
 
 def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> int:
     """The address of a tensor that C reads or writes, after checking that it is what C takes it for."""
-    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+    if tensor.dtype != dtype or not tensor.is_contiguous() or not tensor.is_cpu:
         raise TypeError(f"{name} must be contiguous {dtype} on the CPU, got {tensor.dtype} {list(tensor.stride())}")
     if shape is not None and tensor.shape != shape:
         raise TypeError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
@@ -63,18 +83,26 @@ def fold(
     shift: Tensor,
     sums: Tensor,
     squares: Tensor,
+    panel: Tensor = NO_NEURONS,
+    differences: Tensor = NO_DIFFERENCES,
+    first_column: int = 0,
 ) -> Tensor:
     """Sum `D - shift` and its square over tests into `sums` and `squares`, where `D = |activations - clean[rows]|`.
 
-    activations `[tests, n]`, clean `[any, n]`, rows int64 `[tests]`, the others `[n]`; float32, contiguous, on the CPU.
-    Returns the sum of D over the neurons for each test, `[tests]`.
+    activations `[tests, n]`, clean `[any, n]`, rows int64 `[tests]`, shift, sums and squares `[n]`; float32,
+    contiguous, on the CPU. The signed differences of the neurons `panel`, int64 and ascending, are written to
+    `differences [tests, columns]` from `first_column` on. Returns the sum of D over the neurons for each test,
+    `[tests]`.
     """
     n_tests, n = activations.shape
-    single = torch.float32
+    single, n_panel = torch.float32, panel.shape[0]
+    n_columns = differences.shape[1]
+    if n_panel and (differences.shape[0] != n_tests or first_column + n_panel > n_columns):
+        raise TypeError(f"differences must have room for {n_panel} columns, got {list(differences.shape)}")
     by_test = torch.empty(-(-n // BLOCK), n_tests, dtype=single)
-    native.themis_fold(
+    native.themis_fold_layer(
         _address("activations", activations, single),
-        _address("clean", clean, single, (len(clean), n)),
+        _address("clean", clean, single, (clean.shape[0], n)),
         _address("rows", rows, torch.int64, (n_tests,)),
         n_tests,
         n,
@@ -82,8 +110,63 @@ def fold(
         _address("sums", sums, single, (n,)),
         _address("squares", squares, single, (n,)),
         by_test.data_ptr(),
+        _address("panel", panel, torch.int64),
+        n_panel,
+        _address("differences", differences, single) + 4 * first_column,
+        n_columns,
     )
-    return by_test.sum(0)
+    return by_test[0] if n <= BLOCK else by_test.sum(0)
+
+
+def sums_of(native: ctypes.CDLL, activations: Tensor, shift: Tensor, sums: Tensor, squares: Tensor) -> None:
+    """Sum `activations - shift` and its square over inputs into `sums` and `squares`.
+
+    activations `[inputs, n]`, the others `[n]`; float32, contiguous, on the CPU.
+    """
+    n_inputs, n = activations.shape
+    single = torch.float32
+    native.themis_sums(
+        _address("activations", activations, single),
+        n_inputs,
+        n,
+        _address("shift", shift, single, (n,)),
+        _address("sums", sums, single, (n,)),
+        _address("squares", squares, single, (n,)),
+    )
+
+
+def mix(
+    native: ctypes.CDLL, prefix: int, words: Sequence[NDArray[np.int64]], *, is_uniform: bool
+) -> NDArray[Any] | None:
+    """A hash of integers, or uniform numbers in [0, 1), by the steps of `mix` in rng.py; None if it has three axes."""
+    shape = np.broadcast(*words).shape
+    if len(shape) > 2 or 0 in shape:
+        return None
+    n_rows, n = (1, *shape)[-2:]
+    addresses, across, down = [], [], []
+    for word in words:
+        interface = word.__array_interface__
+        addresses.append(interface["data"][0])
+        strides = interface["strides"] or ((8 * word.shape[-1], 8) if word.ndim == 2 else (8,) * word.ndim)
+        steps = [stride // 8 if size > 1 else 0 for stride, size in zip(strides, word.shape, strict=True)]
+        rows, columns = (0, 0, *steps)[-2:]
+        across.append(columns)
+        down.append(rows)
+    out = np.empty(shape, dtype=np.float64 if is_uniform else np.int64)
+    n_words = len(words)
+    integers = ctypes.c_int64 * n_words
+    native.themis_mix(
+        prefix,
+        (ctypes.c_void_p * n_words)(*addresses),
+        integers(*across),
+        integers(*down),
+        n_words,
+        n_rows,
+        n,
+        is_uniform,
+        out.__array_interface__["data"][0],
+    )
+    return out
 
 
 def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:

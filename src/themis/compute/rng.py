@@ -6,6 +6,7 @@ The noise of a test is therefore the same in every batch, on every worker, and w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -24,13 +25,19 @@ _UINT64 = (1 << 64) - 1
 
 def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """A 63-bit hash of integers and integer arrays, elementwise, with SplitMix64 as the mixer."""
-    n_scalars = next((k for k, word in enumerate(words) if not isinstance(word, int)), len(words))
-    prefix = 0
-    for word in words[:n_scalars]:  # the same for all elements
-        prefix = _mix_scalar(prefix ^ (int(word) & _UINT64))
+    prefix, rest = _mix_prefix(words)
+    if rest and (library := native.library()) is not None:
+        mixed = native.mix(library, prefix, _as_arrays(rest), is_uniform=False)
+        if mixed is not None:
+            return mixed
+    return mix_in_numpy(prefix, rest)
+
+
+def mix_in_numpy(prefix: int, words: Sequence[int | NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The same, given the hash of the words before; without the C library."""
     state = np.array(prefix, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for word in words[n_scalars:]:
+        for word in words:
             value = np.uint64(word & _UINT64) if isinstance(word, int) else np.asarray(word).astype(np.uint64)
             state = np.asarray(state ^ value)
             state += np.uint64(0x9E3779B97F4A7C15)
@@ -38,6 +45,30 @@ def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
             state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             state = np.asarray(state ^ (state >> np.uint64(31)))
     return (state >> np.uint64(1)).astype(np.int64)
+
+
+def _mix_prefix(words: tuple[int | NDArray[np.int64], ...]) -> tuple[int, tuple[int | NDArray[np.int64], ...]]:
+    """The hash of the leading integers, which is the same for all elements, and the words after them."""
+    prefix = 0
+    for k, word in enumerate(words):
+        if not isinstance(word, int):
+            return prefix, words[k:]
+        prefix = _mix_scalar(prefix ^ (word & _UINT64))
+    return prefix, ()
+
+
+def _as_arrays(words: Sequence[int | NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """The words as arrays of 64-bit integers."""
+    arrays = []
+    for word in words:
+        if isinstance(word, int):
+            array = np.array(word & _UINT64, dtype=np.uint64).view(np.int64)
+        else:
+            array = np.asarray(word)
+            if array.dtype != np.int64:
+                array = array.astype(np.uint64).view(np.int64)
+        arrays.append(array)
+    return arrays
 
 
 def _mix_scalar(state: int) -> int:
@@ -50,7 +81,12 @@ def _mix_scalar(state: int) -> int:
 
 def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), a function of the words only."""
-    return (mix(*words) >> 10).astype(np.float64) * 2.0**-53
+    prefix, rest = _mix_prefix(words)
+    if rest and (library := native.library()) is not None:
+        drawn = native.mix(library, prefix, _as_arrays(rest), is_uniform=True)
+        if drawn is not None:
+            return drawn
+    return (mix_in_numpy(prefix, rest) >> 10).astype(np.float64) * 2.0**-53
 
 
 class Rng:

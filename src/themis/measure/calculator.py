@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.native import library_for
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
@@ -314,7 +315,8 @@ class Calculator:
 
         def keep(layer: Layer, activations: Tensor) -> None:
             self.kept.keep(layer.name, first, activations[:n])
-            moments.add(self._memory.buffers[layer.name][0].copy_(activations)[:n], layer.start, layer.stop)
+            scratch = self._memory.buffers[layer.name][0][:n]
+            moments.add_copy(activations[:n], layer.start, layer.stop, scratch)
 
         outputs = self._clean_pass(rows, keep, self.observer)[:n]
         moments.commit(n)
@@ -345,7 +347,8 @@ class Calculator:
         are_kept: whether this process has swept the clean inputs.
         """
         self._panel = NeuronSelection.of(neurons.to(self.device), self.layers)
-        if are_kept and self.kept.n_kept == len(self.inputs):
+        is_compiled = library_for(self.kept.all(self.layers[0].name)) is not None  # then folding needs no copy of them
+        if are_kept and not is_compiled and self.kept.n_kept == len(self.inputs):
             self._panel_clean = {
                 name: self.kept.columns(name, positions) for name, positions in self._panel.within.items()
             }
@@ -534,7 +537,7 @@ class Calculator:
             is_finite = are_finite(outputs)
             if bool(is_finite.all()):
                 into.commit(n)
-                panel = None if self._panel is None else (fold.panel_differences(), rows)
+                panel = None if self._panel is None else (fold.panel_differences, rows)
             else:
                 run = chunk.tests[chunk.order[:n].cpu().numpy()]
                 panel = self._fold_finite(run[is_finite.cpu().numpy()], into, limit)

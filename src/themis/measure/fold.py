@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,6 +46,20 @@ class NeuronSelection:
     """Some neurons, grouped by layer once: for each layer, their positions within it."""
 
     within: dict[str, Tensor]
+
+    @cached_property
+    def columns(self) -> dict[str, slice]:
+        """For each layer, the columns of its neurons among all of the selection."""
+        columns, first = {}, 0
+        for name, positions in self.within.items():
+            columns[name] = slice(first, first + len(positions))
+            first += len(positions)
+        return columns
+
+    @cached_property
+    def n_neurons(self) -> int:
+        """How many neurons are selected."""
+        return sum(map(len, self.within.values()))
 
     @staticmethod
     def of(neurons: Tensor, layers: tuple[Layer, ...]) -> NeuronSelection:
@@ -118,7 +133,10 @@ class ChunkFold:
         self.panel, self.panel_clean, self.objective = panel, panel_clean, objective
         self.objective_value: Tensor | float = 0.0  # summed over all tests
         self.by_layer: list[Tensor] = []  # each test's summed sensitivity, one tensor per layer
-        self._panel_parts: list[Tensor] = []
+        shift = into.shift
+        n_panel = 0 if panel is None else panel.n_neurons
+        self.panel_differences = torch.empty(n_tests, n_panel, dtype=shift.dtype, device=shift.device)
+        """Signed differences of the panel's neurons, `[tests, panel]`."""
 
     def on_activation(self, layer: Layer, activations: Tensor) -> None:
         """Fold one layer's `activations [chunk, neurons]` of the disturbed inputs."""
@@ -129,20 +147,32 @@ class ChunkFold:
             value = self.objective.layer_value(layer, activations, clean, rows)
             self.objective_value = self.objective_value + value.sum()
         activations = activations.detach()
-        if self.panel is not None and len(positions := self.panel.within[layer.name]):
-            if self.panel_clean is None:
-                panel_clean = clean[rows[:, None], positions]
-            else:
-                panel_clean = self.panel_clean[layer.name][rows]
-            self._panel_parts.append(activations.index_select(1, positions) - panel_clean)
         native = library_for(activations)
         if native is None:
+            self._take_panel(layer, activations, clean, rows)
             self._fold_by_torch(layer, activations, clean, rows)
+            return
+        shift, sums, squares = self.into.part(layer.start, layer.stop)
+        if self.into.count == 0:
+            torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
+        arguments = (native, activations.contiguous(), clean, rows, shift, sums, squares)
+        if self.panel is None:
+            self.by_layer.append(fold(*arguments))
         else:
-            shift, sums, squares = self.into.part(layer.start, layer.stop)
-            if self.into.count == 0:
-                torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
-            self.by_layer.append(fold(native, activations.contiguous(), clean, rows, shift, sums, squares))
+            column = self.panel.columns[layer.name].start
+            positions = self.panel.within[layer.name]
+            self.by_layer.append(fold(*arguments, positions, self.panel_differences, column))
+
+    def _take_panel(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
+        """Take the differences of the panel's neurons, which the compiled fold does on the way."""
+        if self.panel is None or not len(positions := self.panel.within[layer.name]):
+            return
+        if self.panel_clean is None:
+            panel_clean = clean[rows[:, None], positions]
+        else:
+            panel_clean = self.panel_clean[layer.name][rows]
+        columns = self.panel_differences[:, self.panel.columns[layer.name]]
+        columns.copy_(activations.index_select(1, positions) - panel_clean)
 
     def _fold_by_torch(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
         first, second = (buffer[: self.n_tests] for buffer in self.buffers[layer.name])
@@ -155,7 +185,3 @@ class ChunkFold:
     def sensitivity_by_layer(self) -> Tensor:
         """Each test's summed sensitivity in each layer, `[tests, layers]`."""
         return torch.stack(self.by_layer, 1)
-
-    def panel_differences(self) -> Tensor:
-        """Signed differences of the panel's neurons, `[tests, panel]`."""
-        return torch.cat(self._panel_parts, 1)

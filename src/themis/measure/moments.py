@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from themis.compute.native import accumulate, library_for
+from themis.compute.native import accumulate, library_for, sums_of
 from themis.errors import ModelError
 from themis.target.activations import Layer
 
@@ -113,6 +113,17 @@ class Accumulator:
         values.sub_(shift)
         torch.sum(values, 0, out=sums)
         torch.sum(torch.mul(values, values, out=values if scratch is None else scratch), 0, out=squares)
+
+    def add_copy(self, values: Tensor, start: int, stop: int, scratch: Tensor) -> None:
+        """The same without overwriting `values`; `scratch`, of the same shape, takes a copy if one is needed."""
+        native = library_for(values)
+        if native is None or self._shift.dtype != torch.float32:
+            self.add(scratch.copy_(values), start, stop)
+            return
+        shift, sums, squares = self.part(start, stop)
+        if self.count == 0:
+            shift.copy_(values[0])
+        sums_of(native, values.contiguous(), shift, sums, squares)
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""

@@ -64,10 +64,13 @@ def before_tests(space: Space) -> State:
     }
 
 
-def values(state: State, space: Space, depth: int) -> Numbers:
-    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`, decreasing along a row."""
+def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
+    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`, decreasing along a row.
+
+    `spreads` is what `spreads_above` returns.
+    """
     level, slope = state["curve"]
-    read = _logistic(level + slope * spreads_above(state, space) + _frailty(state))
+    read = _logistic(level + slope * spreads + _frailty(state))
     chances = ((WORTH * read + state["broke"]) / (WORTH + state["tests"]))[:, None]
     further = np.arange(depth)
     known = WORTH + state["tests"][:, None]
@@ -78,7 +81,7 @@ def values(state: State, space: Space, depth: int) -> Numbers:
     if not len(state["known"]):
         worth /= (EDGE + kept_margin(state, space).clip(min=0))[:, None]
     if not space.is_random:  # without noise, trying a corner again gives the same result
-        worth *= np.where(state["corners"][:, None] + further < 1 << len(free_dimensions(space)), 1, SPENT)
+        worth *= np.where(state["corners"][:, None] + further < 1 << len(space.free_dimensions), 1, SPENT)
     return worth
 
 
@@ -96,11 +99,6 @@ def kept_margin(state: State, space: Space) -> Numbers:
     """The smallest margin of each seed so far, as a share of its clean margin."""
     kept: Numbers = state["margin"] / np.maximum(space.margin, 1e-12)
     return kept
-
-
-def free_dimensions(space: Space) -> Ints:
-    """The dimensions of theta that can move towards either bound; one bit each identifies a corner."""
-    return np.flatnonzero((space.low != space.identity) & (space.high != space.identity))[:62]
 
 
 def learn_margins(state: State, space: Space, tests: Tests, results: Results, spreads: Numbers) -> Numbers:
@@ -197,5 +195,5 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
 
 
 def _logistic(x: Numbers) -> Numbers:
-    result: Numbers = 1 / (1 + np.exp(-np.clip(x, -30, 30)))
+    result: Numbers = 1 / (1 + np.exp(-np.maximum(np.minimum(x, 30), -30)))
     return result

@@ -8,11 +8,13 @@ common one.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.measure.tests import Bools, Floats, Ints, Tests
-from themis.search.chances import DOUBT, MEMORY, free_dimensions
+from themis.search.chances import DOUBT, MEMORY
 from themis.search.policy import FOR_PICK, Space, State
 
 Numbers = NDArray[np.float64]
@@ -30,7 +32,7 @@ CORNER_STATE = frozenset({"corner_sums", "visited"})
 
 def before_corners(space: Space) -> State:
     """What is known before the first test."""
-    n_terms = _terms(space).shape[1] if are_compared(space) else 0
+    n_terms = _terms(len(space.free_dimensions)).shape[1] if are_compared(space) else 0
     return {
         # By answer: the sums of products of terms, and of terms and shortfalls.
         "corner_sums": np.zeros((len(np.unique(space.answer)), n_terms, n_terms + 1)),
@@ -42,7 +44,7 @@ def before_corners(space: Space) -> State:
 
 def are_compared(space: Space) -> bool:
     """Whether there is more than one corner, but few enough to compare them."""
-    return 0 < len(free_dimensions(space)) <= MOST_DIMENSIONS
+    return 0 < len(space.free_dimensions) <= MOST_DIMENSIONS
 
 
 def at_corners(space: Space, theta: Floats) -> Bools:
@@ -55,7 +57,7 @@ def at_corners(space: Space, theta: Floats) -> Bools:
 def learn_corners(state: State, space: Space, tests: Tests, shortfall: Numbers) -> None:
     """Learn how much lower than expected margins at corners were, in standard deviations."""
     position, index = space.position(tests.seed), _index(space, tests.theta)
-    terms = _terms(space)[index]
+    terms = _terms(len(space.free_dimensions))[index]
     both = np.concatenate([terms, shortfall.clip(-OUTLIER, OUTLIER)[:, None]], 1)
     state["corner_sums"] *= np.exp(-len(tests) / MEMORY)
     kin = state["kin"][position]
@@ -74,7 +76,7 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
     Of the corners not tried with a seed, it is the one with the largest effect. After the last one, they start again if
     there is noise; otherwise every further choice is the same.
     """
-    terms = _terms(space)
+    terms = _terms(len(space.free_dimensions))
     kin, place = np.unique(state["kin"][position], return_inverse=True)
     mean, deviation = _effects(state["corner_sums"], kin, terms)
     draws = 2 * space.uniforms(FOR_PICK, range(-101, -101 - len(terms), -1), number) - 1
@@ -97,14 +99,17 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
 
 def _index(space: Space, theta: Floats) -> Ints:
     """The corners that thetas are at, one bit per dimension that can move towards either bound."""
-    free = free_dimensions(space)
+    free = space.free_dimensions
     index: Ints = ((theta[:, free] > space.identity[free]).astype(np.int64) << np.arange(len(free))).sum(1)
     return index
 
 
-def _terms(space: Space) -> Numbers:
-    """The terms of the model at each corner, `[corners, terms]`: a constant, the bounds as -1 or 1, and their pairs."""
-    n = len(free_dimensions(space))
+@cache
+def _terms(n: int) -> Numbers:
+    """The terms of the model at each corner of `n` dimensions, `[corners, terms]`.
+
+    They are a constant, the bounds as -1 or 1, and their pairs.
+    """
     bounds = 2.0 * (np.arange(1 << n)[:, None] >> np.arange(n) & 1) - 1
     first, second = np.triu_indices(n, 1)
     return np.concatenate([np.ones((1 << n, 1)), bounds, bounds[:, first] * bounds[:, second]], 1)

@@ -52,7 +52,7 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
     n = len(KINDS) if has_gradient else PLAIN
     # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
-    draws = ndtri(space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9))
+    draws = ndtri(np.minimum(np.maximum(space.uniforms(FOR_KIND, range(n), number), 1e-9), 1 - 1e-9))
     scores = np.log(expected / (tried + DOUBT))[:n] + draws / np.sqrt(expected + SURE)[:n]
     chosen: Ints = scores[:, :PLAIN].argmax(1)
     if n > PLAIN:
@@ -70,7 +70,8 @@ def count_kinds(state: State, space: Space, chosen: Ints) -> None:
 
 def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
     """Credit each kind with the return of its tests."""
-    state["paid"] += [pay[kind == name].sum() for name in KINDS]
+    present = set(kind.tolist())
+    state["paid"] += [pay[kind == name].sum() if name in present else 0.0 for name in KINDS]
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
@@ -88,4 +89,4 @@ def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> Non
 
 def _cost(space: Space) -> Numbers:
     """The cost of a test of each kind, relative to one without a gradient."""
-    return np.repeat([1.0, space.gradient_cost or 1.0], [PLAIN, len(ASCENTS)])
+    return np.array([1.0] * PLAIN + [space.gradient_cost or 1.0] * len(ASCENTS))

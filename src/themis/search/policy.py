@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,15 +54,20 @@ class Space:
         is_random = perturbation.is_random
         return Space(seeds, seed_id, margin, low, high, identity, is_random, random_seed, answers, gradient_cost)
 
-    @property
+    @cached_property
     def answer(self) -> Ints:
         """Each usable seed's clean outcome; all zero if none is known."""
         return np.zeros(len(self.seeds), dtype=np.int64) if self.answers is None else self.answers
 
-    @property
+    @cached_property
     def reach(self) -> Floats:
         """Width of the box in each dimension."""
         return self.high - self.low
+
+    @cached_property
+    def free_dimensions(self) -> Ints:
+        """The dimensions of theta that can move towards either bound; one bit each identifies a corner."""
+        return np.flatnonzero((self.low != self.identity) & (self.high != self.identity))[:62]
 
     def uniform(self, purpose: int, *words: int | Ints) -> NDArray[np.float64]:
         """Uniform numbers in [0, 1), identified by a purpose and counters."""
@@ -71,7 +77,7 @@ class Space:
         """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
         across = np.array(columns, dtype=np.int64)
         return self.uniform(
-            purpose, across, *(word if isinstance(word, int | np.integer) else word[:, None] for word in words)
+            purpose, across, *(word[:, None] if isinstance(word, np.ndarray) else word for word in words)
         )
 
     def uniform_theta(self, *words: int | Ints) -> Floats:
@@ -109,9 +115,14 @@ class Space:
 
     def corners(self, number: Ints) -> Floats:
         """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""
-        up = self.uniforms(FOR_PICK, range(len(self.low)), number) < 0.5
-        up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
-        return np.where(up, self.high, self.low).astype(np.float32)
+        return self.corners_by(self.uniforms(FOR_PICK, range(len(self.low)), number))
+
+    def corners_by(self, draws: NDArray[np.float64]) -> Floats:
+        """The same, given the uniform numbers `[tests, dimensions]` that decide."""
+        up = draws < 0.5
+        if len(self.free_dimensions) < len(self.low):
+            up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
+        return np.where(up, self.high, self.low)
 
 
 class Policy(Protocol):
@@ -155,8 +166,15 @@ class Novelty:
 
     def ensure(self, tests: Tests) -> Tests:
         """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
+        keys = self._keys(tests).tolist()
+        before = len(self.seen)
+        if self.seen.isdisjoint(keys):
+            self.seen.update(keys)
+            if len(self.seen) == before + len(keys):
+                return tests
+            self.seen.difference_update(keys)  # some are repeated among themselves
         repeated = np.zeros(len(tests), dtype=bool)
-        for k, key in enumerate(self._keys(tests).tolist()):
+        for k, key in enumerate(keys):
             repeated[k] = key in self.seen
             self.seen.add(key)
         if repeated.any():

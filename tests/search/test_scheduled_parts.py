@@ -1,0 +1,67 @@
+"""The fast parts of policy `scheduled` give the results of plain ones."""
+
+import numpy as np
+import pytest
+
+from themis.perturb import choose_perturbation
+from themis.search.policy import FOR_PICK, Novelty, Space
+from themis.search.scheduled import FOR_BORROWED, FOR_LEADING, FOR_MOVE, FOR_STEP, Picks, _least, _merged, _turns
+
+pytestmark = pytest.mark.quick
+SIX = "rotate + shift + brightness + contrast + gaussian_blur"
+
+
+def make_space(perturbation, n_seeds=30):
+    margin = np.linspace(0.1, 1, n_seeds, dtype=np.float32)
+    seeds = np.arange(n_seeds)
+    return Space.of(choose_perturbation(perturbation), seeds, seeds, margin, 7)
+
+
+@pytest.mark.parametrize("perturbation", ["gaussian", SIX])
+def test_random_numbers_drawn_at_once_are_those_drawn_one_by_one(perturbation):
+    space, number = make_space(perturbation), np.arange(40, 140)
+    picks, n = Picks.of(space, number), len(space.low)
+    for use in (FOR_BORROWED, FOR_STEP, FOR_LEADING):
+        np.testing.assert_array_equal(picks.number(use), space.uniform(FOR_PICK, use, number))
+    for k in range(n):
+        np.testing.assert_array_equal(picks.moves[:, k], space.uniform(FOR_PICK, FOR_MOVE - k, number))
+        np.testing.assert_array_equal(picks.bounds[:, k], space.uniform(FOR_PICK, k, number))
+    np.testing.assert_array_equal(space.corners_by(picks.bounds), space.corners(number))
+    some = number % 3 == 0
+    np.testing.assert_array_equal(picks[some].moves, Picks.of(space, number[some]).moves)
+
+
+def test_the_smallest_numbers_are_those_of_a_stable_sort():
+    draws = np.random.default_rng()
+    for n in (1, 9, 10, 11, 500):
+        numbers = draws.integers(0, max(2, n // 5), n) / 7.0  # with ties
+        np.testing.assert_array_equal(_least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
+    numbers[3] = np.nan
+    np.testing.assert_array_equal(_least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
+
+
+def test_merged_numbers_are_sorted():
+    draws = np.random.default_rng()
+    for n_known, n_new in ((0, 0), (0, 5), (5, 0), (300, 40)):
+        known, new = np.sort(draws.integers(0, 100, n_known)), np.sort(draws.integers(0, 100, n_new))
+        np.testing.assert_array_equal(_merged(known, new), np.sort(np.concatenate([known, new])))
+
+
+def test_turns_count_earlier_tests_of_the_same_seed():
+    position = np.random.default_rng().integers(0, 9, 60)
+    expected = [int((position[:k] == seed).sum()) for k, seed in enumerate(position)]
+    np.testing.assert_array_equal(_turns(position), expected)
+
+
+@pytest.mark.parametrize("perturbation", ["gaussian", "fog"])
+def test_no_test_is_repeated_within_a_portion_or_later(perturbation):
+    space = make_space(perturbation)
+    novelty = Novelty(space)
+    once = novelty.ensure(space.uniform_tests(np.arange(20), 0, np.arange(20)))
+    keys = novelty._keys(once).tolist()
+    assert novelty.seen == set(keys)
+    fresh = space.uniform_tests(np.arange(20, 30), 0, np.arange(20, 30))
+    twice = fresh[np.array([0, 1, 1, 2])]
+    ensured = novelty.ensure(twice)
+    assert novelty._keys(ensured)[[0, 1, 3]].tolist() == novelty._keys(twice)[[0, 1, 3]].tolist()
+    assert novelty.seen >= {*keys, *novelty._keys(ensured).tolist()}
