@@ -79,7 +79,10 @@ WRONG_LABELS = {
     "none": (None, "oracle 'wrong' needs labels, got none"),
     "too large": (torch.tensor([0, 1, 3]), r"labels must lie in 0\.\.2 since the model has 3 scores, got 3"),
     "negative": (torch.tensor([0, 1, -1]), r"labels must lie in 0\.\.2"),
-    "all wrong": (torch.tensor([1, 2, 0]), "got 0 of 3: check the preprocessing"),
+    "all wrong": (
+        torch.tensor([1, 2, 0]),
+        "got 0 of 3, with 3 outputs for labels from 0 to 2: check the preprocessing",
+    ),
     "one-hot": (torch.eye(3), r"3 inputs, got labels of shape \[3, 3\]: pass class numbers, not one-hot rows"),
     "half": (torch.tensor([0.0, 0.5, 1.0]), "labels must be class numbers, got 0.5"),
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from themis import ModelError, Target, UsageError
+from themis import ModelError, Target, UsageError, run
 
 
 def script(net):
@@ -128,3 +128,60 @@ def test_a_program_in_memory_is_a_target():
     with pytest.raises(UsageError, match=r"got ExportedProgram: pass program.module\(\)"):
         Target(program)
     assert list(seen_by(Target(program.module()), files.inputs())) == ["act", "tanh()", "output"]
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.places = nn.Linear(4, 3), nn.Embedding(3, 3)
+
+    def forward(self, place, row, twice: bool = False):
+        return torch.relu(30 * self.body(row - 0.5) + (9.0 if twice else 1.0)) + self.places(place)
+
+
+class OfDict(TwoInputs):
+    def forward(self, inputs):
+        return super().forward(inputs["place"], inputs["row"])
+
+
+PLACES, ROWS = torch.arange(12) % 3, torch.rand(12, 4, generator=torch.Generator().manual_seed(0))
+NAMED, BY_POSITION = {"row": ROWS, "place": PLACES}, (PLACES, ROWS)
+BATCH = {0: torch.export.Dim("batch")}
+
+
+def program(net, args=(), kwargs=None, shapes=(BATCH, BATCH)):
+    return torch.export.export(net, args, kwargs, dynamic_shapes=shapes).module()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: script(TwoInputs()),
+        lambda: program(TwoInputs(), BY_POSITION),
+        lambda: program(TwoInputs(), kwargs=NAMED, shapes={"row": BATCH, "place": BATCH}),
+        lambda: program(OfDict(), ({"place": PLACES, "row": ROWS},), shapes=({"place": BATCH, "row": BATCH},)),
+    ],
+    ids=["script", "program of positions", "program of names", "program of a dict"],
+)
+def test_a_compiled_model_takes_several_inputs_per_example(make):
+    check_several(Target(make()), NAMED)
+
+
+def test_inputs_by_position_fit_programs_that_were_exported_with_positions():
+    for net in (script(TwoInputs()), program(TwoInputs(), BY_POSITION)):
+        check_several(Target(net), (BY_POSITION, None))
+    named = program(TwoInputs(), kwargs=NAMED, shapes={"row": BATCH, "place": BATCH})
+    with pytest.raises(UsageError, match="named inputs 'row', 'place', but those of the data have positions"):
+        check_several(Target(named), (BY_POSITION, None))
+
+
+def check_several(target, data):
+    result = run(target, data, "gaussian", magnitude=1, max_tests=40)
+    assert [layer.name for layer in result.start.layers] == ["relu()", "output"]
+    assert len(result.faults)
+    with torch.no_grad():
+        for fault in list(result.faults)[:3]:
+            replayed, place = fault.replay(), PLACES[fault.seed_id][None]
+            assert replayed.is_same
+            assert int(TwoInputs()(place, replayed.inputs[None]).argmax()) == fault.answer

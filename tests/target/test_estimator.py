@@ -72,7 +72,9 @@ def test_labels_are_numbered_as_the_estimator_numbers_them(names):
 
 def test_labels_that_the_estimator_does_not_know_are_refused():
     model = RandomForestClassifier(5, random_state=0).fit(X, Y)
-    with pytest.raises(DataError, match=r"trained on, 'setosa', 'versicolor', 'virginica', got 'rose': check"):
+    with pytest.raises(
+        DataError, match=r"trained on, 'setosa', 'versicolor', 'virginica', got 'rose': name the column"
+    ):
         run(model, table(("setosa", "rose", "virginica")))
 
 

@@ -56,6 +56,16 @@ def run(target, data, perturbation="gaussian", **options):
     return themis.run(target, data, perturbation, **{"magnitude": 0.6, "max_tests": 300, **options})
 
 
+def function(picture, place):
+    with torch.no_grad():
+        return Net()(torch.from_numpy(picture), torch.from_numpy(place)).numpy()
+
+
+def function_of_dict(inputs):
+    return function(**inputs)
+
+
+TURNED = {"place": PLACES, "picture": PICTURES}
 FORMS = {
     "names": (Net, (NAMED, LABELS)),
     "positions": (Net, ((PICTURES, PLACES), LABELS)),
@@ -64,6 +74,9 @@ FORMS = {
     "a tuple": (OfTuple, ((PICTURES, PLACES), LABELS)),
     "a data set": (Net, Examples()),
     "a loader": (Net, torch.utils.data.DataLoader(Examples(), batch_size=8, shuffle=True)),
+    "a function of names": (lambda: BlackBox(function), (TURNED, LABELS)),
+    "a function of positions": (lambda: BlackBox(function, batch_size=7), ((PICTURES, PLACES), LABELS)),
+    "a function of a dict": (lambda: BlackBox(function_of_dict, cache=True), (TURNED, LABELS)),
 }
 
 
@@ -73,7 +86,7 @@ def test_one_input_is_perturbed_and_the_others_belong_to_their_examples(form):
     net, target = Net(), make()
     result = run(target, data)
     assert result.start.clean_accuracy == 1
-    assert [layer.name for layer in result.start.layers] == ["relu()", "output"]
+    assert [layer.name for layer in result.start.layers] == ["relu()", "output"][isinstance(target, BlackBox) :]
     for fault in list(result.faults)[:5]:
         replayed = fault.replay()
         assert replayed.is_same
@@ -117,11 +130,25 @@ def test_the_check_runs_with_several_inputs():
     assert words in opening(result.start)
 
 
+class RandomForest:
+    def predict(self, rows):
+        return rows[:, 0]
+
+
+def test_a_function_is_sent_equal_inputs_of_different_examples():
+    pictures, places = torch.full((2, 1, 6, 6), 0.5), torch.tensor([0, 1])
+    box = BlackBox(lambda inputs: inputs["place"][:, None].astype(np.float32), cache=True, oracle="regression:1")
+    result = run(box, {"picture": pictures, "place": places}, max_tests=10)
+    assert result.rounds[-1].tests == 10
+    box.beside.others = read_seeds({"picture": pictures, "place": places}).others
+    assert box.forward(pictures).flatten().tolist() == [0, 1]
+
+
 def test_what_does_not_fit_is_explained():
     for target, data, error, message in (
         (Target(Net(), perturbed="place2"), NAMED, UsageError, "which has 'picture', 'place', got 'place2'"),
         (Target(Net(), perturbed="place"), PICTURES, UsageError, "but the data has one, got 'place': leave it out"),
-        (BlackBox(np.sin), NAMED, UsageError, "several inputs per example need an nn.Module, got BlackBox"),
+        (RandomForest(), NAMED, UsageError, "need an nn.Module or a function, got Estimator, which takes one"),
         (Net(), {"picture": PICTURES, "place": PLACES[:5]}, DataError, "all inputs must have one row per example"),
     ):
         with pytest.raises(error, match=message):

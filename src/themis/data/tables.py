@@ -16,7 +16,7 @@ from themis.data.files import data_errors, existing_file, required_path
 from themis.data.memory import check_disk, check_memory
 from themis.data.rows import Numbers, held_bytes
 from themis.data.seeds import Seeds, from_arrays
-from themis.errors import DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 
 LABEL_NAMES = ("label", "y", "class")
 SEPARATORS = (",", ";", "\t")
@@ -204,9 +204,15 @@ def _block(features: list[list[float]], line_numbers: list[int], columns: Column
 
 def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataError:
     name = columns.names[column]
+    if len(text.split()) > 2:
+        remedy = NO_TEXT
+    elif _is_number(text) or not any(map(str.isalpha, text)):
+        remedy = "fix or drop the row"
+    else:
+        remedy = "encode the column as numbers"
     return DataError(
         f"{columns.path}, line {line}: column {name!r} must be a finite number, got {text[:40] or 'nothing'!r}: "
-        f"fix or drop the row, or drop the column with ?drop={name}"
+        f"{remedy}, or drop the column with ?drop={name}"
     )
 
 

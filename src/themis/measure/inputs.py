@@ -8,6 +8,7 @@ from torch import Tensor
 from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds
 from themis.errors import DataError
+from themis.target.blackbox import BlackBox
 from themis.target.target import AnyTarget, Target
 
 
@@ -25,7 +26,7 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
 
 def place_others(target: AnyTarget, seeds: Seeds, rows: Tensor) -> None:
     """Give the target the other inputs of the seeds `rows`, which it runs next, if there are several per example."""
-    if isinstance(target, Target):
+    if isinstance(target, Target | BlackBox):
         target.beside.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
 
 

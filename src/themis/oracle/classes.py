@@ -79,7 +79,8 @@ class Wrong(_Classifier):
         if labels is None:
             raise DataError("oracle 'wrong' needs labels, got none: pass (inputs, labels), or use oracle='changed'")
         check_classes(labels, len(clean_outputs), clean_outputs.shape[1])
-        return check_some_correct(clean_outputs.argmax(1) == labels, "or use oracle='changed'")
+        details = f", with {clean_outputs.shape[1]} outputs for labels from {int(labels.min())} to {int(labels.max())}"
+        return check_some_correct(clean_outputs.argmax(1) == labels, "or use oracle='changed'", details)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None  # `check` refuses data without labels

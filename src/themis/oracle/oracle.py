@@ -115,12 +115,12 @@ def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:
     )
 
 
-def check_some_correct(is_correct: Tensor, alternative: str) -> Tensor:
+def check_some_correct(is_correct: Tensor, alternative: str, details: str = "") -> Tensor:
     """Refuse a model that answers no clean input correctly; otherwise return `is_correct`."""
     if not bool(is_correct.any()):
         raise DataError(
-            f"the model must answer some clean inputs correctly, got 0 of {len(is_correct)}: check the preprocessing, "
-            f"the order of the labels and the weights, {alternative}"
+            f"the model must answer some clean inputs correctly, got 0 of {len(is_correct)}{details}: check the "
+            f"preprocessing, the order of the labels and the weights, {alternative}"
         )
     return is_correct
 

@@ -10,7 +10,10 @@ import torch
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
+from themis.target.blackbox import BlackBox
 from themis.target.channels import has_channels_last
+from themis.target.estimator import Estimator
+from themis.target.loaders.onnx import OnnxModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 
 N_LISTED = 10
@@ -49,10 +52,12 @@ def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
                 f"perturbed names one of several inputs per example, but the data has one, got {key!r}: leave it out"
             )
         return seeds
-    if not isinstance(target, Target):
+    takes_one = isinstance(target, BlackBox) and isinstance(target.predict, Estimator | OnnxModel)
+    if takes_one or not isinstance(target, Target | BlackBox):
+        model = target.predict if isinstance(target, BlackBox) else target
         raise UsageError(
-            f"several inputs per example need an nn.Module, got {type(target).__name__}: test a module, or a function "
-            "of one input that holds the others"
+            f"several inputs per example need an nn.Module or a function, got {type(model).__name__}, which takes one: "
+            "test a function that takes them and calls it, as themis.BlackBox(function)"
         )
     return seeds if key is None else seeds.perturbing(seeds.others.find(key))
 
@@ -80,8 +85,8 @@ def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
     unknown = sorted(set(names) - set(numbers))
     if unknown:
         raise DataError(
-            f"labels must be classes that the model was trained on, {_listed(classes)}, got {_listed(unknown)}: check "
-            "the label column"
+            f"labels must be classes that the model was trained on, {_listed(classes)}, got {_listed(unknown)}: name "
+            "the column with the labels that it was trained on, or number them as they were then"
         )
     is_numbered = all(name == str(k) for k, name in enumerate(classes))
     numbered = seeds.with_labels(torch.tensor([numbers[name] for name in names]))

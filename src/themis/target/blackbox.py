@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.data.several import Key
 from themis.errors import DataError, ModelError, UsageError
 from themis.options import check_count
 from themis.oracle import Oracle
@@ -23,7 +24,8 @@ from themis.target.detections import FORMS, Detections, choose_output, not_pictu
 from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
 from themis.target.output import check_label_order, in_label_order
-from themis.target.requests import CACHE_MIB, Answers, Requests
+from themis.target.requests import CACHE_MIB, Answers, Examples, Requests
+from themis.target.several import Beside
 from themis.target.target import AnyTarget, check_options, explain_errors
 
 Array = NDArray[Any]
@@ -39,7 +41,8 @@ class BlackBox:
     Args:
         predict: Maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and
             a dict of activations by layer, each with one row per input. Or an estimator of scikit-learn, XGBoost or
-            LightGBM, or any other with a method `predict_proba`, `decision_function` or `predict`.
+            LightGBM, or any other with a method `predict_proba`, `decision_function` or `predict`. If the data has
+            several inputs per example, it gets one array for each, as the `forward` of a module would.
         bounds: As for `Target`.
         activations: A separate function that returns such a dict. Without activations, the output is the only layer.
         preprocess: As for `Target`.
@@ -52,6 +55,7 @@ class BlackBox:
             its weights.
         label_order: As for `Target`.
         channels: As for `Target`; `auto` is `first`.
+        perturbed: As for `Target`.
         batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
@@ -72,6 +76,7 @@ class BlackBox:
     version: str = ""
     label_order: Sequence[int] | None = None
     channels: Channels = "auto"
+    perturbed: str | int | None = None
     batch_size: int | None = None
     workers: int = 1
     retries: int = 0
@@ -102,8 +107,8 @@ class BlackBox:
                 raise UsageError(f"BlackBox: {name} must be a positive number, got {value!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the counts and the cache, which belong to this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "requests"}
+        """Everything but the counts, the cache and the examples at hand, which belong to this process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("requests", "beside")}
 
     @cached_property
     def requests(self) -> Requests:
@@ -117,6 +122,11 @@ class BlackBox:
             rate=self.rate,
             cache_bytes=int(mib * 2**20),
         )
+
+    @cached_property
+    def beside(self) -> Beside:
+        """The other inputs of the examples, if the data has several inputs per example."""
+        return Beside()
 
     @property
     def entry(self) -> str | None:
@@ -167,8 +177,10 @@ class BlackBox:
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
         """Return the scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
-        n_sent = len(inputs) if self.keeps_padding else _without_padding(inputs)
-        answers = self._request(inputs[:n_sent], needs_activations=on_activation is not None)
+        others = self.beside.rows(len(inputs))
+        n_sent = len(inputs) if self.keeps_padding else max(map(_without_padding, (inputs, *others.values())))
+        sent = {key: values[:n_sent] for key, values in others.items()}
+        answers = self._request(inputs[:n_sent], sent, needs_activations=on_activation is not None)
         if n_sent < len(inputs):
             answers = answers.rows(torch.arange(len(inputs)).clamp(max=n_sent - 1))
         if on_activation is not None:
@@ -184,7 +196,7 @@ class BlackBox:
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
         with self.requests.fresh():
-            answers = self._request(inputs.contiguous(), needs_activations=True)
+            answers = self._request(inputs.contiguous(), self.beside.rows(len(inputs)), needs_activations=True)
         shapes = {name: tuple(values.shape) for name, values in (answers.activations or {}).items()}
         if OUTPUT in shapes:
             raise UsageError(f"a layer must not be named {OUTPUT!r}, which is the name of the output: rename it")
@@ -194,25 +206,27 @@ class BlackBox:
             for k, (name, shape) in enumerate(shapes.items())
         ]
 
-    def _request(self, inputs: Tensor, needs_activations: bool) -> Answers:
+    def _request(self, inputs: Tensor, others: dict[Key, Tensor], needs_activations: bool) -> Answers:
         with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
             own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
             expected = as_expected(prepared.detach().cpu().float(), self.channels)
-            answers = self.requests(expected.numpy(), needs_activations)
+            batch = Examples(expected.numpy(), {key: values.numpy() for key, values in others.items()})
+            answers = self.requests(batch, needs_activations)
             if not isinstance(self.output, Detections):
                 return answers
             return replace(answers, outputs=scale_boxes(answers.outputs, prepared.shape[-2:], inputs.shape[-2:]))
 
-    def _answer(self, inputs: Array, needs_activations: bool) -> Answers:
+    def _answer(self, batch: Examples, needs_activations: bool) -> Answers:
         """The answers of the function to one batch."""
-        kept = inputs.copy() if needs_activations and self.activations is not None else inputs
-        result = self.predict(inputs)
+        inputs = batch.inputs
+        kept = batch.copy() if needs_activations and self.activations is not None else batch
+        result = self._call(self.predict, batch)
         activations: Mapping[str, Array] = {}
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             result, activations = result
         if needs_activations and self.activations is not None:
-            activations = {**activations, **self.activations(kept)}
+            activations = {**activations, **self._call(self.activations, kept)}
         outputs = self._outputs(result, inputs)
         if outputs.ndim == 0 or len(outputs) != len(inputs):
             raise ModelError(
@@ -222,6 +236,13 @@ class BlackBox:
         if not needs_activations:
             return Answers(outputs, None)
         return Answers(outputs, {name: as_tensor(value, f"layer {name!r}") for name, value in activations.items()})
+
+    def _call(self, function: Callable[..., Any], batch: Examples) -> Any:
+        """What a function returns for a batch: with one array, or with those of several inputs per example."""
+        if not batch.others:
+            return function(batch.inputs)
+        arguments = self.beside.arguments(batch.inputs, dict(batch.others), function)
+        return function(*arguments.args, **arguments.kwargs)
 
     def _outputs(self, result: Any, inputs: Array) -> Tensor:
         """Return what the function returned as a tensor: its scores, or the detections of a detector."""
@@ -250,7 +271,7 @@ def fresh_answers(target: AnyTarget) -> AbstractContextManager[None]:
 
 def _without_padding(inputs: Tensor) -> int:
     """The number of inputs up to the first of the copies of the last one that a batch may end with."""
-    differs = (inputs != inputs[-1:]).flatten(1).any(1).nonzero()
+    differs = (inputs != inputs[-1:]).reshape(len(inputs), -1).any(1).nonzero()
     return 1 if not len(differs) else int(differs[-1]) + 2
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
+from torch.fx._pytree import tree_flatten_spec
+from torch.utils._pytree import tree_unflatten
 
-from themis.errors import ModelError
-from themis.target.activations import ACTIVATION_NAMES, OnActivation
+from themis.errors import ModelError, UsageError
+from themis.target.activations import ACTIVATION_NAMES, Arguments, OnActivation, call_module
 
 OPERATORS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
 """Operators whose results are neurons, each with the name of its variant that does not work in place."""
@@ -34,23 +37,32 @@ class ScriptTracer:
         self._default_arguments: list[Any] = []
         self._has_warned = False
 
-    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
+    def trace(self, inputs: Any, on_activation: OnActivation) -> Any:
         self._expose()  # every time, since the weights may have changed
         return self.forward(inputs, on_activation, self._names)
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+    def forward(self, inputs: Any, on_activation: OnActivation, names: Container[str]) -> Any:
         if self._function is None:
             return self.run(inputs)
         with _without_optimizer():
-            result, *activations = self._function(inputs, *self._default_arguments)
+            result, *activations = self._function(*self._positional(inputs))
         for name, activation in zip(self._names, activations, strict=True):
             if name in names:
                 on_activation(name, activation)
         return result
 
-    def run(self, inputs: Tensor) -> Any:
+    def run(self, inputs: Any) -> Any:
         with _without_optimizer():
-            return self.module(inputs)
+            return call_module(self.module, inputs)
+
+    def _positional(self, inputs: Any) -> list[Any]:
+        """All arguments of the graph in order, the defaults of those that are not given included."""
+        arguments = inputs if isinstance(inputs, Arguments) else Arguments((inputs,), {})
+        names = script_parameters(self.module)
+        values = dict(zip(names[1:], self._default_arguments, strict=True))
+        values.update(zip(names, arguments.args, strict=False))
+        values.update(arguments.kwargs)
+        return [values[name] for name in names]
 
     def _expose(self) -> None:
         try:
@@ -93,14 +105,34 @@ class ExportTracer:
         self._names = dict(zip(activations, numbered([_path(node) for node in activations]), strict=True))
         self.activation_results = set(self._names.values())
 
-    def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
+    def trace(self, inputs: Any, on_activation: OnActivation) -> Any:
         return self.forward(inputs, on_activation, self.activation_results)
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
-        return _TracingInterpreter(self.module, self._names, on_activation, names).run(inputs)
+    def forward(self, inputs: Any, on_activation: OnActivation, names: Container[str]) -> Any:
+        interpreter = _TracingInterpreter(self.module, self._names, on_activation, names)
+        if not isinstance(inputs, Arguments):
+            return interpreter.run(inputs)
+        arguments = self._as_exported(inputs)
+        return interpreter.run(*tree_flatten_spec((arguments.args, arguments.kwargs), self._in_spec))
 
-    def run(self, inputs: Tensor) -> Any:
-        return self.module(inputs)
+    def run(self, inputs: Any) -> Any:
+        return call_module(self.module, self._as_exported(inputs) if isinstance(inputs, Arguments) else inputs)
+
+    def _as_exported(self, arguments: Arguments) -> Arguments:
+        """The arguments by position or by name, as those were that the program was exported with."""
+        by_position, by_name = tree_unflatten(range(self._in_spec.num_leaves), self._in_spec)
+        if len(arguments.args) > len(by_position):
+            raise UsageError(
+                f"the program was exported with the named inputs {', '.join(map(repr, by_name))}, but those of the "
+                "data have positions: give the data as a dict"
+            )
+        bound = inspect.signature(self.module.forward).bind(*arguments.args, **arguments.kwargs).arguments
+        return Arguments(tuple(bound.values())[: len(by_position)], {name: bound[name] for name in by_name})
+
+    @property
+    def _in_spec(self) -> Any:
+        """The structure of the arguments that the program was exported with: a tuple and a dict."""
+        return self.module._in_spec
 
 
 class _TracingInterpreter(fx.Interpreter):
@@ -129,6 +161,11 @@ def is_exported(module: nn.Module) -> bool:
     return isinstance(module, fx.GraphModule) and any(
         isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
     )
+
+
+def script_parameters(module: Any) -> list[str]:
+    """The names of the parameters of a TorchScript module."""
+    return [argument.name for argument in module._c._get_method("forward").schema.arguments[1:]]
 
 
 def _frozen_graph(module: Any) -> tuple[Any, list[Any]]:

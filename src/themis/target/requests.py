@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.data.several import Key
 from themis.errors import ThemisError
 
 Array = NDArray[np.float32]
@@ -23,6 +25,31 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before a call is repeated for the first time, which double with each repetition, and their limit."""
 CACHE_MIB = 256
 """Memory for answers if no other is given."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Perturbed inputs, and the other inputs of the same examples by name or position, if there are several."""
+
+    inputs: Array
+    others: dict[Key, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def rows(self, rows: slice | list[int]) -> Examples:
+        """A part of the examples."""
+        return Examples(self.inputs[rows], {key: values[rows] for key, values in self.others.items()})
+
+    def copy(self) -> Examples:
+        return Examples(self.inputs.copy(), {key: values.copy() for key, values in self.others.items()})
+
+    def hash_of(self, row: int) -> bytes:
+        """A hash of all inputs of one example."""
+        content = hashlib.blake2b(self.inputs[row].tobytes(), digest_size=16)
+        for values in self.others.values():
+            content.update(values[row].tobytes())
+        return content.digest()
 
 
 @dataclass(frozen=True)
@@ -74,11 +101,11 @@ class Sent:
 
 
 class Requests:
-    """Calls `answer(inputs, needs_activations)` with batches of inputs, and counts what it was sent."""
+    """Calls `answer(batch, needs_activations)` with batches of inputs, and counts what it was sent."""
 
     def __init__(
         self,
-        answer: Callable[[Array, bool], Answers],
+        answer: Callable[[Examples, bool], Answers],
         *,
         batch_size: int | None = None,
         workers: int = 1,
@@ -96,11 +123,11 @@ class Requests:
         self._cache = _Cache(cache_bytes)
         self._reads_cache = True
 
-    def __call__(self, inputs: Array, needs_activations: bool) -> Answers:
-        """The answers to `inputs [inputs, ...]`."""
+    def __call__(self, inputs: Examples, needs_activations: bool) -> Answers:
+        """The answers to all inputs."""
         if not (self._cache.max_bytes and self._reads_cache):
             return self._send(inputs, needs_activations)
-        keys = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in inputs]
+        keys = [inputs.hash_of(row) for row in range(len(inputs))]
         known = {key: self._cache.get(key) for key in keys}
         usable = {
             key: answer
@@ -113,7 +140,7 @@ class Requests:
                 first_row.setdefault(key, row)
         self.sent += Sent(cached=len(inputs) - len(first_row))
         if first_row:
-            answers = self._send(inputs[list(first_row.values())], needs_activations)
+            answers = self._send(inputs.rows(list(first_row.values())), needs_activations)
             for k, key in enumerate(first_row):
                 usable[key] = answers.rows(slice(k, k + 1))
                 self._cache.put(key, usable[key])
@@ -131,9 +158,9 @@ class Requests:
         finally:
             self._reads_cache = before
 
-    def _send(self, inputs: Array, needs_activations: bool) -> Answers:
+    def _send(self, inputs: Examples, needs_activations: bool) -> Answers:
         size = min(filter(None, (self.batch_size, self.campaign_batch)), default=len(inputs))
-        batches = [inputs[first : first + size] for first in range(0, len(inputs), size)]
+        batches = [inputs.rows(slice(first, first + size)) for first in range(0, len(inputs), size)]
         if self.workers == 1 or len(batches) == 1:
             return Answers.join([self._call(batch, needs_activations) for batch in batches])
         with ThreadPoolExecutor(min(self.workers, len(batches))) as pool:
@@ -145,7 +172,7 @@ class Requests:
                     call.cancel()  # those that have not begun
                 raise
 
-    def _call(self, batch: Array, needs_activations: bool) -> Answers:
+    def _call(self, batch: Examples, needs_activations: bool) -> Answers:
         """One call; after an error it is made again, with longer and longer waits."""
         for attempt in range(self.retries + 1):
             self._wait_for_turn()

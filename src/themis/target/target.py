@@ -302,9 +302,7 @@ class Target:
         """The prepared inputs, with the other inputs of their examples if there are any."""
         if self.beside.others is None:
             return prepared
-        if not isinstance(self.tracer, ActivationTracer):
-            raise UsageError("several inputs per example need a module in eager mode, not TorchScript or torch.export")
-        return self.beside.arguments(prepared, self.module)
+        return self.beside.arguments(prepared, self.beside.rows(len(prepared)), self.module)
 
     @cached_property
     def beside(self) -> Beside:

@@ -134,6 +134,7 @@ def _timm(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
 def _hugging_face(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
     call = read_call(name, "model")
     models = _import("transformers", "transformers")
+    models.utils.logging.disable_progress_bar()  # it would be printed beside the progress of the campaign
     return _configured(_named(call, models.AutoModelForImageClassification.from_pretrained, {}))
 
 
