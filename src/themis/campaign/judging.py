@@ -74,7 +74,8 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
         uniform = state.moments["uniform"].moments()
         scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
         blocks = rescale(state.panel.blocks(), scale)
-        is_judged = ~_is_dead(setup.clean, state.total_moments())[setup.panel_neurons]
+        total = state.total_moments()
+        is_judged = ~_is_dead(setup.clean, total)[setup.panel_neurons]
         run = Run(
             stop=f"Stopped because {why}.",
             stop_reason=reason,
@@ -98,6 +99,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             seconds=Seconds(**state.clock.phases, total=0.0),
             environment=setup.environment,
             requests=None if setup.calculator.sent is None else asdict(setup.calculator.sent),
+            posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
         )
     setup.calculator.release()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))

@@ -46,6 +46,7 @@ COMMANDS = {
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",
     "compare": "compare techniques and criteria at equal cost",
+    "evaluate": "answer the questions of the paper's evaluation, on many models",
     "zoo": "list, verify and train the models of the zoo",
     "doctor": "check the installation and this machine",
     "completion": "print a script that completes options in the shell",

@@ -1,4 +1,4 @@
-"""Techniques by name: search policies, and coverage criteria that guide the mutation fuzzer."""
+"""Techniques by name: search policies, the paper's preset, and coverage criteria that guide the mutation fuzzer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ GUIDED = "fuzz"
 """The policy that a criterion guides; it is not a technique without one."""
 DIFFERENTIAL = "deepxplore"
 """The policy that compares the target with other models."""
+PRESET = "paper-preset"
+"""The paper's method with all its settings, of which the policy `paper` is only one."""
 
 
 @dataclass(frozen=True)
 class Technique:
-    """A way to search: a policy, or the fuzzer guided by a criterion. Equal techniques have equal names."""
+    """A way to search: a policy, a preset, or the fuzzer guided by a criterion. Equal techniques have equal names."""
 
     name: str
     criterion: str | None = None
+    preset: str | None = None
 
 
 def choose_technique(name: str) -> Technique:
@@ -32,6 +35,8 @@ def choose_technique(name: str) -> Technique:
     policies = [policy for policy in POLICIES if policy != GUIDED]
     if name.lower() in policies:
         return Technique(name.lower())
+    if name.lower() == PRESET:
+        return Technique(PRESET, preset="paper")
     base = name.partition("(")[0].strip().lower()
     try:
         criterion = choose_criterion(name)
@@ -39,7 +44,7 @@ def choose_technique(name: str) -> Technique:
         if "(" in name or base in CRITERIA:
             raise UsageError(f"technique {name!r}: {error}") from error
         raise UsageError(
-            f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, *CRITERIA])}"
+            f"techniques must be policies or criteria, got {name!r}: {nearest(name, [*policies, PRESET, *CRITERIA])}"
         ) from error
     if not criterion.can_guide:
         raise UsageError(

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from themis.errors import MissingExtraError, UsageError
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
@@ -154,6 +157,9 @@ class Run:
     requests: dict[str, int] | None = None
     """What a black box was sent since the campaign was started or resumed: `inputs` in `calls`, of which some were
     `repeated` after an error, and how many inputs were `cached`; None for other models."""
+    posterior_means: NDArray[np.float64] | None = field(default=None, repr=False)
+    """The posterior mean of every neuron's sensitivity `[neurons]`, in the order of `start.layers` and in the units of
+    `start.settings.scale`; None for a run that was opened from its folder."""
 
     @property
     def handle(self) -> RunHandle:

@@ -119,7 +119,7 @@ def compare(
                 f"got {plan.max_passes:,}: raise it, or use fewer seeds"
             )
         spec = perturbation if isinstance(perturbation, str) else None
-        setup = _Setup(target, parts, chosen, spec, plan, train, rivals, origin)
+        setup = ComparisonSetup(target, parts, chosen, spec, plan, train, rivals, origin)
         environment, tested = describe_environment(target.device), describe_tested(target, seeds, origin)
         folder.begin(ExperimentPlan(setup.record(tested), FREE), environment)
         grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES, RATES_FORM) or {})}, listener)
@@ -148,7 +148,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class _Setup:
+class ComparisonSetup:
     """What techniques are compared on."""
 
     target: AnyTarget

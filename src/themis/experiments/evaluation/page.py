@@ -1,0 +1,407 @@
+"""An evaluation as tables and as one page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from themis.experiments.comparison.statistics import LEAST_SPAN
+from themis.experiments.comparison.table import TITLES
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
+from themis.experiments.evaluation.variants import BASE
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, format_value, plural
+from themis.experiments.techniques import PRESET
+from themis.runs.run import percent
+
+DEGENERATE = "degenerate"
+BUDGETS = {"passes": "equal passes", "tests": "equal tests"}
+DEFINITIONS = {"r": ("degenerate", "at full strength"), "r_box": ("box_degenerate", "over the whole range")}
+"""The key of an r, the key that says why it is not scored, and which error rate it is with."""
+PAPER_FAULTS, PAPER_TIME = 3.78, 0.271
+"""The paper's faults over the mean of the four baselines when all are done, and its additional time."""
+
+
+def evaluation_page(evaluation: Evaluation, figures: Sequence[Path] = ()) -> str:
+    """The whole evaluation as a Markdown document."""
+    content = evaluation.content
+    parts = ["# Evaluation", *opening(evaluation)]
+    for title, tables in evaluation_tables(evaluation).items():
+        parts += [f"## {title}", *(table.markdown() for table in tables)]
+    parts += [f"![{path.stem.replace('-', ' ')}]({path.name})" for path in figures]
+    if content["failed"]:
+        reasons = dict.fromkeys(
+            f"{record['model']} {record['perturbation']}: {record['error']}" for record in content["failed"]
+        )
+        parts += ["## Failed cells", *(f"- {reason}" for reason in reasons)]
+    return "\n\n".join(parts)
+
+
+def opening(evaluation: Evaluation) -> list[str]:
+    """What was run, and which models are missing."""
+    content = evaluation.content
+    models = sorted({pair["model"] for pair in content["pairs"]})
+    lines = [
+        f"Themis {content['version']}: {plural(len(models), 'model')}, "
+        f"{plural(len(content['pairs']), 'pair')} of a model and a perturbation."
+    ]
+    lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
+    if content["failed"]:
+        lines.append(f"{plural(len(content['failed']), 'cell')} failed and will run again with the next call.")
+    return lines
+
+
+def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict[str, list[Table]]:
+    """The tables of every question that has results; brief ones leave out the correlations of single cells."""
+    sections = {
+        "Fault detection capability": [*capability_tables(evaluation, is_brief=is_brief)],
+        "Faults at equal budgets": [*fault_tables(evaluation)],
+        "Faults when done": [*done_tables(evaluation)],
+        "The theory": [*theory_tables(evaluation)],
+        "Time": [*time_tables(evaluation)],
+        "Parameters": [*variant_tables(evaluation)],
+    }
+    return {title: tables for title, tables in sections.items() if tables}
+
+
+def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iterable[Table]:
+    """The correlation of faults with the error rate: counted over all cells, and cell by cell."""
+    for name, budget in _grids(evaluation):
+        cells = _cells(evaluation, name, budget)
+        yield _count_table(cells, name, budget)
+        for key in () if is_brief else DEFINITIONS:
+            yield _r_table(cells, name, budget, key)
+
+
+def _grids(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The grids and budgets that have results."""
+    pairs = evaluation.content["pairs"]
+    return [
+        (name, budget)
+        for name in TITLES
+        for budget in BUDGETS
+        if any(grid["name"] == name for pair in pairs for grid in pair["budgets"].get(budget, []))
+    ]
+
+
+def _cells(evaluation: Evaluation, name: str, budget: str) -> list[tuple[Record, Record]]:
+    """The pairs that have results on a grid at a budget, each with them."""
+    return [
+        (pair, grid)
+        for pair in evaluation.content["pairs"]
+        for grid in pair["budgets"].get(budget, [])
+        if grid["name"] == name
+    ]
+
+
+def _techniques(grids: Iterable[Record]) -> list[str]:
+    """All techniques, Themis first."""
+    names = dict.fromkeys(row["technique"] for grid in grids for row in grid["rows"])
+    return sorted(names, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))
+
+
+def _row(grid: Record, technique: str) -> Record:
+    return next((row for row in grid["rows"] if row["technique"] == technique), {"r": {}, "r_box": {}, "total": {}})
+
+
+def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> Table:
+    """How often each technique has a strong correlation, by both definitions, for distinct and for raw faults."""
+    rows = []
+    for technique in _techniques(grid for _, grid in cells):
+        texts = [technique]
+        for count in ("distinct", "faults"):
+            for key in DEFINITIONS:
+                values = [(_row(grid, technique)[key].get(count) or [None])[0] for _, grid in cells]
+                defined = [value for value in values if value is not None]
+                strong = sum(value >= STRONG for value in defined)
+                median = format_number(float(np.median(defined)), 2) if defined else NONE
+                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NONE)
+        leads = sum(_row(grid, technique).get("r_lead", {}).get("over_rival") == "ahead" for _, grid in cells)
+        rows.append((*texts, str(leads)))
+    degenerate = [sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values()]
+    columns = ("technique", "full strength", "whole range", "raw, full strength", "raw, whole range", "ahead")
+    notes = [
+        f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
+        "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
+        f"{degenerate[0]} of {plural(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
+        f"over the whole range; their error rates span less than {LEAST_SPAN:.2f}, or depend on one magnitude."
+    ]
+    return Table(f"Strong correlations, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
+
+
+def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: str) -> Table:
+    """Pearson's r of distinct faults in every cell, with its interval."""
+    why, where = DEFINITIONS[key]
+    techniques = _techniques(grid for _, grid in cells)
+    rows = []
+    for pair, grid in cells:
+        spans = grid["rates"] if key == "r" else grid["box_rates"]
+        if grid[why] is not None:
+            values = [DEGENERATE, *(NONE for _ in techniques[1:])]
+        else:
+            values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
+        rows.append((_pair(pair), f"{percent(min(spans), 0)}..{percent(max(spans), 0)}", *values))
+    title = f"r with the error rate {where}, {TITLES[name]}, {BUDGETS[budget]}"
+    notes = [f"Distinct faults, with 95% intervals. {NONE}: undefined, see themis compare."]
+    return Table(title, ("cell", "error rates", *techniques), rows, notes)
+
+
+def _pair(pair: Record) -> str:
+    return f"{pair['model']} {pair['perturbation']}"
+
+
+def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Distinct faults at equal budgets, and how they compare."""
+    for name, budget in _grids(evaluation):
+        cells = _cells(evaluation, name, budget)
+        techniques = _techniques(grid for _, grid in cells)
+        rows = [
+            (
+                _pair(pair),
+                *(_found(_row(grid, technique)) for technique in techniques),
+                *(_ratio(grid["ratios"].get(technique, {}).get("over_best")) for technique in THEMIS),
+            )
+            for pair, grid in cells
+        ]
+        columns = ("cell", *techniques, *(f"{technique} / best" for technique in THEMIS))
+        budgets = sorted({pair["limits"][budget] for pair, _ in cells})
+        notes = [
+            f"Sums over magnitudes, means over campaigns, of distinct faults after "
+            f"{' or '.join(f'{limit:,}' for limit in budgets)} {budget}. Best: the best technique but those of Themis.",
+            *_ratio_notes([grid["ratios"] for _, grid in cells]),
+        ]
+        yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
+
+
+def _found(row: Record) -> str:
+    return format_count(row["total"]["distinct_faults"][0]) if row["total"] else NONE
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else format_number(value, 2)
+
+
+def _ratio_notes(ratios: list[Record]) -> list[str]:
+    """Geometric means of the ratios to rivals, over cells in which they are defined."""
+    notes = []
+    for technique in THEMIS:
+        texts = []
+        for over, rival in (
+            ("over_best", "the best rival"),
+            ("over_four", "the mean of the four baselines"),
+            ("over_random", "random"),
+        ):
+            values = [own[technique][over] for own in ratios if technique in own and own[technique][over]]
+            if values:
+                mean = math.exp(float(np.mean(np.log(values))))
+                texts.append(f"{mean:.2f} times {rival} ({min(values):.2f} to {max(values):.2f})")
+        if texts:
+            notes.append(f"{technique} found, as a geometric mean over cells: {', '.join(texts)}.")
+    return notes
+
+
+def done_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Every technique when it was done."""
+    done = evaluation.content["done"]
+    if not done:
+        return
+    names = dict.fromkeys(name for pair in done for name in pair["techniques"])
+    rows = []
+    for name in sorted(names, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name)):
+        own = [pair["techniques"][name] for pair in done if name in pair["techniques"]]
+        stops: dict[str, int] = {}
+        for row in own:
+            for reason, count in row["stops"].items():
+                stops[reason] = stops.get(reason, 0) + count
+        texts = [f"{count} {WHY.get(reason, reason)}" for reason, count in sorted(stops.items())]
+        rows.append(
+            (
+                name,
+                format_count(_mean(own, "tests")),
+                format_count(_mean(own, "distinct_faults")),
+                format_count(_mean(own, "faults")),
+                percent(_mean(own, "scc")),
+                ", ".join(texts),
+            )
+        )
+    columns = ("technique", "tests", "distinct faults", "raw", "SCC", "how campaigns ended")
+    notes = [
+        f"Means over {plural(len(done), 'cell')}. The paper: 21,399 tests for Themis, 3,774 for NC, 18,501 for KMNC, "
+        f"20,052 for IDC and 26,757 for LSA, and {PAPER_FAULTS} times the faults of the four.",
+        *_ratio_notes([pair["ratios"] for pair in done]),
+    ]
+    yield Table("Faults when each technique was done", columns, rows, notes)
+
+
+WHY = {"coverage": "by coverage", "plateau": "on a plateau", "tests": "not done", "found": "by what was found"}
+"""How campaigns end, in words."""
+
+
+def _mean(records: list[Record], name: str) -> float:
+    return float(np.mean([record[name] for record in records]))
+
+
+def theory_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """What coverage of 100% means for the faults, how stable means are, and how normal sensitivities are."""
+    theory = evaluation.content["theory"]
+    if theory:
+        yield _claim_table(theory)
+        yield _stability_table(theory)
+    sensitive = [pair for pair in evaluation.content["pairs"] if pair["sensitivity"] is not None]
+    if sensitive:
+        yield _sensitivity_table(sensitive)
+
+
+def _claim_table(theory: list[Record]) -> Table:
+    rows = []
+    for record in theory:
+        reference = record["reference"]
+        texts = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}"]
+        texts.append(f"{reference['distinct_faults']:,}")
+        for name in ("preset", "default", "rule"):
+            found = record[name]
+            if found is None:
+                texts.append("not reached")
+            else:
+                shares = (_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups"))
+                texts.append(f"{found['tests']:,}: {' / '.join(shares)}")
+        rows.append(tuple(texts))
+    columns = ("cell", "known faults", f"{PRESET} at 100%", "scheduled at 100%", "scheduled, default rule")
+    notes = [
+        "Tests until then, and the shares of a reference run's distinct faults / failing seeds / groups of faults that "
+        "had been found by then. The reference is a longer campaign of scheduled with other random numbers. The "
+        "default rule stops at coverage of 100% only if little is left to find: an estimated 90% of the distinct "
+        "faults within reach were found, and the residual risk is at most 1%."
+    ]
+    for name, title in (
+        ("preset", f"{PRESET} at 100%"),
+        ("default", "scheduled at 100%"),
+        ("rule", "the default rule"),
+    ):
+        shares = [
+            record[name]["of_faults"] for record in theory if record[name] and record[name]["of_faults"] is not None
+        ]
+        if shares:
+            notes.append(
+                f"{title}: median share of the distinct faults {percent(float(np.median(shares)), 0)} "
+                f"({percent(min(shares), 0)} to {percent(max(shares), 0)}), reached in {len(shares)} of "
+                f"{plural(len(theory), 'cell')}."
+            )
+    return Table("Share of the faults found when coverage first reached 100%", columns, rows, notes)
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else format_number(value, 2)
+
+
+def _stability_table(theory: list[Record]) -> Table:
+    rows = []
+    for record in theory:
+        stability, normality = record["stability"], record["normality"] or {}
+        rows.append(
+            (
+                f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}",
+                f"{stability['sets']} x {stability['tests']:,}",
+                _percent(stability["model_deviation"]),
+                _percent(stability["median_deviation"]),
+                _percent(stability["within_10_percent"]),
+                _share(normality.get("skewness_absolute")),
+                _share(normality.get("kurtosis_absolute")),
+                _percent(normality.get("compatible_absolute")),
+                _percent(normality.get("compatible_signed")),
+            )
+        )
+    columns = (
+        "cell",
+        "sets x tests",
+        "model",
+        "median neuron",
+        "neurons within 10%",
+        "skewness",
+        "kurtosis",
+        "normal",
+        "signed, normal",
+    )
+    notes = [
+        "Deviation of inferred means between disjoint sets of seeds, the largest over sets: of the model's mean over "
+        "neurons, and of single neurons. Skewness and excess kurtosis of the sensitivities, medians over neurons; "
+        "normal: share of neurons compatible with a normal distribution, for sensitivities and for signed differences. "
+        "The paper: means deviate by less than 10%, and differences are often normal."
+    ]
+    return Table("Stability of the inferred means, and normality", columns, rows, notes)
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else percent(value)
+
+
+def _sensitivity_table(pairs: list[Record]) -> Table:
+    rows = []
+    for pair in pairs:
+        found = pair["sensitivity"]
+        rates = found["error_rates"]
+        value = DEGENERATE if found["degenerate"] is not None else format_value([found["r"]])
+        rows.append((_pair(pair), f"{percent(min(rates), 0)}..{percent(max(rates), 0)}", value))
+    notes = [
+        "Pearson's r over all magnitudes of the error rate over the whole range and the mean sensitivity of all "
+        "neurons under random."
+    ]
+    return Table("Sensitivity and error rate", ("cell", "error rates", "r"), rows, notes)
+
+
+def time_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Seconds by phase: techniques when done, and the preset with and without its sampler."""
+    done = evaluation.content["done"]
+    if done:
+        names = dict.fromkeys(name for pair in done for name in pair["techniques"])
+        rows = []
+        for name in sorted(names, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name)):
+            own = [pair["techniques"][name] for pair in done if name in pair["techniques"]]
+            tests = sum(row["tests"] for row in own)
+            rows.append(
+                (
+                    name,
+                    *(
+                        format_number(_mean(own, f"seconds_{phase}"), 2)
+                        for phase in ("measure", "judge", "search", "total")
+                    ),
+                    format_number(_mean(own, "fit_seconds"), 2),
+                    format_number(1000 * sum(row["seconds_total"] for row in own) / max(tests, 1), 2),
+                )
+            )
+        notes = [
+            "Means over cells, in seconds, until each technique was done; fit: fitting the criterion, which is done "
+            f"before. The paper: {PAPER_TIME:.0%} more time than the baselines."
+        ]
+        columns = ("technique", "measure", "judge", "search", "total", "fit", "ms per test")
+        yield Table("Time until done", columns, rows, notes)
+
+
+def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """The paper's preset with one parameter changed at a time, by cell."""
+    by_cell: dict[tuple[str, str, float], list[Record]] = {}
+    for record in evaluation.content["variants"]:
+        by_cell.setdefault((record["model"], record["perturbation"], record["magnitude"]), []).append(record)
+    for (model, perturbation, magnitude), records in by_cell.items():
+        columns = ("variant", "first round", "of all", "tests to 100%", "at the end", "faults", "judge s", "total s")
+        rows = [
+            (
+                record["technique"],
+                percent(record["first_coverage"]),
+                percent(record["first_coverage_all"]),
+                NONE if record["tests_to_coverage"] is None else f"{record['tests_to_coverage']:,}",
+                percent(record["coverage"]),
+                f"{record['distinct_faults']:,}",
+                format_number(record["seconds_judge"], 2),
+                format_number(record["seconds_total"], 2),
+            )
+            for record in sorted(records, key=lambda record: (record["technique"] != BASE, record["technique"]))
+        ]
+        notes = [
+            f"{records[0]['neurons']:,} neurons. First round: coverage of the sampled neurons, and of all neurons, "
+            f"after {records[0]['first_tests']:,} tests. {BASE} is the preset, with 1,000 sampled neurons; sample-all "
+            "has no sampler."
+        ]
+        yield Table(f"The preset's parameters, {model} {perturbation} {magnitude:.3g}", columns, rows, notes)

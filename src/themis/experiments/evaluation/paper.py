@@ -1,0 +1,48 @@
+"""The plan of the paper's evaluation: its ten models, four perturbations and four baselines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from themis.experiments.evaluation.plan import EvaluationPlan
+
+MODELS: dict[str, dict[str, Any]] = {
+    "lenet1-mnist": {"row": "MNIST (LeNet-1)"},
+    "lenet4-mnist": {"row": "MNIST (LeNet-4)"},
+    "lenet5-mnist": {"row": "MNIST (LeNet-5)"},
+    "mlp-pdf": {"row": "Contagio (<200,200>)"},
+    "mlp-drebin": {"row": "Drebin (<200,10>)"},
+    "vgg19-imagenet": {"row": "ImageNet (VGG-19)"},
+    "resnet50-imagenet": {"row": "ImageNet (ResNet-50)"},
+    "dave2-udacity": {"row": "Udacity (DAVE-2)"},
+    "resnet56-cifar10": {"row": "Cifar10 (ResNet56)"},
+    "densenet121-cifar10": {"row": "Cifar10 (DenseNet121)"},
+    "efficientnet-lite0-imagenet": {"row": "ImageNet (EfficientNet-Lite0, a substitute)"},
+}
+LARGE = ("vgg19-imagenet", "resnet50-imagenet", "densenet121-cifar10", "efficientnet-lite0-imagenet")
+"""Models with millions of neurons; one neuron per channel is also how the paper counts them on ImageNet."""
+
+
+def paper_plan() -> EvaluationPlan:
+    """The plan for the models of the paper.
+
+    One test of CW costs 304 passes, so its budget in tests is small, and only the paper's magnitudes are used.
+    """
+    return EvaluationPlan.of(
+        {
+            "models": MODELS,
+            "perturbations": ["cw", "fgsm", "pgd", "gaussian"],
+            "exceptions": {
+                "cw": {
+                    "magnitudes": "paper",
+                    "tests": 100,
+                    "judge_seeds": 100,
+                    "grid_seeds": 20,
+                    "questions": "faults",
+                },
+                "pgd": {"tests": 500, "judge_seeds": 300, "grid_seeds": 100, "questions": "faults"},
+                "fgsm": {"questions": "faults,done"},
+                **{name: {"neurons": "channel", "seeds": 300, "judge_seeds": 300, "grid_seeds": 100} for name in LARGE},
+            },
+        }
+    )

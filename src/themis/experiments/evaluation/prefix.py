@@ -1,0 +1,42 @@
+"""What a campaign had found when it had spent a budget: every budget is read off one campaign."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from themis.experiments.comparison.cells import count_by_seed, describe_campaign
+from themis.experiments.comparison.plan import CampaignCell
+from themis.runs.run import Run
+
+
+def tests_within(result: Run, passes: int) -> int:
+    """How many tests a campaign had run when it had spent `passes`; the tests of a round are taken to cost the same."""
+    spent = [result.start.n_seeds, *(round.passes for round in result.rounds)]
+    tests = [0, *(round.tests for round in result.rounds)]
+    return int(np.interp(passes, spent, tests) + 1e-9)
+
+
+def passes_after(result: Run, n_tests: int) -> int:
+    """The passes that a campaign had spent after its first tests."""
+    spent = [result.start.n_seeds, *(round.passes for round in result.rounds)]
+    tests = [0, *(round.tests for round in result.rounds)]
+    return round(float(np.interp(n_tests, tests, spent)))
+
+
+def describe_prefix(cell: CampaignCell, result: Run, n_tests: int) -> dict[str, Any]:
+    """The first tests of a campaign, in the form of a whole one; coverage is that of the last round within them."""
+    rounds = [round for round in result.rounds if round.tests <= n_tests] or result.rounds[:1]
+    columns = result.faults.columns if len(result.faults) else {}
+    is_within = columns["id"] < n_tests if columns else np.zeros(0, dtype=bool)
+    by_seed = count_by_seed({name: values[is_within] for name, values in columns.items()} if is_within.any() else {})
+    return describe_campaign(cell, replace(result, rounds=rounds)) | {
+        "tests": n_tests,
+        "passes": passes_after(result, n_tests),
+        "faults": sum(by_seed["faults"]),
+        "distinct_faults": sum(by_seed["distinct"]),
+        "failing_seeds": len(by_seed["seed_id"]),
+        "by_seed": by_seed,
+    }

@@ -1,0 +1,201 @@
+"""The results of an evaluation: what its cells say about each question, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from themis.experiments.comparison.grid import Grid
+from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
+from themis.experiments.comparison.statistics import correlate, why_degenerate
+from themis.experiments.comparison.summary import summarise
+from themis.experiments.evaluation.plan import CAMPAIGNS, DONE, RATES, THEORY, VARIANT, EvaluationCell, EvaluationPlan
+from themis.experiments.techniques import BASELINES, PRESET
+from themis.version import __version__
+
+Record = dict[str, Any]
+THEMIS = (PRESET, "scheduled")
+"""The techniques under evaluation: the paper's method, and the default of this package."""
+STRONG = 0.7
+"""From this correlation on, the paper calls a fault detection capability strong."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished evaluation, as plain data in the form of `evaluation.json`."""
+
+    content: Record
+
+    @property
+    def n_failed(self) -> int:
+        """Cells without a result."""
+        return len(self.content["failed"])
+
+
+def conclude_evaluation(
+    plan: EvaluationPlan,
+    records: dict[EvaluationCell, Record],
+    missing: dict[str, str],
+    environment: Record,
+    retraining: list[Record],
+) -> Evaluation:
+    """All that the records of the cells say."""
+    failed = [record for record in records.values() if "error" in record]
+    kinds = {
+        kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
+        for kind in (RATES, CAMPAIGNS, DONE, THEORY, VARIANT)
+    }
+    pairs = []
+    for rates in kinds[RATES]:
+        cells = {
+            cell: record
+            for cell, record in records.items()
+            if (cell.model, cell.perturbation) == (rates["model"], rates["perturbation"]) and cell.kind == CAMPAIGNS
+        }
+        pairs.append(_summarise_pair(plan, rates, cells))
+    return Evaluation(
+        {
+            "version": __version__,
+            "plan": plan.as_dict(),
+            "rows": {model.name: model.row or model.name for model in plan.models},
+            "missing": missing,
+            "failed": failed,
+            "pairs": pairs,
+            "done": _summarise_done(kinds[DONE]),
+            "theory": kinds[THEORY],
+            "variants": kinds[VARIANT],
+            "retraining": retraining,
+            "environment": environment,
+        }
+    )
+
+
+def read_grids(rates: Record) -> tuple[Grid, ...]:
+    """The grids of a pair, as its rates were measured."""
+    return tuple(Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in rates["grids"])
+
+
+def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationCell, Record]) -> Record:
+    """One model under one perturbation: every grid at every budget."""
+    options = plan.pair(rates["model"], rates["perturbation"])
+    comparison = options.comparison(plan.resamples, plan.random_seed)
+    errors, box_errors = (
+        {float(name): np.asarray(values, dtype=np.float64) for name, values in rates[key].items()}
+        for key in ("errors", "box_errors")
+    )
+    complete = _complete(rates, cells, comparison)
+    comparison = replace(comparison, techniques=",".join(complete))
+    budgets: Record = {}
+    for budget in ("passes", "tests") if options.tests is not None else ("passes",):
+        records = {
+            CampaignCell(cell.technique, cell.magnitude, cell.campaign): (
+                record if "error" in record else record["at"][budget]
+            )
+            for cell, record in cells.items()
+        }
+        budgets[budget] = [
+            _with_ratios(summarise(grid, errors, box_errors, comparison, records).as_dict())
+            for grid in read_grids(rates)
+            if all(technique.name in complete for technique in comparison.chosen())
+        ]
+    return {
+        "model": rates["model"],
+        "perturbation": rates["perturbation"],
+        "seeds": rates["seeds"],
+        "grid_refused": rates["grid_refused"],
+        "limits": {"passes": options.passes, "tests": options.tests, "campaigns": options.campaigns},
+        "budgets": budgets,
+        "sensitivity": _correlate_sensitivity(rates, cells),
+    }
+
+
+def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: ComparisonPlan) -> list[str]:
+    """The techniques all of whose campaigns have been run."""
+    done = {(cell.technique, cell.magnitude, cell.campaign) for cell in cells}
+    magnitudes = {magnitude for grid in rates["grids"] for magnitude in grid["magnitudes"]}
+    return [
+        technique.name
+        for technique in comparison.chosen()
+        if all((technique.name, magnitude, k) in done for magnitude in magnitudes for k in range(comparison.campaigns))
+    ]
+
+
+def _with_ratios(grid: Record) -> Record:
+    """A grid with the distinct faults of Themis relative to those of its rivals."""
+    found = {row["technique"]: row["total"]["distinct_faults"][0] for row in grid["rows"] if row["total"]}
+    return {**grid, "ratios": {name: compare_faults(found, name) for name in THEMIS if name in found}}
+
+
+def compare_faults(found: dict[str, float], name: str) -> Record:
+    """The faults of a technique over those of the best other one, the mean of the four baselines, and random."""
+    rivals = {rival: count for rival, count in found.items() if rival not in THEMIS}
+    best = max(rivals, key=lambda rival: rivals[rival], default=None)
+    four = [found[rival] for rival in BASELINES if rival in found]
+    return {
+        "best_rival": best,
+        "over_best": None if best is None else _ratio(found[name], rivals[best]),
+        "over_four": _ratio(found[name], float(np.mean(four))) if len(four) == len(BASELINES) else None,
+        "over_random": _ratio(found[name], found["random"]) if "random" in found else None,
+    }
+
+
+def _ratio(count: float, other: float) -> float | None:
+    return count / other if other > 0 else None
+
+
+def _correlate_sensitivity(rates: Record, cells: dict[EvaluationCell, Record]) -> Record | None:
+    """Pearson's r over magnitudes of the mean sensitivity and the error rate, by the uniform tests of `random`."""
+    means: dict[float, list[float]] = {}
+    for cell, record in cells.items():
+        if cell.technique == "random" and record.get("mean_sensitivity") is not None:
+            means.setdefault(cell.magnitude, []).append(record["mean_sensitivity"])
+    if len(means) < 3:
+        return None
+    magnitudes = sorted(means)
+    box = np.array([np.mean(rates["box_errors"][repr(magnitude)]) for magnitude in magnitudes])
+    sensitivity = np.array([np.mean(means[magnitude]) for magnitude in magnitudes])
+    degenerate = why_degenerate(box)
+    r = float(correlate(box, sensitivity)) if degenerate is None else None
+    return {
+        "magnitudes": magnitudes,
+        "mean_sensitivity": sensitivity.tolist(),
+        "error_rates": box.tolist(),
+        "degenerate": degenerate,
+        "r": r,
+    }
+
+
+def _summarise_done(records: Iterable[Record]) -> list[Record]:
+    """By model and perturbation, each technique when it was done: means over magnitudes and campaigns."""
+    by_pair: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    for record in records:
+        pair = by_pair.setdefault((record["model"], record["perturbation"]), {})
+        pair.setdefault(record["technique"], []).append(record)
+    summaries = []
+    for (model, perturbation), techniques in by_pair.items():
+        rows = {name: _describe_done(own) for name, own in techniques.items()}
+        found = {name: row["distinct_faults"] for name, row in rows.items()}
+        summaries.append(
+            {
+                "model": model,
+                "perturbation": perturbation,
+                "magnitudes": sorted({record["magnitude"] for own in techniques.values() for record in own}),
+                "techniques": rows,
+                "ratios": {name: compare_faults(found, name) for name in THEMIS if name in found},
+            }
+        )
+    return summaries
+
+
+def _describe_done(records: list[Record]) -> Record:
+    names = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "coverage", "scc")
+    seconds = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total", "fit_seconds")
+    reasons = [str(record["stop_reason"]) for record in records]
+    return {
+        **{name: float(np.mean([record[name] for record in records])) for name in (*names, *seconds)},
+        "stops": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        "campaigns": len(records),
+    }
