@@ -85,6 +85,8 @@ def choose_competitor(name: str) -> Technique:
     technique = choose_technique(name)
     if technique.name == DIFFERENTIAL:
         raise UsageError(f"techniques to retrain from must need only one model, got {DIFFERENTIAL!r}: leave it out")
+    if technique.preset is not None:
+        raise UsageError(f"techniques to retrain from must be policies or criteria, got {name!r}: write paper instead")
     return technique
 
 

@@ -11,7 +11,7 @@ import torch
 
 from themis.errors import UsageError
 from themis.experiments.comparison.plan import GRID
-from themis.experiments.evaluation.cells import RebuildWorker, Record, failed_evaluation
+from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis.experiments.evaluation.figures import draw_evaluation
 from themis.experiments.evaluation.page import evaluation_page
 from themis.experiments.evaluation.plan import (
@@ -76,15 +76,16 @@ class _Stages:
     ) -> None:
         self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
         self.results = JsonResults(folder)
+        self.worker = CellWorker(plan)
 
     def run(self, cells: list[EvaluationCell], noun: str) -> dict[EvaluationCell, Record]:
         """The records of cells; those that are not finished are run first, or left out."""
         if not self.runs_cells:
             return {cell: record for cell in cells if (record := self.results.load(cell)) is not None}
         executor: Executor = SerialExecutor()
-        prepare: Callable[[], Callable[[EvaluationCell], Record]] = RebuildWorker(self.plan)
+        prepare: Callable[[], Callable[[EvaluationCell], Record]] = lambda: self.worker.run  # noqa: E731
         if self.workers > 1:
-            executor = ProcessExecutor(self.workers)
+            executor, prepare = ProcessExecutor(self.workers), RebuildWorker(self.plan)
         return run_cells(
             cells,
             prepare,

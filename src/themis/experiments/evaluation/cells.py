@@ -15,7 +15,7 @@ from themis.errors import DataError
 from themis.experiments.comparison.api import UNMEASURED, ComparisonSetup
 from themis.experiments.comparison.cells import CellRunner
 from themis.experiments.comparison.plan import GRID, CampaignCell
-from themis.experiments.comparison.rates import SeedParts, split_seeds
+from themis.experiments.comparison.rates import split_seeds
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
@@ -25,7 +25,7 @@ from themis.experiments.evaluation.plan import (
     EvaluationPlan,
     PairOptions,
 )
-from themis.experiments.evaluation.prefix import describe_prefix, tests_within
+from themis.experiments.evaluation.prefix import count_tests, describe_prefix
 from themis.experiments.evaluation.theory import check_theory
 from themis.experiments.evaluation.variants import VARIANTS
 from themis.experiments.runner import Listener
@@ -40,11 +40,12 @@ Record = dict[str, Any]
 
 
 @dataclass
-class LoadedModel:
-    """A model with its seeds, split once, and the criteria that were fitted to it."""
+class ModelAtWork:
+    """A model with all its seeds, those that techniques use, and the criteria that were fitted to it."""
 
     target: Any
-    parts: SeedParts
+    seeds: Seeds
+    search: Seeds
     runner: CellRunner
 
 
@@ -53,14 +54,14 @@ class CellWorker:
 
     def __init__(self, plan: EvaluationPlan) -> None:
         self.plan = plan
-        self._loaded: dict[tuple[Any, ...], LoadedModel] = {}
+        self._loaded: dict[tuple[Any, ...], ModelAtWork] = {}
 
     def run(self, cell: EvaluationCell) -> Record:
         """Run a cell; the result is plain data."""
         options = self.plan.pair(cell.model, cell.perturbation)
         with self.plan.origin(cell.model).in_folder():
             perturbation = choose_perturbation(cell.perturbation)
-        loaded = self._load(cell.model, options)
+        loaded = self._load(cell.model, options, perturbation)
         loaded.runner.perturbation = perturbation
         if cell.kind == RATES:
             return self._measure_rates(cell, options, loaded, perturbation)
@@ -72,10 +73,9 @@ class CellWorker:
             return self._check_theory(cell, options, loaded, perturbation)
         return self._run_variant(cell, options, loaded, perturbation)
 
-    def _load(self, model: str, options: PairOptions) -> LoadedModel:
+    def _load(self, model: str, options: PairOptions, perturbation: Perturbation) -> ModelAtWork:
         """The model of a cell, loaded again only if another one was used last."""
-        split = (options.seeds, options.judge_seeds, options.grid_seeds)
-        key = (model, options.device, options.neurons, options.train_inputs, options.uniform_share, *split)
+        key = (model, options.device, options.neurons, options.train_inputs, options.seeds)
         if key not in self._loaded:
             self._loaded.clear()
             gc.collect()
@@ -87,20 +87,19 @@ class CellWorker:
             target = as_target(origin.target())
             seeds = align_seeds(target, read_seeds(origin.read()))
             target = align_target(target, seeds)
-            parts = split_seeds(seeds, *split)
+            search = split_seeds(seeds, options.seeds, 1, 1).search
             plan = options.comparison(random_seed=self.plan.random_seed)
-            runner = CellRunner(
-                target, parts.search, choose_perturbation("gaussian"), plan, origin.read_train, origin.read_rivals
-            )
-            self._loaded[key] = LoadedModel(target, parts, runner)
+            runner = CellRunner(target, search, perturbation, plan, origin.read_train, origin.read_rivals)
+            self._loaded[key] = ModelAtWork(target, seeds, search, runner)
         return self._loaded[key]
 
     def _measure_rates(
-        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
     ) -> Record:
         """The grids of magnitudes and the error rates; a grid that cannot be chosen is left out, with the reason."""
         plan = options.comparison(random_seed=self.plan.random_seed)
-        setup = ComparisonSetup(loaded.target, loaded.parts, perturbation, None, plan, None, (), None)
+        parts = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds)
+        setup = ComparisonSetup(loaded.target, parts, perturbation, None, plan, None, (), None)
         grids, note = plan.grids(perturbation), ""
         try:
             measured = setup.measure_rates(grids, UNMEASURED, Listener())[1]
@@ -112,13 +111,13 @@ class CellWorker:
             measured = setup.measure_rates(kept, UNMEASURED, Listener())[1]
         return {**_identity(cell), **measured, "grid_refused": note, "device": str(loaded.target.device)}
 
-    def _run_campaign(self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel) -> Record:
+    def _run_campaign(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """One campaign, read off at both budgets."""
         loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
         campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
         technique = choose_technique(cell.technique)
         cost = _least_cost(technique, loaded.runner.perturbation)
-        by_passes = max(1, -(-(options.passes - len(loaded.parts.search)) // cost))
+        by_passes = max(1, -(-(options.passes - len(loaded.search)) // cost))
         limits = {
             "max_tests": max(options.tests or 1, by_passes),
             "max_passes": None,
@@ -126,12 +125,12 @@ class CellWorker:
             "coverage": None,
         }
         result, fitting = loaded.runner.search(campaign, **limits)
-        at = {"passes": describe_prefix(campaign, result, tests_within(result, options.passes)) | fitting}
+        at = {"passes": describe_prefix(campaign, result, count_tests(result, options.passes)) | fitting}
         if options.tests is not None:
             at["tests"] = describe_prefix(campaign, result, options.tests) | fitting
         return {**_identity(cell), "at": at, **_describe_cost(result)}
 
-    def _run_until_done(self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel) -> Record:
+    def _run_until_done(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """One campaign until its technique is done: by coverage, on a plateau, or not at all.
 
         Policies of Themis stop by its default rule; the paper's preset and criteria stop at their coverage alone.
@@ -148,7 +147,7 @@ class CellWorker:
         return {**_identity(cell), **found, **_describe_cost(result)}
 
     def _check_theory(
-        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
     ) -> Record:
         base = self.plan.random_seed + cell.campaign
 
@@ -158,7 +157,7 @@ class CellWorker:
 
         checked = check_theory(
             search,
-            loaded.parts.search,
+            loaded.search,
             done_tests=options.done_tests,
             reference_tests=options.reference_tests,
             seed_sets=options.seed_sets,
@@ -166,7 +165,7 @@ class CellWorker:
         return {**_identity(cell), **checked}
 
     def _run_variant(
-        self, cell: EvaluationCell, options: PairOptions, loaded: LoadedModel, perturbation: Perturbation
+        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
     ) -> Record:
         """The paper's preset with one change."""
         changes = dict(VARIANTS[cell.technique])
@@ -176,7 +175,7 @@ class CellWorker:
         changes.pop("neurons", None)
         result = run_to_the_end(
             target,
-            loaded.parts.search,
+            loaded.search,
             perturbation,
             magnitude=cell.magnitude,
             random_seed=self.plan.random_seed + cell.campaign,

@@ -37,12 +37,14 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     if not values:
         return False
     names = sorted(values, key=lambda name: (name not in THEMIS, name), reverse=True)
+    labelled = set()
     height = 1.7 + 0.42 * len(names)
     figure, axes = _axes(height, f"Correlation of faults and error rate, {BUDGETS['passes']}, all scored cells")
     for y, name in enumerate(names):
         for key, offset in (("r", 0.14), ("r_box", -0.14)):
             found = values[name].get(key, [])
-            label = f"error rate {DEFINITIONS[key][1]}" if y == len(names) - 1 else None
+            label = None if key in labelled or not found else f"error rate {DEFINITIONS[key][1]}"
+            labelled |= {key} if found else set()
             axes.scatter(
                 found, [y + offset] * len(found), s=16, alpha=0.6, color=COLOURS[key], label=label, linewidths=0
             )
@@ -67,13 +69,12 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
         ("default", "#D55E00", "s", "scheduled at 100%"),
         ("rule", "#009E73", "D", "default rule"),
     )
-    for y, record in enumerate(reversed(theory)):
+    for y in range(len(theory)):
         axes.axhline(y, color=FAINT, linewidth=0.5)
-        for name, colour, marker, label in kinds:
-            found = record[name]
-            if found is not None:
-                style: dict[str, Any] = {"label": label if y == len(theory) - 1 else None}
-                axes.scatter([found["of_faults"]], [y], s=34, color=colour, marker=marker, zorder=3, **style)
+    for name, colour, marker, label in kinds:
+        found = [(record[name]["of_faults"], y) for y, record in enumerate(reversed(theory)) if record[name]]
+        style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
+        axes.scatter([share for share, _ in found], [y for _, y in found], **style)
     labels = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}" for record in reversed(theory)]
     axes.set_yticks(range(len(theory)), labels)
     axes.set_xlim(-0.03, 1.03)

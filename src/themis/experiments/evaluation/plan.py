@@ -65,7 +65,9 @@ class PairOptions:
     uniform_share: float = option(0.2, "share of tests drawn uniformly, the same ones for every technique")
     neurons: str = option("element", "what counts as a neuron: element or channel")
     device: str | None = option(None, "cpu or cuda (default: the device of the model)")
-    questions: str = option(",".join(QUESTIONS[:4]), f"parts of the evaluation: {', '.join(QUESTIONS)}")
+    questions: str = option(
+        ",".join(QUESTIONS[:4]), f"parts of the evaluation: {', '.join(QUESTIONS)}; empty leaves the pair out"
+    )
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -144,8 +146,7 @@ class EvaluationPlan:
                     f"exceptions must be for a model, a perturbation or 'MODEL PERTURBATION', got {name!r}: "
                     f"{nearest(name, known)}"
                 )
-        for model, perturbation in self.pairs():
-            self.pair(model, perturbation)
+        self.pairs()  # raises for options that are not valid
 
     @staticmethod
     def of(content: dict[str, Any]) -> EvaluationPlan:
@@ -203,8 +204,9 @@ class EvaluationPlan:
         }
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Every model with every perturbation."""
-        return [(model.name, perturbation) for model in self.models for perturbation in self.perturbations]
+        """Every model with every perturbation, except for pairs without a question."""
+        pairs = ((model.name, perturbation) for model in self.models for perturbation in self.perturbations)
+        return [pair for pair in pairs if split_list(self.pair(*pair).questions)]
 
     def pair(self, model: str, perturbation: str) -> PairOptions:
         """The options of one model under one perturbation; those for both go before those for one of them."""

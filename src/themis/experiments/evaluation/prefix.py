@@ -12,18 +12,24 @@ from themis.experiments.comparison.plan import CampaignCell
 from themis.runs.run import Run
 
 
-def tests_within(result: Run, passes: int) -> int:
+def count_tests(result: Run, passes: int) -> int:
     """How many tests a campaign had run when it had spent `passes`; the tests of a round are taken to cost the same."""
-    spent = [result.start.n_seeds, *(round.passes for round in result.rounds)]
-    tests = [0, *(round.tests for round in result.rounds)]
+    tests, spent = _spending(result)
     return int(np.interp(passes, spent, tests) + 1e-9)
 
 
-def passes_after(result: Run, n_tests: int) -> int:
+def count_passes(result: Run, n_tests: int) -> int:
     """The passes that a campaign had spent after its first tests."""
-    spent = [result.start.n_seeds, *(round.passes for round in result.rounds)]
-    tests = [0, *(round.tests for round in result.rounds)]
-    return round(float(np.interp(n_tests, tests, spent)))
+    return round(float(np.interp(n_tests, *_spending(result))))
+
+
+def _spending(result: Run) -> tuple[list[float], list[float]]:
+    """Tests and passes at the start and after each round; at the start, clean seeds have been run."""
+    tests, passes = ([getattr(round, name) for round in result.rounds] for name in ("tests", "passes"))
+    clean = float(result.start.n_seeds)
+    if len(tests) > 1:  # checks of the model cost passes as well
+        clean = max(clean, passes[0] - tests[0] * (passes[1] - passes[0]) / (tests[1] - tests[0]))
+    return [0.0, *tests], [clean, *passes]
 
 
 def describe_prefix(cell: CampaignCell, result: Run, n_tests: int) -> dict[str, Any]:
@@ -34,7 +40,7 @@ def describe_prefix(cell: CampaignCell, result: Run, n_tests: int) -> dict[str, 
     by_seed = count_by_seed({name: values[is_within] for name, values in columns.items()} if is_within.any() else {})
     return describe_campaign(cell, replace(result, rounds=rounds)) | {
         "tests": n_tests,
-        "passes": passes_after(result, n_tests),
+        "passes": count_passes(result, n_tests),
         "faults": sum(by_seed["faults"]),
         "distinct_faults": sum(by_seed["distinct"]),
         "failing_seeds": len(by_seed["seed_id"]),

@@ -1,0 +1,106 @@
+"""`themis evaluate` as a user types it: all of it on digits, resumed, summarised, and what it refuses."""
+
+import json
+
+import pytest
+
+from themis.cli import main
+
+pytestmark = pytest.mark.xdist_group("evaluate")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluation") / "smoke"
+    assert main(["evaluate", "--smoke", "--out", str(folder), "--quiet"]) == 0
+    return folder
+
+
+def test_smoke_answers_every_question(folder):
+    content = json.loads((folder / "evaluation.json").read_text())
+    assert not content["failed"]
+    assert not content["missing"]
+    gaussian, fgsm = content["pairs"]
+    for pair in (gaussian, fgsm):
+        for budget, limit in (("passes", 300), ("tests", 100)):
+            (grid,) = pair["budgets"][budget]
+            assert {row["technique"] for row in grid["rows"]} == {
+                "random",
+                "corners",
+                "paper-preset",
+                "scheduled",
+                "nc",
+            }
+            assert all(row["total"][budget][2] <= 3 * limit for row in grid["rows"])
+            assert set(grid["ratios"]) == {"paper-preset", "scheduled"}
+    assert fgsm["sensitivity"]["r"] > 0.7
+    (done,) = content["done"]
+    assert all(row["campaigns"] == 1 for row in done["techniques"].values())
+    (theory,) = content["theory"]
+    assert theory["reference"]["tests"] == 800
+    assert 0 < theory["stability"]["model_deviation"] < 0.5
+    assert {record["technique"] for record in content["variants"]} == {"paper", "sample-50", "judge-exact"}
+
+
+def test_the_page_has_a_section_for_every_question_and_figures(folder):
+    page = (folder / "evaluation.md").read_text()
+    titles = [line[3:] for line in page.splitlines() if line.startswith("## ")]
+    assert titles == [
+        "Fault detection capability",
+        "Faults at equal budgets",
+        "Faults when done",
+        "The theory",
+        "Time",
+        "Parameters",
+    ]
+    for name in ("correlations", "shares-at-full-coverage"):
+        assert f"({name}.png)" in page
+        assert (folder / f"{name}.png").stat().st_size > 1000
+
+
+def test_finished_cells_are_never_run_again(folder, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")}
+    content = json.loads((folder / "evaluation.json").read_text())
+    for words in ([], ["--summarise"]):
+        assert main(["evaluate", "--smoke", "--out", str(folder), "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out) == {**content, "out": str(folder)}
+    assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")} == before
+
+
+def test_a_summary_of_a_part_prints_tables(folder, capsys):
+    assert main(["evaluate", "--smoke", "--perturbations", "fgsm", "--out", str(folder), "--summarise"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 model, 1 pair of a model and a perturbation" in printed
+    assert "Strong correlations, the given magnitudes, equal passes" in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 100
+
+
+def test_models_without_weights_are_named_with_what_helps(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("THEMIS_DATA", raising=False)
+    (tmp_path / "imagenet_samples").mkdir()
+    words = ["--data", str(tmp_path), "--models", "vgg19-imagenet,lenet5-mnist", "--out", str(tmp_path / "out")]
+    assert main(["evaluate", *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Not measured: vgg19-imagenet, because there are no weights (none could be obtained" in printed
+    assert "lenet5-mnist is left out: there is no folder mnist in" in printed
+
+
+def test_the_plan_is_printed(capsys):
+    assert main(["evaluate", "--print-plan", "--perturbations", "cw", "--models", "lenet5-mnist"]) == 0
+    printed = capsys.readouterr().out
+    assert "lenet5-mnist:" in printed
+    assert "perturbations:\n- cw" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan.yaml", "--smoke"], "--smoke has its own plan"),
+        (["--smoke", "--summarise"], "--summarise needs the folder of an evaluation"),
+        (["--smoke", "--models", "vgg"], "models must be those of the plan, got 'vgg'"),
+        (["--smoke", "--workers", "0"], "workers must be at least 1, got 0"),
+    ],
+)
+def test_what_is_refused(words, message, capsys):
+    assert main(["evaluate", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""What the records of an evaluation say: ratios, deviations and counts."""
+
+import numpy as np
+import pytest
+
+from themis.experiments.evaluation.page import capability_tables
+from themis.experiments.evaluation.summary import Evaluation, compare_faults
+from themis.experiments.evaluation.theory import describe_deviations
+
+
+def test_faults_are_compared_with_the_best_rival_the_four_and_random():
+    found = {"scheduled": 60, "paper-preset": 50, "nc": 10, "kmnc": 20, "idc": 10, "lsa": 40, "random": 30}
+    assert compare_faults(found, "scheduled") == {
+        "best_rival": "lsa",
+        "over_best": 1.5,
+        "over_four": 3.0,
+        "over_random": 2.0,
+    }
+    assert compare_faults({"scheduled": 1, "random": 0, "nc": 0}, "scheduled") == {
+        "best_rival": "random",
+        "over_best": None,
+        "over_four": None,
+        "over_random": None,
+    }
+
+
+def test_deviations_are_relative_and_leave_out_neurons_that_no_test_moved():
+    found = describe_deviations(np.array([[1.0, 2.0, 0.0, 1.0], [1.0, 2.5, 0.0, 3.0]]))
+    assert found["neurons"] == 3
+    assert found["median_deviation"] == pytest.approx(0.25 / 2.25)
+    assert found["within_10_percent"] == pytest.approx(1 / 3)
+    assert found["model_deviation"] == pytest.approx(2.5 / 10.5)
+
+
+def cell(values, degenerate=None):
+    rows = [
+        {"technique": name, "total": {}, "r": {} if degenerate else {"distinct": [r, r, r]}, "r_box": {}, "r_lead": {}}
+        for name, r in values.items()
+    ]
+    rates = [0.1, 0.4, 0.8]
+    grid = {"name": "paper", "rows": rows, "rates": rates, "box_rates": rates, "ratios": {}}
+    grid |= {"degenerate": degenerate, "box_degenerate": "too flat"}
+    return {"model": "net", "perturbation": "fgsm", "budgets": {"passes": [grid]}, "limits": {"passes": 9}}
+
+
+def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
+    pairs = [cell({"scheduled": 0.9, "nc": -0.2}), cell({"scheduled": 0.3, "nc": 0.8}), cell({"scheduled": 1}, "flat")]
+    counts, full, box = capability_tables(Evaluation({"pairs": pairs}))
+    assert counts.rows[0][:3] == ("scheduled", "1 of 2, 0.60", "-")
+    assert counts.rows[1][1] == "1 of 2, 0.30"
+    assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
+    assert full.rows[2][:3] == ("net fgsm", "10%..80%", "degenerate")
+    assert all(row[2] == "degenerate" for row in box.rows)
