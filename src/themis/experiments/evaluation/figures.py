@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from themis.experiments.evaluation.page import BUDGETS, DEFINITIONS, THEMIS
-from themis.experiments.evaluation.summary import STRONG, Evaluation
+from themis.experiments.evaluation.page import BUDGETS, DEFINITIONS
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation
 from themis.runs.display.figure import FAINT, INK, QUIET, blank_figure, save_figure
 
 COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}

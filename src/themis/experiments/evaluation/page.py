@@ -208,7 +208,7 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
     if not done:
         return
     names = dict.fromkeys(name for pair in done for name in pair["techniques"])
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in sorted(names, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name)):
         own = [pair["techniques"][name] for pair in done if name in pair["techniques"]]
         stops: dict[str, int] = {}
@@ -265,8 +265,8 @@ def _claim_table(theory: list[Record]) -> Table:
             if found is None:
                 texts.append("not reached")
             else:
-                shares = (_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups"))
-                texts.append(f"{found['tests']:,}: {' / '.join(shares)}")
+                parts = [_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups")]
+                texts.append(f"{found['tests']:,}: {' / '.join(parts)}")
         rows.append(tuple(texts))
     columns = ("cell", "known faults", f"{PRESET} at 100%", "scheduled at 100%", "scheduled, default rule")
     notes = [
@@ -297,7 +297,7 @@ def _share(value: float | None) -> str:
 
 
 def _stability_table(theory: list[Record]) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for record in theory:
         stability, normality = record["stability"], record["normality"] or {}
         rows.append(
@@ -338,7 +338,7 @@ def _percent(value: float | None) -> str:
 
 
 def _sensitivity_table(pairs: list[Record]) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for pair in pairs:
         found = pair["sensitivity"]
         rates = found["error_rates"]
@@ -386,7 +386,7 @@ def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
         by_cell.setdefault((record["model"], record["perturbation"], record["magnitude"]), []).append(record)
     for (model, perturbation, magnitude), records in by_cell.items():
         columns = ("variant", "first round", "of all", "tests to 100%", "at the end", "faults", "judge s", "total s")
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 record["technique"],
                 percent(record["first_coverage"]),

@@ -52,7 +52,9 @@ def make_model() -> nn.Module:
         optimiser = torch.optim.SGD(net.parameters(), RATE, momentum=0.9)
         inputs = train.take(torch.arange(len(train)))
         for _ in range(EPOCHS):
-            for rows in torch.randperm(len(train)).split(BATCH):
+            order = torch.randperm(len(train))
+            for first in range(0, len(train), BATCH):
+                rows = order[first : first + BATCH]
                 optimiser.zero_grad()
                 F.cross_entropy(net(inputs[rows]), train.labels[rows]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
