@@ -10,13 +10,16 @@ from interruptions import StopAt, assert_same_end
 from torch import nn
 
 import themis
-from themis import UsageError
+from themis import BlackBox, RayExecutor, Target, UsageError
 from themis.campaign import api
+from themis.campaign.hiring import check_workers
 from themis.campaign.remote import RemoteMeasurer
 from themis.campaign.worker import CampaignCase, ChunkWorker
 from themis.measure import chunk
 from themis.oracle import choose_oracle
 from themis.runs.store import Reader
+from themis.search import choose_policy
+from themis.settings import Settings
 
 ENDLESS = {"tolerance": 1e-12, "plateau": None}
 
@@ -144,20 +147,13 @@ def test_a_worker_that_runs_out_of_memory_halves_the_chunks_of_all(in_workers, m
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("executor", "target", "options", "message"),
     [
-        ({"criterion": "kmnc"}, "a criterion must see every activation in order"),
-        ({"executor": themis.RayExecutor(gpus_per_worker=1)}, "gpus_per_worker must be 0 for a model on the CPU"),
-        ({"executor": "spark"}, "executor must be local, ray or a RayExecutor, got 'spark'"),
+        (RayExecutor(), Target(SmallConv()), {"criterion": "kmnc"}, "a criterion must see every activation in order"),
+        (RayExecutor(gpus_per_worker=1), Target(SmallConv()), {}, "gpus_per_worker must be 0 for a model on the CPU"),
+        (RayExecutor(), BlackBox(lambda x: x.mean((2, 3)), bounds=(0, 1)), {}, "to send several requests at once"),
     ],
 )
-def test_campaigns_that_workers_cannot_run_are_refused(options, message, tmp_path):
+def test_campaigns_that_workers_cannot_run_are_refused(executor, target, options, message):
     with pytest.raises(UsageError, match=message):
-        _run(tmp_path / "run", **{"executor": "ray", **options})
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_black_box_is_asked_by_one_process():
-    target = themis.BlackBox(lambda inputs: inputs.mean((2, 3)), bounds=(0, 1))
-    with pytest.raises(UsageError, match="to send several requests at once"):
-        themis.run(target, PICTURES, "gaussian", executor="ray")
+        check_workers(executor, target, choose_policy("scheduled"), Settings.of(**options))

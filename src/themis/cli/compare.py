@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE, INTERRUPTED, RUN_FAILED
+from themis.cli.executor import add_executor, read_executor
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import PERTURB_HELP, named_origin, require
@@ -45,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     comparison = parser.add_argument_group("comparison")
     add_option(comparison, "perturb", str, "", PERTURB_HELP)
     add_fields(comparison, ComparisonPlan)
+    add_executor(parser, workers=None)
     output = parser.add_argument_group("output")
     text = "processes that run campaigns; by default one per core, or four on a GPU; never changes the result"
     add_option(output, "workers", int | None, None, text)
@@ -62,6 +64,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print_text(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data", "perturb")
+    executor = read_executor(arguments, explicit_options, shares_workers=True)
     origin = named_origin(arguments)
     out = new_folder("compare-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.comparison.api import compare
@@ -78,6 +81,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
                 workers=arguments.workers,
                 origin=origin,
                 listener=progress,
+                executor=executor,
                 **options,
             )
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from themis.cli.executor import add_executor, read_executor
 from themis.cli.gate import add_gates, add_mce, check_mce_options, read_gates
 from themis.cli.options import Parser, add_fields, explicit_fields, explicit_values
 from themis.cli.output import add_report, add_track, add_verbosity, finish, progress_callbacks, read_trackers
@@ -42,6 +43,7 @@ def add_arguments(parser: Parser) -> None:
     add_fields(source, Origin, only=LOCATION_OPTIONS, shows_default=False)
     add_gates(parser)
     add_mce(parser)
+    add_executor(parser)
     output = parser.add_argument_group("output")
     add_report(output)
     add_track(output)
@@ -54,6 +56,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.suites.folder import is_suite
 
     gates = read_gates(arguments)
+    executor = read_executor(arguments, explicit_options)
     check_mce_options(arguments, is_suite=is_suite(arguments.run))
     if is_suite(arguments.run):
         return _resume_suite(arguments, explicit_options, gates)
@@ -65,7 +68,14 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     callbacks = [*progress_callbacks(arguments), *trackers]
     summary = Path(arguments.run) / "summary.json"
     before_resume = summary.stat() if summary.exists() else None
-    result = resume(arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, **limits)
+    result = resume(
+        arguments.run,
+        origin=origin,
+        trust=arguments.trust or False,
+        callbacks=callbacks,
+        executor=executor,
+        **limits,
+    )
     is_unchanged = before_resume is not None and _is_same(before_resume, summary.stat())
     if is_unchanged and not (arguments.quiet or arguments.json):
         print_text(f"The run had already ended and was left unchanged: {_remedy(result)}")
@@ -106,6 +116,8 @@ def _resume_suite(arguments: Namespace, explicit_options: set[str], gates: Gates
             raise UsageError(f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests")
     if arguments.track:
         raise UsageError("--track must be left out for a suite: resume one of its members with it")
+    if arguments.executor != "local":
+        raise UsageError("--executor must be left out for a suite, whose members share one process: run one with it")
     suite = SuiteRun(arguments.run)
     origin = override_origin(suite, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
     shown = ShowSuite(is_silent=arguments.quiet or arguments.json)

@@ -10,6 +10,7 @@ from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED, INTERRUPTED, RUN_FAILED
+from themis.cli.executor import RAY_ONLY, add_executor, read_executor
 from themis.cli.options import Parser, add_fields, add_option, explicit_fields, explicit_values
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
@@ -63,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
     text = "techniques that choose inputs to learn from, such as themis,nc,kmnc,idc,lsa,random,corners: --limit each"
     add_option(contest, "from", str | None, None, text)
     add_option(contest, "workers", int, 1, "number of processes; never changes the result")
+    add_executor(parser, workers=None)
     places = parser.add_argument_group("model and data, if not as recorded in the run")
     add_fields(places, Origin, only=LOCATION_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
@@ -82,6 +84,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     Recipe.of(**recipe)  # raises for invalid options before a model is loaded
     RetrainingPlan.of(**plan)
     _check_kind(techniques, explicit_options)
+    executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
     places = _places(arguments, explicit_options)
     from themis.experiments.progress import ShowCells
@@ -93,7 +96,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         shared: dict[str, Any] = {**places, "out": out, "listener": progress}
         try:
             if techniques is not None:
-                return _contest(arguments, techniques, {**recipe, **plan}, shared, console)
+                return _contest(arguments, techniques, {**recipe, **plan}, {**shared, "executor": executor}, console)
             from themis.experiments.retraining.api import retrain
 
             result = retrain(arguments.run, **shared, **recipe, **plan, command=join(arguments.words))
@@ -108,8 +111,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
     """Raise for options of the other kind of retraining."""
     if techniques is None:
-        if "workers" in explicit_options:
-            raise UsageError("--workers must come with --from, whose trainings can run in parallel: leave it out")
+        for name in ("workers", "executor", *RAY_ONLY):
+            if name in explicit_options:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} must come with --from, whose trainings can run in parallel: leave it out")
         return
     for name in ("rounds", "also", "fail_under", "tolerance", "patience"):
         if name in explicit_options:

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
+from themis.cli.executor import add_executor, read_executor
 from themis.cli.gate import add_gates, read_gates
 from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
 from themis.cli.output import (
@@ -36,6 +37,7 @@ EXAMPLES = """
 themis run --model mine:make_net --data mine:make_data --perturb gaussian
 themis run --config campaign.yaml --max-seconds 60 --out runs/short
 themis run --zoo resnet56-cifar10 --perturb gaussian
+themis run --config campaign.yaml --executor ray --workers 4
 """
 LIMITS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
 
@@ -48,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*LIMITS})
     add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMITS)
     add_gates(parser)
+    add_executor(parser)
     output = parser.add_argument_group("output")
     text = "new folder for the results; auto is runs/DATE-TIME, none writes nothing to disk"
     add_option(output, "out", str | None, AUTO, text)
@@ -63,6 +66,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print_text(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
     require(arguments, "model", "data", "perturb")
+    executor = read_executor(arguments, explicit_options)
     gates = read_gates(arguments)
     origin = named_origin(arguments)
     with origin.in_folder():
@@ -85,6 +89,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             callbacks=[*progress_callbacks(arguments), *trackers],
             train=train,
             rivals=origin.read_rivals(),
+            executor=executor,
             **options,
         )
     return finish(result, arguments, out=out, trackers=trackers, gates=gates)

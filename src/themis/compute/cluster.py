@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -15,7 +16,6 @@ from typing import Any
 from themis.errors import MissingExtraError, UsageError
 from themis.options import check_count
 
-EXECUTORS = ("local", "ray")
 CONNECT_SECONDS = 10.0
 """How long the address of a cluster may take to accept a connection."""
 OBJECT_STORE_BYTES = 512 << 20
@@ -71,12 +71,16 @@ class RayExecutor:
 
 
 def choose_executor(executor: RayExecutor | str | None) -> RayExecutor | None:
-    """The executor that was asked for; None is the local one, which runs everything in this process."""
-    if executor is None or isinstance(executor, RayExecutor):
-        return executor
-    if executor not in EXECUTORS:
+    """The executor that was asked for; None is the local one, which runs everything in this process.
+
+    Raises MissingExtraError if Ray is needed but not installed.
+    """
+    if executor is None or executor == "local":
+        return None
+    if not isinstance(executor, RayExecutor) and executor != "ray":
         raise UsageError(f"executor must be local, ray or a RayExecutor, got {executor!r}")
-    return RayExecutor() if executor == "ray" else None
+    import_ray()
+    return RayExecutor() if isinstance(executor, str) else executor
 
 
 @contextmanager
@@ -88,7 +92,7 @@ def connected(executor: RayExecutor) -> Iterator[Any]:
         yield ray
         return
     address = executor.address or os.environ.get("RAY_ADDRESS")
-    with _own_signals():
+    with _own_signals(), _quiet(ray):
         if address is None:
             _start(ray, executor)
         else:
@@ -135,7 +139,7 @@ def _connect(ray: Any, address: str) -> None:
     """Connect to a running cluster."""
     remedy = "check it, or start a cluster with ray start --head; without an address, Ray is started on this machine"
     problem = f"address must be that of a running Ray cluster, but {address!r} does not answer"
-    host, _, port = address.partition("://")[2 * ("://" in address)].rpartition(":")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdigit():
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
@@ -159,6 +163,23 @@ def _check_room(ray: Any, executor: RayExecutor) -> None:
                 f"{executor.workers} workers with {each:g} {unit} each need {needed:g} {unit}s, but the cluster has "
                 f"{there:g}: ask for fewer workers, or add machines to the cluster"
             )
+
+
+@contextmanager
+def _quiet(ray: Any) -> Iterator[None]:
+    """Keep what Ray says about itself off the terminal: its start, and deaths of workers, which `RayPool` reports.
+
+    Ray prints those to stdout, where they would break the output of `--json`.
+    """
+    log = logging.getLogger("ray")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    with suppress(AttributeError):  # it is not part of Ray's interface
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from themis.compute.cluster import RayExecutor
 from themis.errors import ModelError, ThemisError, UsageError, first_line
 
 MOST_CRASHES = 3
-"""How often a worker may die of the same call, or before its first call."""
+"""How many workers may die of the same call; and per worker, how many in a row before their first call."""
 START_SECONDS = 120.0
 """How long a cluster that is busy may take to place the first worker."""
 AHEAD = 4
@@ -38,11 +38,14 @@ class Pool(Protocol):
     def broadcast(self, method: str, *values: Any) -> None:
         """Call a method of every worker, before all calls that are submitted later."""
 
-    def submit(self, label: str, method: str, *values: Any) -> int:
-        """Call a method of one worker; returns the number of the call. label: what the call is, in messages."""
+    def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
+        """Call a method of one worker; returns the number of the call.
+
+        label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
+        """
 
     def result(self, call: int) -> Any:
-        """Wait for what a call returns, and forget it. Errors of the worker are raised here."""
+        """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
 
     def discard(self, call: int) -> None:
         """Forget a call whose result is not needed."""
@@ -58,6 +61,7 @@ class _Submitted:
     label: str
     method: str
     values: tuple[Any, ...]
+    group: str | None
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,20 @@ class _Call:
     ref: Any
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """The result of a call that has none."""
+
+    error: Exception
+
+
 @dataclass(eq=False)
 class _Actor:
     """A worker, and the calls that it has not answered, in the order in which it executes them."""
 
     handle: Any
     calls: deque[_Call] = field(default_factory=deque)
+    groups: set[str | None] = field(default_factory=set)
     is_ready: bool = False
 
 
@@ -83,8 +95,8 @@ class RayPool:
     """Workers that are actors of Ray.
 
     `make` creates the object that calls go to, in the process of the worker. A worker executes its calls in order; a
-    worker that dies is replaced, and its calls are made again. If the same call ends three workers, it is the call
-    that ends them, and an error says so.
+    worker that dies is replaced, and its calls are made again. If three workers die of the same call, it is the call
+    that ends them: its result is an error.
     """
 
     def __init__(self, ray: Any, executor: RayExecutor, make: Callable[[], Any]) -> None:
@@ -102,7 +114,7 @@ class RayPool:
         self._make = ray.put(made)
         self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
         self._submitted: dict[int, _Submitted] = {}
-        self._waiting: deque[int] = deque()
+        self._waiting: list[int] = []
         self._done: dict[int, Any] = {}
         self._crashes: Counter[int] = Counter()
         self._failed_starts = 0
@@ -124,9 +136,9 @@ class RayPool:
         for actor in self._actors:
             actor.calls.append(_Call(None, method, actor.handle.call.remote(method, *values)))
 
-    def submit(self, label: str, method: str, *values: Any) -> int:
+    def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
         number, self._n_calls = self._n_calls, self._n_calls + 1
-        self._submitted[number] = _Submitted(label, method, values)
+        self._submitted[number] = _Submitted(label, method, values, group)
         self._waiting.append(number)
         self._assign()
         return number
@@ -136,6 +148,8 @@ class RayPool:
             self._receive_next()
         del self._submitted[call]
         result = self._done.pop(call)
+        if isinstance(result, _Failed):
+            raise result.error
         self._assign()
         return result
 
@@ -169,15 +183,32 @@ class RayPool:
 
     def _assign(self) -> None:
         """Give calls to workers that are free; to busy ones only if there are more calls than workers."""
-        oldest = min(self._submitted, default=0)
-        depth = 2 if len(self._waiting) > len(self._actors) else 1
-        while self._waiting and self._waiting[0] < oldest + AHEAD * self._executor.workers:
+        while self._waiting:
+            is_full = len(self._done) >= AHEAD * self._executor.workers
+            if is_full and self._waiting[0] != next(iter(self._submitted)):
+                return
+            depth = 2 if len(self._waiting) > len(self._actors) else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
-            actor, number = min(free, key=lambda actor: len(actor.calls)), self._waiting.popleft()
+            actor = min(free, key=lambda actor: len(actor.calls))
+            number = self._choose(actor)
+            self._waiting.remove(number)
             call = self._submitted[number]
+            actor.groups.add(call.group)
             actor.calls.append(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+
+    def _choose(self, actor: _Actor) -> int:
+        """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
+        if self._submitted[self._waiting[0]].group is None:
+            return self._waiting[0]
+        elsewhere = {group for other in self._actors if other is not actor for group in other.groups}
+
+        def rank(number: int) -> tuple[bool, bool]:
+            group = self._submitted[number].group
+            return group not in actor.groups, group in elsewhere
+
+        return min(self._waiting, key=rank)
 
     def _receive_next(self) -> None:
         """Wait until some worker has answered its oldest call, and take the answer."""
@@ -195,7 +226,10 @@ class RayPool:
         try:
             answer = self._ray.get(call.ref)
         except errors.RayTaskError as error:
-            raise _translated(error.cause if isinstance(error.cause, Exception) else error) from error
+            translated = _translated(error.cause if isinstance(error.cause, Exception) else error)
+            if call.number is None:
+                raise translated from error
+            self._finish(call.number, _Failed(translated))
         except errors.ObjectLostError:  # its machine has died after it had answered
             if call.number is not None:
                 self._repeat([call.number])
@@ -203,8 +237,8 @@ class RayPool:
             self._replace(actor, error)
             return
         else:
-            if call.number in self._submitted:
-                self._done[call.number] = answer
+            if call.number is not None:
+                self._finish(call.number, answer)
         actor.calls.popleft()
         if not actor.is_ready and not any(call.number is None for call in actor.calls):
             actor.is_ready, self._failed_starts = True, 0
@@ -218,21 +252,28 @@ class RayPool:
                 self._failed_starts += 1
             else:
                 self._crashes[first] += 1
-        if self._failed_starts >= MOST_CRASHES:
-            raise ModelError(f"{MOST_CRASHES} workers in a row died before their first call: {_reason(error)}")
+        if self._failed_starts >= MOST_CRASHES * self._executor.workers:
+            raise ModelError(f"{self._failed_starts} workers in a row died before their first call: {_reason(error)}")
         if first is not None and self._crashes[first] >= MOST_CRASHES:
-            raise ModelError(
+            crash = ModelError(
                 f"{MOST_CRASHES} workers in a row died while they ran {actor.calls[0].label}, so the model seems to "
                 f"crash its process: {_reason(error)}"
             )
+            self._finish(first, _Failed(crash))
+            actor.calls.popleft()
+        warnings.warn("a worker has died and is replaced; its work is done again", RuntimeWarning, stacklevel=2)
         with suppress(Exception):
             self._ray.kill(actor.handle)
-        self._repeat([call.number for call in actor.calls if call.number in self._submitted])  # type: ignore[misc]
+        self._repeat([call.number for call in actor.calls if call.number is not None])
         self._actors[self._actors.index(actor)] = self._start()
+
+    def _finish(self, call: int, result: Any) -> None:
+        if call in self._submitted:  # else it was discarded
+            self._done[call] = result
 
     def _repeat(self, calls: list[int]) -> None:
         """Make calls again, the oldest first."""
-        self._waiting = deque(sorted({*self._waiting, *calls} & self._submitted.keys()))
+        self._waiting = sorted({*self._waiting, *calls} & self._submitted.keys())
 
     def _check_placed(self) -> None:
         """Refuse to wait forever for the first worker."""

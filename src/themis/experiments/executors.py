@@ -1,7 +1,6 @@
-"""Executors: where the cells of an experiment run, one after another here or side by side in worker processes.
+"""Executors: where the cells of an experiment run, one after another here or side by side in workers.
 
-An executor decides where and in which order cells run, never what comes out of them. A cluster engine takes part by
-implementing `Executor`.
+An executor decides where and in which order cells run, never what comes out of them.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from themis.errors import ModelError
+from themis.compute.cluster import RayExecutor, connected
+from themis.compute.worker_pool import RayPool
+from themis.errors import ModelError, ThemisError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -106,6 +108,48 @@ class ProcessExecutor:
                         worker.assign(remaining, workers)
                     if cell is not None:
                         yield cell, result
+
+
+class RayCellExecutor:
+    """Runs cells in workers on Ray, each of which prepares once.
+
+    A worker that dies is replaced, and its cell is run again; a cell that ends three workers fails.
+    """
+
+    def __init__(self, executor: RayExecutor, on_start: Callable[[int], None] | None = None) -> None:
+        """on_start: called with the number of workers that are started."""
+        self.executor, self.on_start = executor, on_start
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        if not cells:
+            return
+        executor = replace(self.executor, workers=min(self.executor.workers, len(cells)))
+        with connected(executor) as ray, closing(RayPool(ray, executor, partial(CellHost, prepare))) as pool:
+            if self.on_start is not None:
+                self.on_start(executor.workers)
+            calls = {pool.submit(str(cell), "run", cell, group=cell.group): cell for cell in cells}
+            while calls:
+                number = pool.next_done(calls)
+                cell = calls.pop(number)
+                try:
+                    result = pool.result(number)
+                except ThemisError as error:
+                    result = Failure(str(error))
+                yield cell, result
+
+
+class CellHost:
+    """Runs cells in the process of a worker."""
+
+    def __init__(self, prepare: Callable[[], Callable[[Any], Any]]) -> None:
+        self._run = prepare()
+
+    def run(self, cell: Any) -> Any:
+        """The result of a cell, or why it has none."""
+        result = attempt(self._run, cell)
+        return Failure(result.reason) if isinstance(result, Failure) else result
 
 
 def attempt(run: Callable[[CellT], ResultT], cell: CellT) -> ResultT | Failure:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import UsageError
 from themis.experiments.comparison.cells import CAMPAIGN, CellRunner, RebuildRunner, failed_campaign
@@ -21,7 +22,7 @@ from themis.experiments.comparison.plan import FREE, GRID, CampaignCell, Compari
 from themis.experiments.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
 from themis.experiments.comparison.summary import Comparison, Record, summarise
 from themis.experiments.comparison.table import markdown
-from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
+from themis.experiments.executors import Executor, ProcessExecutor, RayCellExecutor, SerialExecutor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
 from themis.experiments.techniques import DIFFERENTIAL
 from themis.perturb import Perturbation, choose_perturbation
@@ -75,6 +76,7 @@ def compare(
     workers: int | None = 1,
     origin: Origin | None = None,
     listener: Listener | None = None,
+    executor: RayExecutor | str | None = None,
     **options: Any,
 ) -> Comparison:
     """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `ComparisonPlan`.
@@ -90,11 +92,13 @@ def compare(
         workers: Number of processes, by default only this one; None means one per core, or four on a GPU.
         origin: How another process can create the target and the data; several workers need it.
         listener: Is notified of the progress.
+        executor: `RayExecutor` runs campaigns in its workers instead; a model in memory is sent to them.
     """
     plan, listener = ComparisonPlan.of(**options), listener or Listener()
     if workers is not None and (isinstance(workers, bool) or workers < 1):
         raise UsageError(f"workers must be at least 1, or None, got {workers!r}")
-    if origin is None and workers != 1:
+    on_ray = choose_executor(executor)
+    if origin is None and workers != 1 and on_ray is None:
         raise UsageError(
             f"workers must be 1 for a model in memory, got {workers}: name the model and the data in origin=..."
         )
@@ -127,7 +131,9 @@ def compare(
         for grid in grids:
             if grid.note:
                 listener.on_note(f"{grid.name}: {grid.note}")
-        records = setup.run(plan.cells(grids), folder, _n_workers(workers, target), listener)
+        if on_ray is not None:
+            on_ray = replace(on_ray, cpus_per_worker=plan.threads)
+        records = setup.run(plan.cells(grids), folder, on_ray or _n_workers(workers, target), listener)
         errors, box_errors = (
             {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured[key].items()}
             for key in ERRORS.values()
@@ -231,16 +237,21 @@ class ComparisonSetup:
         return ErrorRates(self.target, seeds, self.perturbation, self.plan.random_seed + FOR[part])
 
     def run(
-        self, cells: list[CampaignCell], folder: ExperimentFolder, n_workers: int, listener: Listener
+        self, cells: list[CampaignCell], folder: ExperimentFolder, workers: int | RayExecutor, listener: Listener
     ) -> dict[CampaignCell, Record]:
-        """The result of every campaign, in order."""
+        """The result of every campaign, in order. workers: the number of processes, or those on Ray."""
         executor: Executor = SerialExecutor()
         prepare: Callable[[], Callable[[CampaignCell], Record]] = self._runner
-        if n_workers > 1:
-            prepare = self._rebuild()
-            executor = ProcessExecutor(
-                n_workers, self.plan.threads, lambda n: listener.on_note(f"starting {n} workers")
-            )
+
+        def note(n: int) -> None:
+            listener.on_note(f"starting {n} workers")
+
+        if isinstance(workers, RayExecutor):
+            workers.check_device(self.target.device.type)
+            prepare = self._runner if self.origin is None else self._rebuild()
+            executor = RayCellExecutor(workers, note)
+        elif workers > 1:
+            prepare, executor = self._rebuild(), ProcessExecutor(workers, self.plan.threads, note)
         return run_cells(
             cells,
             prepare,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
 from themis.experiments.contest.cells import (
     Case,
@@ -21,7 +22,7 @@ from themis.experiments.contest.cells import (
 )
 from themis.experiments.contest.plan import FREE, ContestCell, ContestPlan
 from themis.experiments.contest.standings import TABLE, Contested, draw, markdown, summarise
-from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
+from themis.experiments.executors import Executor, ProcessExecutor, RayCellExecutor, SerialExecutor
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.source import Source, open_source
 from themis.experiments.runner import PLAN, ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
@@ -50,24 +51,30 @@ def contest_run(
     workers: int = 1,
     listener: Listener | None = None,
     trust: Trusted = False,
+    executor: RayExecutor | str | None = None,
     **options: Any,
 ) -> Contested:
     """Let techniques choose inputs from the search seeds of a run, train on each choice, and judge them alike.
 
     options: fields of `Recipe` and `ContestPlan`; `passes` defaults to those that the run spent. workers: number of
-    processes; more than one need a run folder that can make its model and data again. The other arguments are those of
-    `retrain`.
+    processes; more than one need a run folder that can make its model and data again. executor: `RayExecutor` runs the
+    trainings in its workers instead. The other arguments are those of `retrain`.
     """
+    on_ray = choose_executor(executor)
     of_recipe = {field.name for field in fields(Recipe)}
     recipe = Recipe.of(**{"fresh": FRESH, **{name: value for name, value in options.items() if name in of_recipe}})
     of_plan = {name: value for name, value in options.items() if name not in of_recipe or name == "random_seed"}
     ContestPlan.of(**of_plan, techniques=techniques)  # raises for invalid options before a model is loaded
-    if workers > 1 and (isinstance(run, Run) or target is not None or data is not None):
+    is_in_memory = isinstance(run, Run) or target is not None or data is not None
+    if workers > 1 and is_in_memory and on_ray is None:
         raise UsageError(f"workers must be 1 for a model or data in memory, got {workers}: pass a run folder")
-    make = None if workers == 1 or isinstance(run, Run) else partial(_make_case, run, judge, origin, train, trust)
+    make = None
+    if not isinstance(run, Run) and not is_in_memory and (workers > 1 or on_ray is not None):
+        make = partial(_make_case, run, judge, origin, train, trust)
     with open_source(run, target, data, judge, None, origin, train, trust) as source:
         plan = ContestPlan.of(**{"passes": source.passes, **of_plan}, techniques=techniques)
-        return run_contest(_case(source), plan, recipe, make=make, out=out, workers=workers, listener=listener)
+        case = _case(source)
+        return run_contest(case, plan, recipe, make=make, out=out, workers=on_ray or workers, listener=listener)
 
 
 def _case(source: Source) -> Case:
@@ -79,6 +86,10 @@ def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any, t
         return _case(source)
 
 
+def _given(case: Case) -> Case:
+    return case
+
+
 def run_contest(
     case: Case | None = None,
     plan: ContestPlan | None = None,
@@ -86,19 +97,21 @@ def run_contest(
     *,
     make: MakeCase | None = None,
     out: str | Path | None = None,
-    workers: int = 1,
+    workers: int | RayExecutor = 1,
     listener: Listener | None = None,
 ) -> Contested:
     """Let techniques choose inputs, train on each choice with the same recipe, and judge on the same seeds.
 
-    make: makes the case in other processes, which more than one worker needs, and here if no case is given. out: folder
-    for the results; the same call resumes an interrupted contest, and contests with other options can share the folder.
-    Training never stops early, which would make some techniques cheaper than others. By default no inputs are disturbed
-    again, so that only the chosen inputs count.
+    make: makes the case in other processes, which more than one worker needs, and here if no case is given. workers:
+    number of processes, or workers on Ray, which are sent the case if `make` is not given. out: folder for the results;
+    the same call resumes an interrupted contest, and contests with other options can share the folder. Training never
+    stops early, which would make some techniques cheaper than others. By default no inputs are disturbed again, so that
+    only the chosen inputs count.
     """
     plan = plan or ContestPlan()
     recipe = replace(recipe or Recipe(fresh=FRESH), patience=None)
-    if workers < 1 or (workers > 1 and make is None):
+    on_ray = workers if isinstance(workers, RayExecutor) else None
+    if isinstance(workers, int) and (workers < 1 or (workers > 1 and make is None)):
         raise UsageError(f"workers must be 1 without make=..., which makes the case in other processes, got {workers}")
     if case is None:
         if make is None:
@@ -126,7 +139,11 @@ def run_contest(
         before = contest.before()
         executor: Executor = SerialExecutor()
         prepare: Callable[[], Callable[[ContestCell], Record]] = lambda: contest.run  # noqa: E731
-        if workers > 1 and make is not None:
+        if on_ray is not None:
+            on_ray.check_device(case.target.device.type)
+            executor = RayCellExecutor(on_ray)
+            prepare = RebuildContest(make or partial(_given, case), plan, recipe)
+        elif isinstance(workers, int) and workers > 1 and make is not None:
             executor, prepare = ProcessExecutor(workers), RebuildContest(make, plan, recipe)
         records = run_cells(
             plan.cells(),

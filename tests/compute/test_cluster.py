@@ -1,0 +1,65 @@
+"""The options of the executor ray, and what is said if the extra is missing."""
+
+import sys
+
+import pytest
+import torch
+
+import themis
+from themis import MissingExtraError, RayExecutor, UsageError
+from themis.cli import BAD_USAGE, RUN_FAILED, main
+from themis.compute.cluster import choose_executor
+
+
+@pytest.fixture
+def without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+        ({"cpus_per_worker": 0}, "cpus_per_worker must be a whole number of at least 1, got 0"),
+        ({"gpus_per_worker": -1}, "gpus_per_worker must be a number of at least 0, got -1"),
+        ({"gpus_per_worker": 1.5}, "gpus_per_worker must be a whole number if it is above 1, got 1.5"),
+    ],
+)
+def test_impossible_workers_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        RayExecutor(**options)
+
+
+def test_the_local_executor_needs_no_ray(without_ray):
+    assert choose_executor(None) is None
+    assert choose_executor("local") is None
+    with pytest.raises(UsageError, match="executor must be local, ray or a RayExecutor, got 'spark'"):
+        choose_executor("spark")
+
+
+def test_a_model_on_a_gpu_needs_workers_with_one():
+    with pytest.raises(UsageError, match="gpus_per_worker must be above 0 for a model on cuda"):
+        RayExecutor().check_device("cuda")
+    RayExecutor(gpus_per_worker=0.5).check_device("cuda")
+
+
+def test_a_missing_extra_is_named_before_anything_runs(without_ray, tmp_path):
+    with pytest.raises(MissingExtraError, match=r"pip install 'themis-dl\[ray\]'"):
+        themis.run(torch.nn.Linear(4, 2), torch.rand(8, 4), "gaussian", out=tmp_path / "run", executor="ray")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run", "--executor", "ray"], RUN_FAILED, "pip install 'themis-dl[ray]'"),
+        (["run", "--workers", "2"], BAD_USAGE, "--workers must come with --executor ray"),
+        (["run", "--address", "auto"], BAD_USAGE, "--address must come with --executor ray"),
+        (["compare", "--executor", "ray"], RUN_FAILED, "pip install 'themis-dl[ray]'"),
+        (["compare", "--gpus-per-worker", "1"], BAD_USAGE, "--gpus-per-worker must come with --executor ray"),
+    ],
+)
+def test_commands_name_what_is_missing(words, code, message, without_ray, capsys):
+    case = ["--model", "no_such_module:net", "--data", "digits", "--perturb", "gaussian"]
+    assert main([*words, *case]) == code
+    assert message in capsys.readouterr().err
