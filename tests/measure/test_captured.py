@@ -8,7 +8,9 @@ from torch import nn
 import themis
 from themis import Target
 from themis.measure import calculator as calculator_module
-from themis.measure.kernels_cuda import can_fold, fold, take_panel
+from themis.measure import captured as captured_module
+from themis.measure.kernels_cuda import ChunkFolder, can_fold
+from themis.target.activations import Layer
 from themis.zoo import lenet5
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -35,20 +37,30 @@ def inputs():
 def test_the_kernels_agree_with_torch(n, chunk, n_tests):
     device = torch.device("cuda")
     assert can_fold(device)
-    activations, clean = torch.randn(chunk, n, device=device), torch.randn(30, n, device=device)
-    rows, shift = torch.randint(0, 30, (chunk,), device=device), torch.rand(n, device=device)
-    sums = torch.full((2, n), torch.nan, device=device)
-    by_test = fold(activations, clean, rows, shift, torch.tensor([n_tests], device=device), sums)
-    sensitivity = (activations - clean[rows]).abs()[:n_tests].double()
-    deviation = sensitivity - shift
-    torch.testing.assert_close(sums[0].double(), deviation.sum(0), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(sums[1].double(), deviation.square().sum(0), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(by_test[:n_tests].double(), sensitivity.sum(1), rtol=1e-4, atol=1e-3)
+    layers = (Layer("first", (n,), 0, n, None), Layer("second", (7,), n, 7, None))
+    activations, clean = torch.randn(chunk, n + 7, device=device), torch.randn(30, n + 7, device=device)
+    rows, shift = torch.randint(0, 30, (chunk,), device=device), torch.rand(n + 7, device=device)
     positions = torch.unique(torch.randint(0, n, (300,), device=device))
-    panel = torch.full((chunk, len(positions) + 2), torch.nan, device=device)
-    take_panel(activations, clean, rows, positions, panel[:, 1:-1])
-    assert torch.equal(panel[:, 1:-1], (activations - clean[rows])[:, positions])
-    assert panel[:, [0, -1]].isnan().all()
+    panel = {"first": positions, "second": torch.tensor([1, 6], device=device)}
+    folder, totals = ChunkFolder(layers, chunk, panel, device), torch.zeros(2, 2, n + 7, device=device).double()
+    first, second = (torch.tensor([half], device=device) for half in (0, 1))
+    for layer in layers:
+        part = slice(layer.start, layer.stop)
+        rest = (rows, shift[part], torch.tensor([n_tests], device=device))
+        folder.fold(layer.name, activations[:, part].contiguous(), clean[:, part].contiguous(), *rest)
+    for _ in range(3):
+        by_layer, differences = folder.finish(second, second, totals)
+    folder.finish(first, first, totals)  # is not counted
+    difference = (activations - clean[rows])[:n_tests]
+    sensitivity = difference.abs().double()
+    deviation = sensitivity - shift
+    expected = torch.stack([deviation.sum(0), deviation.square().sum(0)])
+    torch.testing.assert_close(totals[1], 3 * expected, rtol=1e-4, atol=3e-3)
+    assert not totals[0].any()
+    by_part = torch.stack([sensitivity[:, :n].sum(1), sensitivity[:, n:].sum(1)], 1)
+    torch.testing.assert_close(by_layer[:n_tests].double(), by_part, rtol=1e-4, atol=1e-3)
+    watched = torch.cat([positions, torch.tensor([n + 1, n + 6], device=device)])
+    assert torch.equal(differences[:n_tests], difference[:, watched])
 
 
 @pytest.mark.parametrize("neurons", ["element", "channel"])
@@ -108,11 +120,28 @@ class BreaksDown(nn.Module):
         return torch.where(x[:, :, 0, 0] > 0.99, float("nan"), self.net(x))
 
 
-def test_outputs_that_are_not_finite_are_faults_and_spoil_no_moment(net, inputs):
+def test_outputs_that_are_not_finite_are_faults_and_spoil_no_moment(net, inputs, monkeypatch):
     inputs[:, :, 0, 0] = 0.5
     run = themis.run(Target(BreaksDown(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert (run.faults.columns["answer"] < 0).sum() > 20
     assert np.isfinite(run.judged.all)
+    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    plain = themis.run(Target(BreaksDown(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    assert np.array_equal(run.faults.columns["id"], plain.faults.columns["id"])
+    assert run.rounds[-1].passes == plain.rounds[-1].passes
+    assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
+
+
+def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
+    options = {"magnitude": 0.5, "coverage": None, "plateau": None, "max_tests": 60_000}
+    run = themis.run(Target(net), inputs, "gaussian", **options)
+    monkeypatch.setattr(captured_module, "MOST_CHUNKS", 1)
+    one_by_one = themis.run(Target(net), inputs, "gaussian", **options)
+    assert np.array_equal(run.faults.columns["id"], one_by_one.faults.columns["id"])
+    assert np.array_equal(run.faults.columns["noise_seed"], one_by_one.faults.columns["noise_seed"])
+    assert run.rounds[-1].passes == one_by_one.rounds[-1].passes
+    assert run.judged.all == pytest.approx(one_by_one.judged.all, abs=1e-4)
+    assert run.faults.most_telling(1)[0].replay().is_same
 
 
 def test_a_run_that_was_stored_resumes_and_replays(net, inputs, tmp_path):

@@ -10,8 +10,9 @@ from themis.measure.tests import Tests
 from themis.search.ascent import ASCENTS
 from themis.settings import Settings
 
-ROUND_SIZE = 640
-"""Tests per round, unless five chunks are more."""
+ROUND_SIZE, ROUND_SHARE = 640, 32
+"""Tests per round, unless five chunks are more, or this part of the tests run so far: the longer a campaign, the less a
+single test changes what is known."""
 LEAST_ROUND, ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
 FIRST_PORTION, PORTION, PORTIONS = 16, 128, 8
@@ -62,11 +63,14 @@ def round_size(settings: Settings, default: int, *, n_tests: int, passes: int, c
     return max(1, size)
 
 
-def default_round_size(settings: Settings, chunk: int, *, follows_criterion: bool) -> int:
-    """About ROUND_SIZE tests or more, so that both streams fill their chunks; fewer under a guiding criterion."""
+def default_round_size(settings: Settings, chunk: int, n_tests: int, *, follows_criterion: bool) -> int:
+    """About ROUND_SIZE tests or more, so that both streams fill their chunks; fewer under a guiding criterion.
+
+    `n_tests` were run so far.
+    """
     n_chunks = 1 if settings.uniform_share in (0, 1) else 5
     size = max(ROUND_SIZE, n_chunks * chunk)
     if not follows_criterion:
-        return size
+        return size * max(1, n_tests // (ROUND_SHARE * size))
     budget = settings.max_tests or settings.max_passes or ROUNDS * ROUND_SIZE
     return min(size, max(LEAST_ROUND, budget // ROUNDS))

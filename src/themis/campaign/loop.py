@@ -88,7 +88,7 @@ def _begin_round(setup: Setup, state: State) -> PartialRound:
     """The next round, before its first test."""
     n = round_size(
         setup.settings,
-        _default_round_size(setup),
+        _default_round_size(setup, state.tally.tests),
         n_tests=state.tally.tests,
         passes=state.passes,
         cost=setup.test_cost,
@@ -153,11 +153,11 @@ def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None
         recorder.keep(None, now=True)
 
 
-def _default_round_size(setup: Setup) -> int:
+def _default_round_size(setup: Setup, n_tests: int) -> int:
     if setup.policy.needs_gradient:
         return len(setup.space.seeds)
     follows_criterion = setup.criterion is not None and setup.criterion.leads
-    return default_round_size(setup.settings, setup.calculator.chunk, follows_criterion=follows_criterion)
+    return default_round_size(setup.settings, setup.calculator.chunk, n_tests, follows_criterion=follows_criterion)
 
 
 def _affordable(setup: Setup, state: State, tests: Tests) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
 from themis.campaign.criterion import CampaignCriterion
@@ -25,7 +26,9 @@ def choose_objective(
     if policy.needs_gradient:
         joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
         return tests, joint or sensitivity
-    ascents = [ASCENTS.get(kind) for kind in tests.kind[: 2 * calculator.chunk].tolist()]  # the next chunk starts ahead
-    n = next((k for k, ascent in enumerate(ascents) if ascent != ascents[0]), len(ascents))
+    ascents = np.zeros(len(tests), dtype=np.int64)
+    for number, kind in enumerate(ASCENTS, start=1):
+        ascents[tests.kind == kind] = number
+    others = np.flatnonzero(ascents != ascents[0])
     objectives = {None: None, "margin": calculator.margin_objective(), "sensitivity": sensitivity}
-    return tests[:n], objectives[ascents[0]]
+    return tests[: others[0]] if len(others) else tests, objectives[ASCENTS.get(str(tests.kind[0]))]

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.compute.native import library_for
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.captured import CapturedChunk, CaptureError, ChunkRun
+from themis.measure.captured import CapturedChunk, CaptureError, Launch
 from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
@@ -26,7 +27,7 @@ from themis.measure.inputs import place, place_others, within_bounds
 from themis.measure.kernels_cuda import can_fold
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
-from themis.measure.tests import Bools, FaultDetails, Results, Tests
+from themis.measure.tests import Bools, FaultDetails, Ints, Results, Tests
 from themis.oracle import Motion, Oracle
 from themis.oracle.oracle import KEPT, Verdict, are_finite
 from themis.perturb import Context, Perturbation, perturb
@@ -40,7 +41,7 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 PROBED = 2
 """Tests that `probe_gradient` runs."""
-FEW_TESTS = 32
+FEW_TESTS = (32, 128)
 """Tests with a gradient up to which a smaller graph is captured than that of a whole chunk."""
 REPEATED = 2
 """Clean inputs that `check_repeats` runs twice."""
@@ -94,7 +95,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What `Calculator.measure` returns: the results of the first tests it was given, as many as one chunk holds."""
+    """What `Calculator.measure` returns: the results of the first tests it was given, of a chunk or of several."""
 
     results: Results
     faults: FaultDetails
@@ -178,7 +179,8 @@ class Calculator:
         """Whether chunks are captured as a CUDA graph if they can be."""
         self._captured: dict[tuple[str | None, int], CapturedChunk | None] = {}
         self._pool: Any = None
-        self._in_flight: tuple[CapturedChunk, Accumulator, ChunkRun] | None = None
+        self._without_faults: FaultDetails | None = None
+        self._in_flight: tuple[CapturedChunk, Accumulator, Launch] | None = None
 
     @staticmethod
     def trace(
@@ -372,19 +374,20 @@ class Calculator:
     ) -> Measurement:
         """Run the first chunk of `tests`, fold its sensitivities into `into`, and return the results.
 
-        With an `objective` each test also gets its gradient in theta: by one backward pass, or by two forward passes
-        per dimension if there is no backward pass. If an error is raised, nothing was folded. If memory runs out, the
-        chunk is halved for good. `max_passes` limits the passes spent on folding the other tests of a chunk in which
+        On a GPU, several chunks may be run without waiting for the host in between. With an `objective` each test also
+        gets its gradient in theta: by one backward pass, or by two forward passes per dimension if there is no backward
+        pass. If an error is raised, nothing was folded. If memory runs out, the chunk is halved for good. `max_passes`
+        limits the passes spent on folding the other tests of a chunk in which
         some outputs are not finite.
         """
         before = self.passes
         limit = None if max_passes is None else before + max_passes
-        layered = None if objective is None else objective.by_layer(self.layers)
 
         def attempt() -> Measurement:
             captured = self._capture(objective, len(tests)) if into.count else None
             if captured is not None:
                 return self._measure_captured(captured, tests, into, objective, limit)
+            layered = None if objective is None else objective.by_layer(self.layers)
             return self._measure_chunk(tests[: self.chunk], into, layered, limit)
 
         measurement = self._memory.attempt(attempt)
@@ -531,8 +534,7 @@ class Calculator:
             if self.observer is not None:
                 self.observer.end(n, outputs, rows)
             verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
-            inputs, disturbed = chunk.inputs[:n], chunk.disturbed.detach()[:n]
-            faults = self._describe_faults(inputs, disturbed, outputs, verdict, fold.sensitivity_by_layer())
+            faults = self._faults_of_chunk(chunk, outputs, verdict, fold)
             results = self._results(chunk, verdict, gradient)
             is_finite = are_finite(outputs)
             if bool(is_finite.all()):
@@ -543,7 +545,7 @@ class Calculator:
                 panel = self._fold_finite(run[is_finite.cpu().numpy()], into, limit)
         return Measurement(results, faults, panel, 0, self.chunk, len(chunk.rows))
 
-    # One chunk as a CUDA graph
+    # Chunks as a CUDA graph
 
     def _capture(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
         """The graph of a chunk with this kind of objective; None if it cannot be captured, which is decided once."""
@@ -553,7 +555,9 @@ class Calculator:
         if objective is not None:
             is_sensitivity = objective.output_term is None and not objective.is_activation and objective.weight == 1
             ascends = "margin" if objective.is_margin else "sensitivity" if is_sensitivity else ""
-        size = min(self.chunk, FEW_TESTS) if n_tests <= FEW_TESTS and objective is not None else self.chunk
+        size = self.chunk
+        if objective is not None:
+            size = min([self.chunk, *(few for few in FEW_TESTS if n_tests <= few)])
         if ascends == "":
             return None
         if any(captured is not None and captured.chunk > self.chunk for captured in self._captured.values()):
@@ -583,6 +587,7 @@ class Calculator:
                 self.compare,
                 are_finite,
                 self.device,
+                self.inputs[:1].nbytes + self.clean_outputs[:1].nbytes,
                 ascends,
                 self._pool,
             )
@@ -599,42 +604,73 @@ class Calculator:
         objective: Objective | None,
         limit: int | None,
     ) -> Measurement:
-        """Run the first chunk of `tests`, and start the next one before the results are recorded."""
-        n = min(len(tests), captured.chunk)
-        first, following = tests[:n], tests[n : n + captured.chunk]
-        run = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
-        run.done.synchronize()
-        columns = run.on_host.numpy().copy()
-        is_fault, outcome, margin, is_finite = columns[:, :4].T
+        """Run the first chunks of `tests`, and start the next ones before the results are recorded."""
+        first, following = tests[: captured.most_tests], tests[captured.most_tests :][: captured.most_tests]
+        launch = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
+        if len(following) and self._capture(objective, len(tests) - len(first)) is captured:
+            self._in_flight = (captured, into, captured.launch(following, into, objective))
+        columns = captured.columns(launch)
+        is_fault, outcome, margin, value, is_finite = columns[:, :5].T
         n_models = 1 if objective is None else 3
-        self.passes += n * (n_models + self._own_passes)
-        panel = None
-        if is_finite.all():
-            captured.take_sums(into, n)
-            panel = None if run.panel is None else (run.panel, torch.from_numpy(first.seed).to(self.device))
-            if len(following):
-                self._in_flight = (captured, into, captured.launch(following, into, objective))
-        gradient = None if objective is None else columns[:, 4:].astype(np.float32)
+        self.passes += len(first) * (n_models + self._own_passes)
+        gradient = None if objective is None else columns[:, 5:].astype(np.float32)
         results = Results(is_fault > 0, outcome.astype(np.int64), margin.astype(np.float32), gradient)
         with torch.no_grad(), torch.cuda.stream(self._side_stream):
-            self._side_stream.wait_event(run.done)
-            faults = self._describe_faults(run.inputs, run.disturbed, run.outputs, run.verdict, run.by_layer)
-        if not is_finite.all():
-            panel = self._fold_finite(first[is_finite > 0], into, limit)
+            faults = self._faults_of_launch(captured, launch, results.is_fault, value)
+        panel = self._fold_launch(captured, launch, is_finite > 0, into, limit)
         return Measurement(results, faults, panel, 0, self.chunk, captured.chunk)
+
+    def _fold_launch(
+        self, captured: CapturedChunk, launch: Launch, is_finite: Bools, into: Accumulator, limit: int | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Commit the sums of a launch. Chunks in which some outputs are not finite have none, and are folded again."""
+        tests = launch.tests
+        starts = np.arange(0, len(tests), captured.chunk)
+        counts = np.logical_and.reduceat(is_finite, starts)
+        is_counted = np.repeat(counts, captured.chunk)[: len(tests)]
+        captured.take_sums(launch, into, int(is_counted.sum()))
+        panels = []
+        if self._panel is not None and is_counted.any():
+            differences, seed = captured.kept(launch, "panel"), torch.from_numpy(tests.seed).to(self.device)
+            if not is_counted.all():
+                kept = torch.from_numpy(np.flatnonzero(is_counted)).to(self.device)
+                differences, seed = differences[kept], seed[kept]
+            panels.append((differences, seed))
+        for start in starts[~counts].tolist():
+            chunk = slice(start, start + captured.chunk)
+            panel = self._fold_finite(tests[chunk][is_finite[chunk]], into, limit)
+            panels += [] if panel is None else [panel]
+        if len(panels) < 2:
+            return panels[0] if panels else None
+        return torch.cat([differences for differences, _ in panels]), torch.cat([seed for _, seed in panels])
+
+    def _faults_of_launch(
+        self, captured: CapturedChunk, launch: Launch, is_fault: Bools, value: NDArray[np.float64]
+    ) -> FaultDetails:
+        rows = np.flatnonzero(is_fault)
+        if not len(rows):
+            self._without_faults = self._without_faults or self._no_faults(captured.kept(launch, "disturbed")[:0])
+            return self._without_faults
+        self._side_stream.wait_event(launch.done)
+        seed, at = (torch.from_numpy(column).to(self.device) for column in (launch.tests.seed[rows], rows))
+        disturbed, outputs, by_layer = (
+            captured.kept(launch, name)[at] for name in ("disturbed", "outputs", "by_layer")
+        )
+        number = torch.from_numpy(value[rows].astype(np.float32)).to(self.device)
+        return self._describe_faults(rows % captured.chunk, self.inputs[seed], disturbed, outputs, number, by_layer)
 
     @cached_property
     def _side_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call, unused-ignore]
+        return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
 
-    def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> ChunkRun | None:
-        """The chunk that was started ahead, if it is the one to be measured."""
+    def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> Launch | None:
+        """The launch that was started ahead, if it is the one to be measured."""
         if self._in_flight is None:
             return None
-        (graph, accumulator, run), self._in_flight = self._in_flight, None
-        if graph is captured and accumulator is into and np.array_equal(run.tests.number, tests.number):
-            return run
-        run.done.synchronize()  # its buffers are used again
+        (graph, accumulator, launch), self._in_flight = self._in_flight, None
+        if graph is captured and accumulator is into and np.array_equal(launch.tests.number, tests.number):
+            return launch
+        launch.done.synchronize()  # its buffers are used again
         return None
 
     # One chunk, operation by operation
@@ -747,36 +783,44 @@ class Calculator:
             is_dropped=is_dropped.cpu().numpy(),
         )
 
-    def _describe_faults(
-        self, inputs: Tensor, disturbed: Tensor, outputs: Tensor, verdict: Verdict, by_layer: Tensor
+    def _faults_of_chunk(
+        self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold
     ) -> FaultDetails:
-        """What is recorded of the faults among tests, given their sensitivity `[tests, layers]`."""
-        position = verdict.is_fault.nonzero().squeeze(1)
-        inputs, disturbed, outputs = inputs[position], disturbed[position], outputs[position]
+        at = verdict.is_fault.nonzero().squeeze(1)
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
+        inputs, disturbed, by_layer = chunk.inputs, chunk.disturbed.detach(), fold.sensitivity_by_layer()
+        return self._describe_faults(at.cpu().numpy(), inputs[at], disturbed[at], outputs[at], value[at], by_layer[at])
+
+    def _describe_faults(
+        self, position: Ints, inputs: Tensor, disturbed: Tensor, outputs: Tensor, value: Tensor, by_layer: Tensor
+    ) -> FaultDetails:
+        """What is recorded of faults, given their rows in the forward pass and their sensitivity `[faults, layers]`."""
         columns = {
-            "value": value[position],
+            "value": value,
             "confidence": self.oracle.confidence(outputs),
             "distance": l2(inputs, disturbed),
             "linf": linf(inputs, disturbed),
             "ssim": ssim(inputs, disturbed, self.target.bounds),
-            "position": position,
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
-        shares = signature(by_layer[position]).cpu().numpy()
+        shares = signature(by_layer).cpu().numpy()
         arrays["signature"] = np.rint(shares * np.float32(1e4)) / np.float32(1e4)
         if not self.keeps_inputs:
             disturbed, outputs = disturbed[:0], outputs[:0]
-        return FaultDetails(**arrays, inputs=disturbed.cpu(), outputs=outputs.cpu())
+        return FaultDetails(**arrays, position=position, inputs=disturbed.cpu(), outputs=outputs.cpu())
+
+    def _no_faults(self, no_inputs: Tensor) -> FaultDetails:
+        number, by_layer = torch.empty(0, device=self.device), torch.empty(0, len(self.layers), device=self.device)
+        position = np.empty(0, dtype=np.int64)
+        return self._describe_faults(position, no_inputs, no_inputs, self.clean_outputs[:0], number, by_layer)
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
         """The measurement of tests that were all dropped."""
         outputs = self.clean_outputs[:0]
         verdict = self.compare(chunk.rows[:0], outputs, None)
         gradient = chunk.theta.detach()[:0] if needs_gradient else None
-        by_layer = torch.empty(0, len(self.layers), device=self.device)
-        faults = self._describe_faults(chunk.inputs[:0], chunk.inputs[:0], outputs, verdict, by_layer)
+        faults = self._no_faults(chunk.inputs[:0])
         return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk, len(chunk.rows))
 
     # Forward passes

@@ -1,7 +1,7 @@
 """Chunks on a GPU: disturbing, forward pass, fold and gradient are captured once as a CUDA graph and then replayed.
 
-Python then runs once per chunk and not once per operation. While the host records the results of one chunk, the GPU
-works on the next one of the same portion.
+Python then runs once per launch of several chunks, and not once per operation. While the host records the results of
+one launch, the GPU works on the next one of the same portion.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.measure.chunk import is_out_of_memory, padded
 from themis.measure.fold import NeuronSelection, Objective
 from themis.measure.gradient import by_backward
-from themis.measure.kernels_cuda import fold, take_panel
+from themis.measure.kernels_cuda import ChunkFolder
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict
 from themis.target.activations import Layer
 
-WARM_UP = 2
+WARM_UP = 1
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
+MOST_CHUNKS, KEPT_BYTES = 16, 1 << 29
+"""Maximum number of chunks of a launch, and of bytes of the inputs and outputs that are kept of them."""
 
 Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Motion | None]]
 """Maps seeds, theta and noise seeds to clean and disturbed inputs, and how the disturbed ones have moved."""
@@ -40,19 +43,13 @@ class CaptureError(Exception):
 
 
 @dataclass(frozen=True)
-class ChunkRun:
-    """One chunk that was started: copies that no later chunk overwrites, and the event after which they are valid."""
+class Launch:
+    """Chunks that were started, and the event after which their results are valid: until the launch after the next."""
 
     tests: Tests
     done: torch.cuda.Event
-    inputs: Tensor
-    disturbed: Tensor
-    outputs: Tensor
-    verdict: Verdict
-    by_layer: Tensor
-    panel: Tensor | None
-    on_host: Tensor
-    """Columns is_fault, outcome, margin, is_finite of each test, then its gradient in theta if there is one; pinned."""
+    half: int
+    """Which half of the graph's buffers it uses; the launch before and the launch after use the other one."""
 
 
 class _WeightedSensitivity(torch.autograd.Function):
@@ -74,7 +71,9 @@ class _WeightedSensitivity(torch.autograd.Function):
 class CapturedChunk:
     """A CUDA graph of one chunk, with the gradient of an objective in theta or without.
 
-    `ascends`: None, "sensitivity" (of the neurons that each launch names) or "margin" (its loss).
+    `ascends`: None, "sensitivity" (of the neurons that each launch names) or "margin" (its loss). The inputs and the
+    results of a chunk have a slot of their own in buffers on the GPU, and the graph itself goes on to the next slot, so
+    that the host replays it for chunk after chunk and waits once for all of them.
     """
 
     def __init__(
@@ -89,33 +88,43 @@ class CapturedChunk:
         compare: Compare,
         is_finite: Callable[[Tensor], Tensor],
         device: torch.device,
+        test_bytes: int,
         ascends: str | None = None,
         pool: Any = None,
     ) -> None:
-        """`clean` has the clean activations `[seeds, neurons]` by layer. Graphs may share a `pool` of memory."""
+        """`clean` has the clean activations `[seeds, neurons]` by layer. Graphs may share a `pool` of memory.
+
+        `test_bytes`: the size of the input and the output of one test.
+        """
         n_neurons = layers[-1].stop
         self.chunk, self.device, self.layers, self.clean = chunk, device, layers, clean
+        self.most_chunks = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * test_bytes)))
         self._disturb, self._forward, self._compare, self._is_finite = disturb, forward, compare, is_finite
-        self._rows = torch.zeros(chunk, dtype=torch.int64, device=device)
-        self._theta = torch.zeros(chunk, n_dimensions, dtype=torch.float32, device=device)
-        self._noise_seed = torch.zeros(chunk, dtype=torch.int64, device=device)
-        self._n_tests = torch.full((1,), chunk, dtype=torch.int64, device=device)
+        n_slots = 2 * self.most_chunks
         self._staged = [
-            torch.zeros_like(tensor, device="cpu").pin_memory()
-            for tensor in (self._rows, self._theta, self._noise_seed, self._n_tests)
+            torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
+            torch.zeros(n_slots, chunk, n_dimensions, dtype=torch.float32).pin_memory(),
+            torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
+            torch.full((n_slots, 1), chunk, dtype=torch.int64).pin_memory(),
         ]
+        self._given = [staged.to(device) for staged in self._staged]
+        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self._kept: dict[str, Tensor] = {}
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
-        self._sums = torch.zeros(2, n_neurons, device=device)
-        self._selection = panel
-        self._panel = None if panel is None else torch.zeros(chunk, _width(panel), device=device)
+        self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
+        self._folder = ChunkFolder(layers, chunk, {} if panel is None else panel.within, device)
         self.ascends, self._pool = ascends, pool
         self._weight = torch.zeros(n_neurons if ascends == "sensitivity" else 0, device=device)
         self._weighted: Tensor | None = None
-        width = 4 + (0 if ascends is None else n_dimensions)
-        self._pinned = [torch.zeros(chunk, width, dtype=torch.float64).pin_memory() for _ in range(2)]
-        self._turn = 0
+        self._half = 0
         self._capture()
+        self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
+
+    @property
+    def most_tests(self) -> int:
+        """The maximum number of tests of a launch."""
+        return self.most_chunks * self.chunk
 
     def _capture(self) -> None:
         try:
@@ -136,42 +145,48 @@ class CapturedChunk:
             raise CaptureError(str(error)) from error
 
     def _body(self) -> None:
-        """What is captured: every tensor it leaves in an attribute is overwritten by the next replay."""
-        by_layer: list[Tensor] = []
-        column, value = 0, torch.zeros((), device=self.device)
+        """What is captured: one chunk, from the tests in its slot to the results in the same slot."""
+        value = torch.zeros((), device=self.device)
+        rows, theta, noise_seed, n_tests = (given.index_select(0, self._slot)[0] for given in self._given)
 
         def on_activation(layer: Layer, activations: Tensor) -> None:
-            nonlocal column, value
+            nonlocal value
             activations, clean = activations.contiguous(), self.clean[layer.name]
             part = slice(layer.start, layer.stop)
             if self.ascends == "sensitivity":
                 weighted: Any = _WeightedSensitivity
-                value = value + weighted.apply(activations, clean, self._rows, self._weight[part])
-            activations = activations.detach()
-            sums = torch.empty(2, layer.n_neurons, device=self.device)
-            by_layer.append(fold(activations, clean, self._rows, self._shift[part], self._n_tests, sums))
-            self._sums[:, part] = sums
-            positions = None if self._selection is None else self._selection.within[layer.name]
-            if positions is not None and self._panel is not None and len(positions):
-                out = self._panel[:, column : column + len(positions)]
-                take_panel(activations, clean, self._rows, positions, out)
-                column += len(positions)
+                value = value + weighted.apply(activations, clean, rows, self._weight[part])
+            self._folder.fold(layer.name, activations.detach(), clean, rows, self._shift[part], n_tests)
 
-        theta = self._theta.detach().requires_grad_(self.ascends is not None)
-        self._inputs, disturbed, motion = self._disturb(self._rows, theta, self._noise_seed)
+        theta.requires_grad_(self.ascends is not None)
+        _, disturbed, motion = self._disturb(rows, theta, noise_seed)
         outputs = self._forward(disturbed, on_activation).float()
         if self.ascends == "margin":
-            value = -self._compare(self._rows, outputs, motion).margin.sum()
+            value = -self._compare(rows, outputs, motion).margin.sum()
         gradient = [] if self.ascends is None else [by_backward(value, theta).nan_to_num(0.0).double()]
         with torch.no_grad():
-            self._disturbed, self._outputs = disturbed.detach(), outputs.detach()
-            self._by_layer = torch.stack(by_layer, 1)
-            verdict = self._verdict = self._compare(self._rows, self._outputs, motion)
-            columns = (verdict.is_fault, verdict.outcome, verdict.margin, self._is_finite(self._outputs))
-            self._columns = torch.cat([torch.stack([column.double() for column in columns], 1), *gradient], 1)
+            outputs = outputs.detach()
+            is_finite, verdict = self._is_finite(outputs), self._compare(rows, outputs, motion)
+            is_counted, half = is_finite.all().long()[None], self._slot // self.most_chunks
+            by_layer, panel = self._folder.finish(is_counted, half, self._totals)
+            number = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
+            columns = (verdict.is_fault, verdict.outcome, verdict.margin, number, is_finite)
+            self._keep("columns", torch.cat([torch.stack([column.double() for column in columns], 1), *gradient], 1))
+            self._keep("disturbed", disturbed.detach())
+            self._keep("outputs", outputs)
+            self._keep("by_layer", by_layer)
+            self._keep("panel", panel)
+            self._slot += 1
 
-    def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> ChunkRun:
-        """Start a chunk of at most `chunk` tests. The one before must be finished, and its sums taken."""
+    def _keep(self, name: str, values: Tensor) -> None:
+        if not values.numel():  # the panel, if there is none
+            return
+        if name not in self._kept:
+            self._kept[name] = values.new_zeros(2 * self.most_chunks, *values.shape)
+        self._kept[name].index_copy_(0, self._slot, values[None])
+
+    def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Launch:
+        """Start chunks of at most `most_tests` tests. The launch before the one before must have been taken."""
         if self.ascends == "sensitivity" and objective is not None and self._weighted is not objective.neurons:
             self._weighted = objective.neurons
             scale = 1.0 if objective.scale is None else 1 / objective.scale[objective.neurons].float()
@@ -179,42 +194,38 @@ class CapturedChunk:
         if self._shift_of is not into:
             self._shift.copy_(into.shift)
             self._shift_of = into
-        columns = (tests.seed, tests.theta, tests.noise_seed, np.array([len(tests)]))
-        for staged, column in zip(self._staged, columns, strict=True):
-            staged.copy_(padded(torch.from_numpy(np.ascontiguousarray(column)), len(staged)))
-        for tensor, staged in zip(
-            (self._rows, self._theta, self._noise_seed, self._n_tests), self._staged, strict=True
-        ):
-            tensor.copy_(staged, non_blocking=True)
-        self._graph.replay()
-        self._turn = 1 - self._turn
-        on_host = self._pinned[self._turn]
-        on_host.copy_(self._columns, non_blocking=True)
+        self._half = 1 - self._half
+        n_chunks, first = -(-len(tests) // self.chunk), self._half * self.most_chunks
+        slots = slice(first, first + n_chunks)
+        sizes = np.minimum(len(tests) - self.chunk * np.arange(n_chunks), self.chunk)[:, None]
+        columns = (tests.seed, tests.theta, tests.noise_seed)
+        rows = [padded(torch.from_numpy(np.ascontiguousarray(column)), n_chunks * self.chunk) for column in columns]
+        for staged, given, values in zip(self._staged, self._given, [*rows, torch.from_numpy(sizes)], strict=True):
+            staged[slots].copy_(values.view(staged[slots].shape))
+            given[slots].copy_(staged[slots], non_blocking=True)
+        self._slot.fill_(first)
+        self._totals[self._half].zero_()
+        for _ in range(n_chunks):
+            self._graph.replay()
+        self._on_host[slots].copy_(self._kept["columns"][slots], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
-        n, verdict = len(tests), self._verdict
-        run = ChunkRun(
-            tests,
-            done,
-            self._inputs[:n].clone(),
-            self._disturbed[:n].clone(),
-            self._outputs[:n].clone(),
-            Verdict(
-                verdict.is_fault[:n].clone(),
-                verdict.outcome[:n].clone(),
-                verdict.margin[:n].clone(),
-                None if verdict.value is None else verdict.value[:n].clone(),
-            ),
-            self._by_layer[:n].clone(),
-            None if self._panel is None else self._panel[:n].clone(),
-            on_host[:n],
-        )
         done.record(torch.cuda.current_stream(self.device))
-        return run
+        return Launch(tests, done, self._half)
 
-    def take_sums(self, into: Accumulator, n_tests: int) -> None:
-        """Commit the sums of the chunk launched last."""
-        into.commit_sums(self._sums[0], self._sums[1], n_tests)
+    def columns(self, launch: Launch) -> NDArray[np.float64]:
+        """Waits for a launch. Returns is_fault, outcome, margin, value, is_finite and the gradient in theta, if any."""
+        launch.done.synchronize()
+        return self._of(launch, self._on_host).numpy().copy()
 
+    def kept(self, launch: Launch, name: str) -> Tensor:
+        """What a launch has of each test: its "disturbed" input, "outputs", "by_layer" or "panel"; a view."""
+        return self._of(launch, self._kept[name])
 
-def _width(panel: NeuronSelection) -> int:
-    return sum(len(positions) for positions in panel.within.values())
+    def _of(self, launch: Launch, kept: Tensor) -> Tensor:
+        first = launch.half * self.most_chunks
+        return kept[first : first + self.most_chunks].flatten(0, 1)[: len(launch.tests)]
+
+    def take_sums(self, launch: Launch, into: Accumulator, n_tests: int) -> None:
+        """Commit the sums of a launch, in whose chunks with finite outputs only there are `n_tests` tests."""
+        sums, squares = self._totals[launch.half]
+        into.commit_sums(sums, squares, n_tests)

@@ -145,7 +145,7 @@ class Scheduled(Policy):
         theta, noise_seed = self._thetas(chosen, position, number, picks)
         if len(state["seen"]):
             repeated = are_in(_keys(space.seeds[position], theta), state["seen"])
-            chosen[(chosen > SWEEP) & (chosen < PLAIN) & repeated] = CORNER
+            chosen[(chosen > SWEEP) & repeated] = CORNER
         corner = chosen <= SWEEP
         self._visit(position[~corner], theta[~corner])
         theta[corner], is_new = self._corners(position[corner], number[corner], picks[corner])
