@@ -11,8 +11,9 @@ from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import POLICIES, choose_policy
 from themis.search.ascent import ASCENTS, STEP
-from themis.search.chances import EDGE, FIRST_FAULT, kept_margin, spreads_above, values
+from themis.search.chances import EDGE, FIRST_FAULT, kept_margin, learn_margins, spreads_above, values
 from themis.search.kinds import CLIMBERS, TRIAL
+from themis.search.scheduled import Scheduled
 from themis.search.policy import Novelty, Space
 from themis.search.scheduled import AT_ONCE, JITTER
 
@@ -361,3 +362,12 @@ def test_there_is_no_ascent_without_a_gradient():
     policy.init(where)
     _, every = climb(policy, where, 10, lambda tests: np.zeros(len(tests), dtype=bool))
     assert not any(np.isin(tests.kind, list(ASCENTS)).any() for tests in every)
+
+
+def test_scheduled_learns_however_long_nothing_breaks():
+    policy, where = Scheduled(), space()
+    policy.init(where)
+    tests = policy.propose(np.arange(10_000))
+    for _ in range(40):
+        learn_margins(policy.state, where, tests, results(tests), np.full(len(tests), 3.0))
+    assert np.abs(policy.state["curve"]).max() < 50  # and not ever more certain

@@ -23,6 +23,8 @@ Numbers = NDArray[np.float64]
 
 MEMORY = 1_500
 """Tests over which what was learned about kinds and margins fades by a factor of e, since what pays off changes."""
+LEAST_PRECISION = 1e-6
+"""What is left of the curve's precision however long no test breaks."""
 DOUBT = 20
 """Pseudo-tests that went as expected, from which the estimates for a kind or an answer start (half as many for
 novelty), so that nothing is ruled out for good."""
@@ -184,6 +186,7 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
     rows = np.stack([np.ones_like(spreads), spreads], 1)
     fading = np.exp(-len(rows) / MEMORY)
     before, precision = state["curve"], fading * state["precision"]
+    np.fill_diagonal(precision, precision.diagonal().clip(min=LEAST_PRECISION))
     frailty, curve = _frailty(state)[position], before.copy()
     for _ in range(4):
         chance = _logistic(rows @ curve + frailty)
