@@ -13,9 +13,8 @@ from themis.search import POLICIES, choose_policy
 from themis.search.ascent import ASCENTS, STEP
 from themis.search.chances import EDGE, FIRST_FAULT, kept_margin, learn_margins, spreads_above, values
 from themis.search.kinds import CLIMBERS, TRIAL
-from themis.search.scheduled import Scheduled
 from themis.search.policy import Novelty, Space
-from themis.search.scheduled import AT_ONCE, JITTER
+from themis.search.scheduled import AT_ONCE, JITTER, Scheduled
 
 pytestmark = pytest.mark.quick
 
