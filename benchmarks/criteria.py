@@ -1,10 +1,12 @@
 """The cost of criteria: tests per second of each on ResNet-56, compared with the bare forward pass in the same run.
 
-    THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--batch N] [--json FILE]
+    THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--batch N] [--captured 0] [--json FILE]
 
 A criterion is fitted to 2,000 CIFAR-10 pictures and then measures others under Gaussian noise, one batch at a time:
 forward pass with traced layers, readings, update. Bare and traced passes alternate, and the ratio is that of their
-medians over the last batches of each. `held` is the memory of a fitted criterion in MiB: fitted values and state.
+medians over the last batches of each. On a GPU the traced passes are replayed from a CUDA graph, as in campaigns;
+`--captured 0` runs them operation by operation, like the bare ones. `held` is the memory of a fitted criterion in MiB:
+fitted values and state.
 `--data` and `--weights` are as in paper.py.
 """
 
@@ -43,16 +45,22 @@ def clock(device: torch.device) -> float:
 
 
 class TracedPasses:
-    """Forward passes whose activations a criterion measures."""
+    """Forward passes whose activations a criterion measures.
 
-    def __init__(self, target: Target, criterion: Criterion, example: torch.Tensor) -> None:
-        self.target, self.criterion = target, criterion
+    On a GPU the forward pass and its readings are captured as a CUDA graph, as those of a campaign are, and the
+    criterion is updated while it runs.
+    """
+
+    def __init__(self, target: Target, criterion: Criterion, example: torch.Tensor, *, is_captured: bool) -> None:
+        self.target, self.criterion, self.is_captured = target, criterion, is_captured
         self.layers = target.find_layers(example)
         self.by_name = {layer.name: layer for layer in self.layers}
         self.view = View.of(criterion, target, self.layers, example)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs = self._outputs = torch.empty(0)
 
     def __call__(self, inputs: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
-        outputs = self._pass(inputs)
+        outputs = self.run(inputs)
         seed = None
         if "clean" in self.criterion.needs:
             seed = torch.arange(len(inputs), device=inputs.device)
@@ -60,8 +68,30 @@ class TracedPasses:
 
     def keep_clean(self, inputs: torch.Tensor) -> None:
         """Run the clean inputs; not timed, since a campaign runs them once."""
-        self._pass(inputs)
+        self.run(inputs)
         self.view.keep_clean(0, len(inputs), len(inputs))
+
+    def run(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Read a batch of inputs, which all have the same size; returns the outputs."""
+        if not self.is_captured:
+            return self._pass(inputs)
+        if self._graph is None:
+            self._capture(inputs)
+        assert self._graph is not None
+        self._inputs.copy_(inputs)
+        self._graph.replay()
+        return self._outputs
+
+    def _capture(self, inputs: torch.Tensor) -> None:
+        self._inputs = inputs.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._pass(self._inputs)  # libraries choose their kernels and allocate their workspaces
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = self._pass(self._inputs)
 
     def _pass(self, inputs: torch.Tensor) -> torch.Tensor:
         self.view.begin(len(inputs), inputs.device, torch.float32)
@@ -72,7 +102,7 @@ class TracedPasses:
         return outputs
 
 
-def measure(target: Target, spec: str, pictures: Seeds, batch: int) -> dict[str, Any]:
+def measure(target: Target, spec: str, pictures: Seeds, batch: int, *, is_captured: bool) -> dict[str, Any]:
     """Median times of a bare and of a traced pass over a batch, and the final score of the criterion."""
     device = target.device
     start = perf_counter()
@@ -84,7 +114,7 @@ def measure(target: Target, spec: str, pictures: Seeds, batch: int) -> dict[str,
     generator = torch.Generator(device).manual_seed(0)
     with target.opened(), torch.no_grad():
         clean = pictures.inputs[TRAINING : TRAINING + batch].to(device)
-        run = TracedPasses(target, criterion, clean[0])
+        run = TracedPasses(target, criterion, clean[0], is_captured=is_captured)
         if "clean" in criterion.needs:
             run.keep_clean(clean)
         for _ in range(BATCHES):
@@ -136,16 +166,17 @@ def show(results: list[dict[str, Any]], title: str) -> Table:
 
 
 def main() -> None:
-    arguments = parse(__doc__.splitlines()[0], batch=0, only="")
+    arguments = parse(__doc__.splitlines()[0], batch=0, only="", captured=1)
     device = torch.device(arguments.device)
     batch = arguments.batch or (1024 if device.type == "cuda" else 32)
+    is_captured = device.type == "cuda" and bool(arguments.captured)
     pictures = read_pictures(arguments.data)
     target = read_target(arguments.weights, device)
     results = []
     for neurons in ("channel", "element"):
         for name in arguments.only.split(",") if arguments.only else (*COVERAGE, *SURPRISE):
             if neurons == "channel" or name not in WIDE:
-                results.append(measure(target, f"{name}(neurons={neurons})", pictures, batch))
+                results.append(measure(target, f"{name}(neurons={neurons})", pictures, batch, is_captured=is_captured))
                 print(f"{results[-1]['criterion']} {neurons}: {results[-1]['ratio']:.2f}", flush=True)
     Console(width=120).print(show(results, f"ResNet-56 on {device}, {batch} tests per pass; * misses its aim"))
     if arguments.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
 import torch
@@ -20,6 +21,22 @@ TESTS_AT_ONCE = 1024
 MAX_BYTES = 2**32
 """Bytes that the kept tests may take."""
 EPSILON = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Tests that some layers may keep; the layers have different numbers of them, so some rows are not real."""
+
+    span: LayerSpan
+    values: Tensor
+    """`[layers, candidates, neurons]`."""
+    rows: Tensor
+    """The test that each of them is, int64 `[layers, candidates]`."""
+    is_real: Tensor
+    is_near: Tensor
+    """Which pairs of them are near each other, bool `[layers, candidates, candidates]`."""
+    is_unsure: Tensor
+    """For which pairs this is still open."""
 
 
 class CC(Criterion):
@@ -71,13 +88,17 @@ class CC(Criterion):
         is_unsure = is_open & ~(nearest > self.threshold + error)  # also where something overflows
         counts = torch.cat([self._kept(span)[3] for span, *_ in parts])
         n_open, n_unsure, n_needed = torch.stack([is_open.sum(1), is_unsure.sum(1), counts + is_open.sum(1)]).tolist()
-        raised, at = torch.zeros(len(values), dtype=torch.bool, device=values.device), 0
+        raised, at, found = torch.zeros(len(values), dtype=torch.bool, device=values.device), 0, list[_Candidates]()
         for span, part, _ in parts:
             layers = slice(at, at + len(span))
             if n := max(n_open[layers]):
                 self._reserve(span, max(n_needed[layers]))
-                raised |= self._keep(span, part, is_open[layers], n, is_sure=not any(n_unsure[layers]))
+                found.append(self._candidates(span, part, is_open[layers], n, is_sure=not any(n_unsure[layers])))
             at += len(span)
+        for candidates, is_new in zip(found, self._select(found), strict=True):
+            self._store(candidates.span, candidates.values, is_new)
+            rows = torch.zeros(len(is_new), len(values), dtype=torch.bool, device=values.device)
+            raised |= rows.scatter_(1, candidates.rows, is_new).any(0)
         return raised
 
     def _rough_distances(self, span: LayerSpan, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,8 +114,10 @@ class CC(Criterion):
         smallest = [torch.baddbmm(squares[:, None], part, kept.mT, alpha=-2).amin(2) for part in parts]
         return torch.cat(smallest, 1) + lengths.square(), lengths + longest[:, None]
 
-    def _keep(self, span: LayerSpan, values: Tensor, is_open: Tensor, n_open: int, *, is_sure: bool) -> Tensor:
-        """Keep those of the open `values` that are new, in order; returns which tests are new in some layer.
+    def _candidates(
+        self, span: LayerSpan, values: Tensor, is_open: Tensor, n_open: int, *, is_sure: bool
+    ) -> _Candidates:
+        """The open `values` and which of them are near each other.
 
         A layer has at most `n_open` open ones; some of them may be near a kept test unless `is_sure`.
         """
@@ -102,17 +125,37 @@ class CC(Criterion):
             kept, _, _, counts = self._kept(span)
             is_kept = torch.arange(kept.shape[1], device=kept.device) < counts[:, None]
             parts = torch.split(values, max(1, NUMBERS_AT_ONCE // is_kept.numel()), 1)
-            is_open = is_open & ~torch.cat([self._is_near(part, kept, is_kept).any(2) for part in parts], 1)
+            near = [self._measured(part, kept, *self._is_near(part, kept, is_kept)).any(2) for part in parts]
+            is_open = is_open & ~torch.cat(near, 1)
         rows = (~is_open).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_open]  # the open ones, in order
-        candidates, is_candidate = values.take_along_dim(rows[:, :, None], 1), is_open.gather(1, rows)
-        is_new = first_apart(self._is_near(candidates, candidates, is_candidate), is_candidate)
-        self._store(span, candidates, is_new)
-        return torch.zeros_like(is_open).scatter_(1, rows, is_new).any(0)
+        candidates, is_real = values.take_along_dim(rows[:, :, None], 1), is_open.gather(1, rows)
+        return _Candidates(span, candidates, rows, is_real, *self._is_near(candidates, candidates, is_real))
 
-    def _is_near(self, left: Tensor, right: Tensor, is_real: Tensor) -> Tensor:
+    def _select(self, found: list[_Candidates]) -> list[Tensor]:
+        """Which candidates of each span are new: near no earlier one that is new itself; bool `[layers, tests]`."""
+        if not found:
+            return []
+        is_unsure = torch.stack([candidates.is_unsure.any() for candidates in found]).tolist()
+        near = [
+            self._measured(candidates.values, candidates.values, candidates.is_near, candidates.is_unsure)
+            if needs_measuring
+            else candidates.is_near
+            for candidates, needs_measuring in zip(found, is_unsure, strict=True)
+        ]
+        is_real = [candidates.is_real for candidates in found]
+        if not is_real[0].is_cuda:
+            return [first_apart(*pair) for pair in zip(near, is_real, strict=True)]
+        # All layers at once: each step waits for the GPU.
+        n = max(flags.shape[1] for flags in is_real)
+        squares = [pad(flags, (0, n - flags.shape[2], 0, n - flags.shape[1])) for flags in near]
+        is_new = first_apart(torch.cat(squares), torch.cat([pad(flags, (0, n - flags.shape[1])) for flags in is_real]))
+        sizes = [len(flags) for flags in is_real]
+        return [part[:, : flags.shape[1]] for part, flags in zip(torch.split(is_new, sizes), is_real, strict=True)]
+
+    def _is_near(self, left: Tensor, right: Tensor, is_real: Tensor) -> tuple[Tensor, Tensor]:
         """Which of `left` and the real ones of `right`, `[layers, tests, neurons]`, are within the threshold.
 
-        A matrix product decides except for pairs that its rounding leaves open; these are measured by differences.
+        A matrix product decides except for pairs that its rounding leaves open; these are returned too.
         """
         left_length, right_length = norms(left)[:, :, None], norms(right)[:, None]
         rough = torch.baddbmm(right_length.square(), left, right.mT, alpha=-2).add_(left_length.square())
@@ -120,13 +163,15 @@ class CC(Criterion):
         error = (left.shape[2] + 8) * EPSILON * (left_length + right_length.amax(2, keepdim=True)).square()
         excess = rough.sub_(self.threshold)
         is_near = (excess < 0) & is_real[:, None]
-        is_unsure = ~(excess.abs() > error) & is_real[:, None]  # also where something overflows
-        if bool(is_unsure.any()):
-            pairs = is_unsure.nonzero(as_tuple=True)
-            size = max(1, NUMBERS_AT_ONCE // left.shape[2])
-            for first in range(0, len(pairs[0]), size):
-                layer, i, j = (index[first : first + size] for index in pairs)
-                is_near[layer, i, j] = norms(left[layer, i] - right[layer, j]) <= math.sqrt(self.threshold)
+        return is_near, ~(excess.abs() > error) & is_real[:, None]  # also where something overflows
+
+    def _measured(self, left: Tensor, right: Tensor, is_near: Tensor, is_unsure: Tensor) -> Tensor:
+        """`is_near`, in which pairs that a matrix product left open have been measured by differences."""
+        pairs = is_unsure.nonzero(as_tuple=True)
+        size = max(1, NUMBERS_AT_ONCE // left.shape[2])
+        for first in range(0, len(pairs[0]), size):
+            layer, i, j = (index[first : first + size] for index in pairs)
+            is_near[layer, i, j] = norms(left[layer, i] - right[layer, j]) <= math.sqrt(self.threshold)
         return is_near
 
     def _store(self, span: LayerSpan, values: Tensor, is_new: Tensor) -> None:

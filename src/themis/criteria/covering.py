@@ -16,6 +16,10 @@ WORDS_AT_ONCE = 1 << 20
 """Words whose bits are counted together."""
 VALUES_AT_ONCE = 1 << 20
 """Values that torch compares together."""
+ITEMS_ON_GPU = 1 << 23
+"""Up to this many items a GPU goes through all of them: finding out how many were hit would mean waiting for it."""
+SORTED_ON_GPU = 1 << 17
+"""Up to this many items a GPU sorts all of them, for the same reason."""
 
 
 class Covering(Criterion):
@@ -47,6 +51,10 @@ class Covering(Criterion):
 
     def _update(self, readings: Readings) -> Tensor:
         items = self.items(readings)
+        if items.is_cuda and self.n_items() <= ITEMS_ON_GPU:
+            raised, n_set = cover_items(self.state["bits"], items)
+            self.state["count"] += n_set
+            return raised
         is_new = (items >= 0) & ~has_bits(self.state["bits"], items.clamp(min=0))
         fresh, first = first_hits(items, is_new)
         set_bits(self.state["bits"], fresh)
@@ -144,12 +152,22 @@ def neuron_chunks(n_tests: int, n_neurons: int) -> list[slice]:
 
 def first_hits(items: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct items `[tests, any]` where `is_new`, ascending, and the first test that hits each."""
+    width = max(items.shape[1], 1)
+    if items.is_cuda and items.numel() <= SORTED_ON_GPU:
+        hits, order = items.flatten().where(is_new.flatten(), -1).sort(stable=True)
+        head = (_is_head(hits) & (hits >= 0)).nonzero()[:, 0]
+        return hits[head], order[head] // width
     at = is_new.flatten().nonzero()[:, 0]
     hits, order = items.flatten()[at].sort(stable=True)
-    is_head = torch.ones_like(hits, dtype=torch.bool)
-    is_head[1:] = hits[1:] != hits[:-1]
-    head = is_head.nonzero()[:, 0]
-    return hits[head], at[order[head]] // max(items.shape[1], 1)
+    head = _is_head(hits).nonzero()[:, 0]
+    return hits[head], at[order[head]] // width
+
+
+def _is_head(ordered: Tensor) -> Tensor:
+    """Which of the sorted numbers differ from the one before."""
+    is_head = torch.ones_like(ordered, dtype=torch.bool)
+    is_head[1:] = ordered[1:] != ordered[:-1]
+    return is_head
 
 
 def mark_tests(tests: Tensor, n_tests: int) -> Tensor:
@@ -171,6 +189,23 @@ def set_bits(bits: Tensor, items: Tensor) -> None:
     """Set the bits of distinct `items`, none of which is set yet: this is why adding has the effect of `or`."""
     one = torch.ones((), dtype=torch.int32, device=bits.device)
     bits.index_add_(0, items // WORD, one << (items % WORD).to(torch.int32))
+
+
+def cover_items(bits: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """Set the bits of `items [tests, any]`, -1 for none, in time proportional to all bits, but without waiting.
+
+    Returns which tests set a bit that no earlier test had set, bool `[tests]`, and how many were set, int64 `[]`.
+    """
+    n_tests, n_bits, device = len(items), len(bits) * WORD, items.device
+    test = torch.arange(n_tests, device=device)[:, None].expand_as(items)
+    place = torch.where(items >= 0, items, n_bits + test)  # not one place for all: writing there would take turns
+    first = torch.full((n_bits + n_tests,), n_tests, device=device)
+    first = first.scatter_reduce_(0, place.flatten(), test.flatten(), "amin")[:n_bits].view(-1, WORD)
+    position = torch.arange(WORD, dtype=torch.int32, device=device)
+    is_new = (first < n_tests) & (bits[:, None] >> position & 1 == 0)
+    bits |= (is_new.int() << position).sum(1, dtype=torch.int32)
+    raised = torch.zeros(n_tests + 1, dtype=torch.bool, device=device)
+    return raised.scatter_(0, first.where(is_new, n_tests).flatten(), True)[:n_tests], is_new.sum()
 
 
 def count_bits(bits: Tensor) -> Tensor:
@@ -199,5 +234,4 @@ def add_keys(keys: Tensor, fresh: Tensor) -> Tensor:
     is_old = torch.ones_like(union, dtype=torch.bool)
     is_old[place] = False
     union[place] = fresh
-    union[is_old] = keys
-    return union
+    return union.masked_scatter_(is_old, keys)

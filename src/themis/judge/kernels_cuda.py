@@ -16,9 +16,9 @@ try:
 except Exception:  # not installed, or not usable on this machine
     triton = None
 
-CHAIN_NEURONS, CHAIN_WARPS = 64, 1
+CHAIN_NEURONS, CHAIN_WARPS = 128, 1
 """Neurons of a program of `draw_chains`, and its warps: one warp needs no synchronisation to agree on a redraw."""
-HALF_NEURONS, HALF_WARPS = 64, 1
+HALF_NEURONS, HALF_WARPS = 128, 1
 """Neurons of a program of `sum_halves`, and its warps."""
 LAGS = 32
 """Lags whose autocovariances `sum_halves` computes: of a million neurons about three need more."""

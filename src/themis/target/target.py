@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
@@ -97,7 +97,8 @@ class Normalize:
                     f"{n_channels} channels: inputs are [batch, channel, ...]"
                 )
         shape = (1,) * axis + (-1,) + (1,) * (inputs.ndim - axis - 1)
-        return (inputs - self.mean.to(inputs).view(shape)) / self.std.to(inputs).view(shape)
+        mean, std = (_like(value, inputs).view(shape) for value in (self.mean, self.std))
+        return (inputs - mean) / std
 
     @staticmethod
     def of(model: Any, bounds: tuple[float, float] = (0.0, 1.0)) -> Normalize:
@@ -349,6 +350,19 @@ class Target:
 
     def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
         return explain_errors(inputs, self.bounds, self.device, self.module)
+
+
+def _like(value: Tensor, inputs: Tensor) -> Tensor:
+    """A constant with the type and on the device of `inputs`; a copy to a GPU is made once, because it waits for it."""
+    if inputs.device.type == "cpu":
+        return value.to(inputs)
+    return _constant(tuple(value.tolist()), inputs.dtype, inputs.device)
+
+
+@cache
+def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # otherwise it could not take part in a gradient later
+        return torch.tensor(numbers, dtype=torch.float32).to(device, dtype)
 
 
 def as_target(target: Any) -> AnyTarget:
