@@ -39,6 +39,9 @@ def test_smoke_answers_every_question(folder):
     (theory,) = content["theory"]
     assert theory["reference"]["tests"] == 800
     assert 0 < theory["stability"]["model_deviation"] < 0.5
+    (retraining,) = content["retraining"]
+    names = [standing["technique"] for standing in retraining["standings"]]
+    assert sorted(names) == ["corners", "nc", "paper", "random", "themis"]
     assert {record["technique"] for record in content["variants"]} == {"paper", "sample-50", "judge-exact"}
 
 
@@ -49,6 +52,7 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
         "Fault detection capability",
         "Faults at equal budgets",
         "Faults when done",
+        "Accuracy regained",
         "The theory",
         "Time",
         "Parameters",

@@ -18,6 +18,7 @@ from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
     RATES,
+    RETRAINING,
     THEORY,
     VARIANT,
     EvaluationCell,
@@ -60,7 +61,7 @@ def evaluate(
         run = _Stages(plan, folder, workers, listener, runs_cells).run
         rates = run([plan.cell(RATES, *pair) for pair in plan.pairs() if pair[0] not in missing], "error rate")
         records = run(list_cells(plan, rates), "campaign")
-        result = conclude_evaluation(plan, {**rates, **records}, missing, environment, [])
+        result = conclude_evaluation(plan, {**rates, **records}, missing, environment)
         folder.write(RESULT, result.content)
         if folder.path is not None:
             figures = draw_evaluation(result, folder.path)
@@ -121,6 +122,7 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
             *((CAMPAIGNS, technique, magnitudes) for technique in techniques if options.asks("faults")),
             *((DONE, technique, some) for technique in techniques if options.asks("done")),
             *([(THEORY, "", some)] if options.asks("theory") else []),
+            *([(RETRAINING, "", some)] if options.asks("retraining") else []),
             *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
         ]
         cells += [

@@ -16,20 +16,23 @@ from themis.experiments.comparison.api import UNMEASURED, ComparisonSetup
 from themis.experiments.comparison.cells import CellRunner
 from themis.experiments.comparison.plan import GRID, CampaignCell
 from themis.experiments.comparison.rates import split_seeds
+from themis.experiments.contest.api import contest_run
+from themis.experiments.contest.choosing import THEMIS
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
     RATES,
+    RETRAINING,
     THEORY,
     EvaluationCell,
     EvaluationPlan,
     PairOptions,
 )
 from themis.experiments.evaluation.prefix import count_tests, describe_prefix
-from themis.experiments.evaluation.theory import check_theory
+from themis.experiments.evaluation.theory import ENDLESS, check_theory
 from themis.experiments.evaluation.variants import VARIANTS
 from themis.experiments.runner import Listener
-from themis.experiments.techniques import Technique, choose_technique
+from themis.experiments.techniques import PRESET, Technique, choose_technique
 from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.run import Run
 from themis.search import choose_policy
@@ -37,6 +40,10 @@ from themis.target.alignment import align_seeds, align_target
 from themis.target.target import Target, as_target
 
 Record = dict[str, Any]
+SPLIT = [0.5, 0.2, 0.3]
+"""Shares of the inputs that are searched, trained on, and judged on."""
+RETRAINED = {PRESET: "paper", "scheduled": THEMIS}
+"""What techniques are called where they choose inputs to train on."""
 
 
 @dataclass
@@ -71,6 +78,8 @@ class CellWorker:
             return self._run_until_done(cell, options, loaded)
         if cell.kind == THEORY:
             return self._check_theory(cell, options, loaded, perturbation)
+        if cell.kind == RETRAINING:
+            return self._retrain(cell, options, loaded, perturbation)
         return self._run_variant(cell, options, loaded, perturbation)
 
     def _load(self, model: str, options: PairOptions, perturbation: Perturbation) -> ModelAtWork:
@@ -163,6 +172,32 @@ class CellWorker:
             seed_sets=options.seed_sets,
         )
         return {**_identity(cell), **checked}
+
+    def _retrain(
+        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
+    ) -> Record:
+        """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe."""
+        search = run_to_the_end(
+            loaded.target,
+            loaded.seeds,
+            perturbation,
+            magnitude=cell.magnitude,
+            random_seed=self.plan.random_seed,
+            **{"max_seeds": options.retrain_inputs, "split": SPLIT, "max_tests": options.round_size, **ENDLESS},
+        )
+        names = [RETRAINED.get(technique.name, technique.name) for technique in options.comparison().chosen()]
+        contested = contest_run(
+            search,
+            list(dict.fromkeys(names)),
+            target=loaded.target,
+            data=loaded.seeds,
+            passes=options.passes,
+            random_seeds=options.retrain_seeds,
+            epochs=options.epochs,
+            random_seed=self.plan.random_seed,
+        )
+        standings = [asdict(standing) for standing in contested.standings]
+        return {**_identity(cell), "inputs": contested.inputs, "before": contested.before, "standings": standings}
 
     def _run_variant(
         self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation

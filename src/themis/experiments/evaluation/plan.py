@@ -17,7 +17,7 @@ from themis.target.fingerprint import hash_text
 
 QUESTIONS = ("faults", "done", "theory", "variants", "retraining")
 """Parts of an evaluation: equal budgets, stopping when done, the theory, time and parameters, accuracy regained."""
-RATES, CAMPAIGNS, DONE, THEORY, VARIANT = "rates", "campaigns", "done", "theory", "variants"
+RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING = "rates", "campaigns", "done", "theory", "variants", "retraining"
 """Kinds of cells."""
 MAX_PLAN = 1 << 20
 """Bytes of a plan."""
@@ -28,6 +28,7 @@ DECISIVE = {
     DONE: (*_SHARED, "done_tests", "plateau"),
     THEORY: (*_SHARED, "done_tests", "reference_tests", "seed_sets"),
     VARIANT: (*_SHARED, "variant_tests"),
+    RETRAINING: (*_SHARED, "techniques", "passes", "retrain_inputs", "retrain_seeds", "epochs"),
 }
 """The options that decide the result of a cell, by its kind; others decide only which cells there are."""
 
@@ -52,11 +53,9 @@ class PairOptions:
         "all", "time and parameters: all, or names of variants such as sample-50,tolerance-0.001,judge-gibbs"
     )
     variant_tests: int = option(4000, "tests after which a variant is stopped")
-    retrain_magnitude: float | None = option(
-        None, "magnitude at which models are retrained; null for the middle one of the last grid"
-    )
-    retrain_seeds: int = option(2, "random seeds of every training")
-    epochs: int | None = option(None, "epochs of every training; null for the default")
+    retrain_inputs: int = option(2000, "maximum number of inputs that retraining divides into its three parts")
+    retrain_seeds: int = option(3, "random seeds of every training")
+    epochs: int = option(10, "epochs of every training")
     round_size: int = option(160, "tests per round, after which a technique learns from their outcomes")
     seeds: int = option(1000, "maximum number of seeds that techniques use")
     judge_seeds: int = option(1000, "maximum number of separate seeds on which error rates are measured")
@@ -71,7 +70,8 @@ class PairOptions:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for name in ("done_tests", "plateau", "reference_tests", "seed_sets", "variant_tests", "retrain_seeds"):
+        retraining = ("retrain_inputs", "retrain_seeds", "epochs")
+        for name in ("done_tests", "plateau", "reference_tests", "seed_sets", "variant_tests", *retraining):
             check_count(name, getattr(self, name))
         places = ("all", "middle", "last")
         check_rules(

@@ -36,6 +36,10 @@ def smoke_plan() -> EvaluationPlan:
             "seeds": 80,
             "judge_seeds": 80,
             "grid_seeds": 40,
+            "retrain_inputs": 200,
+            "retrain_seeds": 1,
+            "epochs": 1,
+            "questions": "faults,done,theory,variants,retraining",
             "exceptions": {"fgsm": {"questions": "faults"}},
             "resamples": 50,
         }

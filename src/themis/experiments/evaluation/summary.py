@@ -12,7 +12,16 @@ from themis.experiments.comparison.grid import Grid
 from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
 from themis.experiments.comparison.statistics import correlate, why_degenerate
 from themis.experiments.comparison.summary import summarise
-from themis.experiments.evaluation.plan import CAMPAIGNS, DONE, RATES, THEORY, VARIANT, EvaluationCell, EvaluationPlan
+from themis.experiments.evaluation.plan import (
+    CAMPAIGNS,
+    DONE,
+    RATES,
+    RETRAINING,
+    THEORY,
+    VARIANT,
+    EvaluationCell,
+    EvaluationPlan,
+)
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.version import __version__
 
@@ -40,13 +49,12 @@ def conclude_evaluation(
     records: dict[EvaluationCell, Record],
     missing: dict[str, str],
     environment: Record,
-    retraining: list[Record],
 ) -> Evaluation:
     """All that the records of the cells say."""
     failed = [record for record in records.values() if "error" in record]
     kinds = {
         kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
-        for kind in (RATES, CAMPAIGNS, DONE, THEORY, VARIANT)
+        for kind in (RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING)
     }
     pairs = []
     for rates in kinds[RATES]:
@@ -67,7 +75,7 @@ def conclude_evaluation(
             "done": _summarise_done(kinds[DONE]),
             "theory": kinds[THEORY],
             "variants": kinds[VARIANT],
-            "retraining": retraining,
+            "retraining": kinds[RETRAINING],
             "environment": environment,
         }
     )
@@ -86,8 +94,8 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
         {float(name): np.asarray(values, dtype=np.float64) for name, values in rates[key].items()}
         for key in ("errors", "box_errors")
     )
-    complete = _complete(rates, cells, comparison)
-    comparison = replace(comparison, techniques=",".join(complete))
+    complete, n_campaigns = _complete(rates, cells, comparison)
+    comparison = replace(comparison, techniques=",".join(complete), campaigns=n_campaigns)
     budgets: Record = {}
     for budget in ("passes", "tests") if options.tests is not None else ("passes",):
         records = {
@@ -106,21 +114,26 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
         "perturbation": rates["perturbation"],
         "seeds": rates["seeds"],
         "grid_refused": rates["grid_refused"],
-        "limits": {"passes": options.passes, "tests": options.tests, "campaigns": options.campaigns},
+        "limits": {"passes": options.passes, "tests": options.tests, "campaigns": n_campaigns},
         "budgets": budgets,
         "sensitivity": _correlate_sensitivity(rates, cells),
     }
 
 
-def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: ComparisonPlan) -> list[str]:
-    """The techniques all of whose campaigns have been run."""
+def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: ComparisonPlan) -> tuple[list[str], int]:
+    """The techniques that have been run at all magnitudes, and how many campaigns all of them have had."""
     done = {(cell.technique, cell.magnitude, cell.campaign) for cell in cells}
     magnitudes = {magnitude for grid in rates["grids"] for magnitude in grid["magnitudes"]}
-    return [
-        technique.name
-        for technique in comparison.chosen()
-        if all((technique.name, magnitude, k) in done for magnitude in magnitudes for k in range(comparison.campaigns))
-    ]
+
+    def n_campaigns(technique: str) -> int:
+        return next(
+            (k for k in range(comparison.campaigns) if any((technique, at, k) not in done for at in magnitudes)),
+            comparison.campaigns,
+        )
+
+    counts = {technique.name: n_campaigns(technique.name) for technique in comparison.chosen()}
+    complete = {name: n for name, n in counts.items() if n}
+    return list(complete), min(complete.values(), default=1)
 
 
 def _with_ratios(grid: Record) -> Record:
