@@ -9,7 +9,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -75,7 +74,7 @@ for run in sys.argv[1:]:
 
     from themis.report.watch.server import serve
     with serve(run, port=0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             urllib.request.urlopen(server.url).read()
         except urllib.error.HTTPError:
@@ -203,7 +202,7 @@ PLANTS = {
 def test_reading_commands_import_nothing_that_a_folder_names(made, canary):
     for name, plant in PLANTS.items():
         plant(Path(shutil.copytree(made, canary.parent / name)))
-    done = subprocess.run([sys.executable, "-c", COMMANDS, *PLANTS], capture_output=True, text=True)
+    done = subprocess.run([warm_python(), "-c", COMMANDS, *PLANTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["seen"] == []
@@ -238,7 +237,7 @@ def test_no_single_text_of_a_record_is_followed(made, canary):
         change_record(run, **{path[0]: put(record[path[0]], path[1:], NAME)})
         runs.append(run.name)
     assert len(runs) > 30
-    done = subprocess.run([sys.executable, "-c", COMMANDS, *runs], capture_output=True, text=True)
+    done = subprocess.run([warm_python(), "-c", COMMANDS, *runs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["seen"] == []
     assert not canary.exists()
@@ -249,7 +248,7 @@ def test_the_canary_sings_if_the_folder_is_trusted(made, canary):
     run = shutil.copytree(made, canary.parent / "run")
     change_record(run, origin=read_record(run)["origin"] | {"model": NAME, "data": f"{CANARY}:data"})
     fault = str(sqlite3.connect(run / "run.sqlite").execute("SELECT min(id) FROM faults").fetchone()[0])
-    command = [sys.executable, "-c", REBUILDING, "replay", "run", fault]
+    command = [warm_python(), "-c", REBUILDING, "replay", "run", fault]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.stdout == "nothing 2\n"
     assert f"it would run model '{NAME}'" in refused.stderr

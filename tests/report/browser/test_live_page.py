@@ -26,7 +26,7 @@ def server(tmp_path):
     from themis.report.watch import serve
 
     with serve(tmp_path / "run") as opened:
-        thread = Thread(target=opened.serve_forever)
+        thread = Thread(target=opened.serve_forever, args=(0.02,))
         thread.start()
         yield opened
         opened.shutdown()
@@ -70,7 +70,7 @@ def test_the_page_says_when_the_server_has_gone(browser, digits_run):
     from themis.report.watch import serve
 
     opened = serve(digits_run)
-    thread = Thread(target=opened.serve_forever)
+    thread = Thread(target=opened.serve_forever, args=(0.02,))
     thread.start()
     context = browser.new_context()
     try:
