@@ -104,7 +104,7 @@ def same(a, b):
 @pytest.mark.quick
 @pytest.mark.parametrize("policy", ["scheduled", "paper"])
 def test_the_same_seed_gives_the_same_campaign_for_any_batch_size(trained, policy):
-    options = {"max_tests": 700, "max_seeds": 100, "policy": policy, "magnitude": 0.4}
+    options = {"max_tests": 400, "max_seeds": 100, "policy": policy, "magnitude": 0.4}
     first = campaign(trained, **options)
     same(first, campaign(trained, batch_size=7, **options))
     same(first, campaign(trained, batch_size=1000, clean_memory_gib=0.0, **options))
@@ -244,7 +244,8 @@ def test_other_precisions_can_be_tested(trained, dtype):
     import copy
 
     model = copy.deepcopy(trained[0]).to(dtype)
-    result = themis.run(Target(model), trained[1], "gaussian", magnitude=0.3, max_tests=700, max_seeds=100)
+    options = {"magnitude": 0.3, "max_tests": 700, "max_seeds": 100, "batch_size": 32}  # the chunk of every replay
+    result = themis.run(Target(model), trained[1], "gaussian", **options)
     assert result.rounds[-1].tests == 700
     assert all(fault.replay().is_same for fault in result.faults)
 

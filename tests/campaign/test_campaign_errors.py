@@ -214,7 +214,8 @@ def test_a_failure_is_stored_and_read_back(trained, tmp_path):
             return torch.where(x[:, :, 0, 0] > 0.5, float("nan"), self.net(x).softmax(1))
 
     model, digits = trained
-    result = themis.run(BreaksDown(model), digits, "gaussian", magnitude=0.4, max_tests=1280, out=tmp_path / "run")
+    options = {"magnitude": 0.4, "max_tests": 1280, "batch_size": 32}  # the chunk of every replay
+    result = themis.run(BreaksDown(model), digits, "gaussian", **options, out=tmp_path / "run")
     faults = Reader(tmp_path / "run").faults()
     assert {fault.answer for fault in faults} > {-1}
     assert all(math.isnan(fault.confidence) and fault.margin == -math.inf for fault in faults if fault.answer == -1)

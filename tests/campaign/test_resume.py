@@ -55,14 +55,14 @@ KINDS = {
     "corners": {"policy": "corners"},
     "paper": {"policy": "paper", "round_size": 300},
     "attack": {"policy": "scheduled", "perturbation": "fgsm", "magnitude": 0.15},
-    "gibbs, relative": {"judge": "gibbs", "scale": "relative", "max_tests": 2000},
+    "gibbs, relative": {"judge": "gibbs", "scale": "relative"},
     "clean activations run again": {"clean_memory_gib": 0.001},
 }
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_interrupted_campaign_ends_as_if_it_had_not_been_interrupted(trained, tmp_path, name):
-    options = {"max_tests": 3500, "round_size": 500, **KINDS[name]}
+    options = {"max_tests": 2000, "round_size": 500, **KINDS[name]}
     whole = campaign(trained, **options)
     stopped = campaign(trained, **options, out=tmp_path / "run", callbacks=[StopAt(2)])
     assert stopped.stop_reason == "user"
@@ -74,15 +74,22 @@ def test_an_interrupted_campaign_ends_as_if_it_had_not_been_interrupted(trained,
         np.testing.assert_array_equal(values, stored.columns[column], err_msg=column)
 
 
+STOPPED_INSIDE = {"magnitude": 0.5, "max_seeds": 300, "max_tests": 2000}
+
+
+@pytest.fixture(scope="module")
+def whole(trained):
+    model, digits = trained
+    return themis.run(model, digits, "gaussian", **STOPPED_INSIDE)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(("after", "n_tests"), [(2, 3), (5, 32), (8, 77)])
-def test_an_interrupt_within_a_round_changes_nothing(trained, tmp_path, after, n_tests):
+def test_an_interrupt_within_a_round_changes_nothing(trained, whole, tmp_path, after, n_tests):
     model, digits = trained
-    options = {"magnitude": 0.5, "max_seeds": 300, "max_tests": 4000}
-    whole = themis.run(model, digits, "gaussian", **options)
     stopping = StopsInside(model, after)
     counting = StartCounting(stopping)
-    stopped = themis.run(stopping, digits, "gaussian", **options, out=tmp_path / "run", callbacks=[counting])
+    stopped = themis.run(stopping, digits, "gaussian", **STOPPED_INSIDE, out=tmp_path / "run", callbacks=[counting])
     assert stopped.stop_reason == "user"
     assert stopped.rounds[-1].tests == n_tests
     resumed = themis.resume(tmp_path / "run", stopping, digits)

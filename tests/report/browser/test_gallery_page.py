@@ -19,9 +19,16 @@ def page(browser, digits_report):
         yield opened
 
 
-@pytest.fixture
-def view(page):
-    return page.evaluate("JSON.parse(document.getElementById('view').textContent)")
+@pytest.fixture(scope="module")
+def shared_page(browser, digits_report):
+    """A page for tests that leave it as they found it."""
+    with visited(browser, digits_report) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def view(shared_page):
+    return shared_page.evaluate("JSON.parse(document.getElementById('view').textContent)")
 
 
 def shown(page):
@@ -63,7 +70,8 @@ def test_the_most_telling_come_first_with_their_pictures(page, view):
 @pytest.mark.parametrize(
     ("name", "column"), [("clean", "clean_answer"), ("answer", "answer"), ("layer", "layer"), ("part", "part")]
 )
-def test_a_filter_keeps_the_matching_faults(page, view, name, column):
+def test_a_filter_keeps_the_matching_faults(shared_page, view, name, column):
+    page = shared_page
     values = view["faults"]["columns"][column]
     value = max(set(values), key=values.count)
     page.select_option(f"#filter-{name}", str(value))
@@ -100,7 +108,8 @@ SORTS = [("severity", "margin", 1), ("theta", "strength", 1), ("ssim", "ssim", -
 
 
 @pytest.mark.parametrize(("name", "column", "sign"), SORTS)
-def test_sorting(page, view, name, column, sign):
+def test_sorting(shared_page, view, name, column, sign):
+    page = shared_page
     page.select_option("#filter-sort", name)
     columns = view["faults"]["columns"]
     of = dict(zip(columns["id"], columns[column], strict=True))

@@ -66,7 +66,7 @@ def test_every_seed_and_outcome_is_kept_once_before_any_is_kept_twice(found, n):
 @pytest.fixture(scope="module")
 def stored(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("stored") / "run"
-    return path, campaign(trained, out=path, max_stored=40)
+    return path, campaign(trained, out=path, max_stored=40, batch_size=64)
 
 
 @pytest.mark.quick
@@ -103,7 +103,7 @@ def test_many_small_files_are_merged(trained, tmp_path, monkeypatch):
     from themis.runs.store import writer
 
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # a file for every chunk with faults
-    result = campaign(trained, out=tmp_path / "run", max_tests=12_800, magnitude=0.9, max_stored=9999)
+    result = campaign(trained, out=tmp_path / "run", max_tests=6400, magnitude=0.9, max_stored=9999)
     with closing(Reader(tmp_path / "run")) as run:
         assert len(run.tensors([fault.id for fault in result.faults])) == len(result.faults)
     assert len(result.faults) > 1000
@@ -202,7 +202,7 @@ def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monke
     readers = [threading.Thread(target=read, args=(who,)) for who in seen]
     for each in readers:
         each.start()
-    result = campaign(trained, out=path, max_tests=12_800, magnitude=0.9, max_stored=50, callbacks=[Start()])
+    result = campaign(trained, out=path, max_tests=6400, magnitude=0.9, max_stored=50, callbacks=[Start()])
     ended.set()
     for each in readers:
         each.join()
