@@ -49,6 +49,7 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
     page = (folder / "evaluation.md").read_text()
     titles = [line[3:] for line in page.splitlines() if line.startswith("## ")]
     assert titles == [
+        "Summary",
         "Fault detection capability",
         "Faults at equal budgets",
         "Faults when done",
@@ -86,7 +87,7 @@ def test_models_without_weights_are_named_with_what_helps(tmp_path, capsys, monk
     assert main(["evaluate", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Not measured: vgg19-imagenet, because there are no weights (none could be obtained" in printed
-    assert "lenet5-mnist is left out: there is no folder mnist in" in printed
+    assert "lenet5-mnist is left out: the data folder has no mnist" in printed
 
 
 def test_the_plan_is_printed(capsys):

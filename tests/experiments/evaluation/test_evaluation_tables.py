@@ -49,5 +49,5 @@ def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     assert counts.rows[0][:3] == ("scheduled", "1 of 2, 0.60", "-")
     assert counts.rows[1][1] == "1 of 2, 0.30"
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
-    assert full.rows[2][:3] == ("net fgsm", "10%..80%", "degenerate")
-    assert all(row[2] == "degenerate" for row in box.rows)
+    assert full.rows[2][:4] == ("net fgsm", "10%..80%", "-", "degenerate")
+    assert all(row[3] == "degenerate" for row in box.rows)

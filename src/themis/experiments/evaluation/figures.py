@@ -50,6 +50,7 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
             )
     axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.5, len(names) - 0.5)
     axes.set_xlim(-1.03, 1.03)
     axes.set_xlabel("Pearson's r; dashed: what the paper calls strong", color=INK)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncol=2, frameon=False, fontsize=8.5)
@@ -77,6 +78,7 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
         axes.scatter([share for share, _ in found], [y for _, y in found], **style)
     labels = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}" for record in reversed(theory)]
     axes.set_yticks(range(len(theory)), labels)
+    axes.set_ylim(-0.5, len(theory) - 0.5)
     axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel("share of the distinct faults", color=INK)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncol=3, frameon=False, fontsize=8.5)

@@ -10,6 +10,8 @@ import numpy as np
 
 from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
+from themis.experiments.evaluation.claims import claims_table
+from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
 from themis.experiments.evaluation.variants import BASE
 from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, format_value, plural
@@ -55,7 +57,9 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict[str, list[Table]]:
     """The tables of every question that has results; brief ones leave out the correlations of single cells."""
+    claims = claims_table(evaluation)
     sections = {
+        "Summary": [] if claims is None else [claims],
         "Fault detection capability": [*capability_tables(evaluation, is_brief=is_brief)],
         "Faults at equal budgets": [*fault_tables(evaluation)],
         "Faults when done": [*done_tables(evaluation)],
@@ -143,10 +147,14 @@ def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: st
             values = [DEGENERATE, *(NONE for _ in techniques[1:])]
         else:
             values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
-        rows.append((_pair(pair), f"{percent(min(spans), 0)}..{percent(max(spans), 0)}", *values))
+        published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
+        spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
+        rows.append((_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
     title = f"r with the error rate {where}, {TITLES[name]}, {BUDGETS[budget]}"
-    notes = [f"Distinct faults, with 95% intervals. {NONE}: undefined, see themis compare."]
-    return Table(title, ("cell", "error rates", *techniques), rows, notes)
+    notes = [
+        f"Distinct faults, with 95% intervals; paper: its value for Themis. {NONE}: undefined, see themis compare."
+    ]
+    return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
 
 
 def _pair(pair: Record) -> str:
