@@ -44,11 +44,9 @@ def evaluation_page(evaluation: Evaluation, figures: Sequence[Path] = ()) -> str
 def opening(evaluation: Evaluation) -> list[str]:
     """What was run, and which models are missing."""
     content = evaluation.content
-    models = sorted({pair["model"] for pair in content["pairs"]})
-    lines = [
-        f"Themis {content['version']}: {plural(len(models), 'model')}, "
-        f"{plural(len(content['pairs']), 'pair')} of a model and a perturbation."
-    ]
+    n_models = len({pair["model"] for pair in content["pairs"]})
+    pairs = f"{plural(n_models, 'model')}, {plural(len(content['pairs']), 'pair')} of a model and a perturbation"
+    lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["failed"]:
         lines.append(f"{plural(len(content['failed']), 'cell')} failed and will run again with the next call.")
