@@ -26,17 +26,17 @@ from themis.zoo import lenet5, resnet50, resnet56
 SMALL, LARGE = (3, 32, 32), (3, 224, 224)
 ROWS = {
     # builder, input shape, seeds, tests, neurons, chunk, perturbation, magnitude, policy, aim
-    "ResNet-56, elements": (resnet56, SMALL, 1000, 200_000, "element", 256, "gaussian", 0.05, "scheduled", 0.8),
+    "ResNet-56, elements": (resnet56, SMALL, 1000, 400_000, "element", 256, "gaussian", 0.05, "scheduled", 0.8),
     "ResNet-56, elements, chunk 1,024": (
-        *(resnet56, SMALL, 1000, 300_000, "element", 1024, "gaussian", 0.05, "scheduled", 0.8),
+        *(resnet56, SMALL, 1000, 600_000, "element", 1024, "gaussian", 0.05, "scheduled", 0.8),
     ),
-    "ResNet-56, policy paper": (resnet56, SMALL, 1000, 60_000, "element", 256, "gaussian", 0.05, "paper", 0.8),
-    "ResNet-56, FGSM": (resnet56, SMALL, 1000, 60_000, "element", 256, "fgsm", 0.01, "scheduled", 0.8),
-    "ResNet-56, channels": (resnet56, SMALL, 1000, 200_000, "channel", 256, "gaussian", 0.05, "scheduled", 0.8),
-    "ResNet-50, channels": (resnet50, LARGE, 512, 40_000, "channel", 256, "gaussian", 0.05, "scheduled", 0.8),
-    "ResNet-50, 9.6 M elements": (resnet50, LARGE, 128, 30_000, "element", 64, "gaussian", 0.05, "scheduled", 0.7),
-    "ResNet-50, rain, channels": (resnet50, LARGE, 512, 40_000, "channel", 256, "rain", None, "scheduled", 0.8),
-    "LeNet-5, elements": (lenet5, (1, 28, 28), 2000, 200_000, "element", 256, "gaussian", 0.25, "scheduled", 0.3),
+    "ResNet-56, policy paper": (resnet56, SMALL, 1000, 120_000, "element", 256, "gaussian", 0.05, "paper", 0.8),
+    "ResNet-56, FGSM": (resnet56, SMALL, 1000, 120_000, "element", 256, "fgsm", 0.01, "scheduled", 0.8),
+    "ResNet-56, channels": (resnet56, SMALL, 1000, 400_000, "channel", 256, "gaussian", 0.05, "scheduled", 0.8),
+    "ResNet-50, channels": (resnet50, LARGE, 512, 60_000, "channel", 256, "gaussian", 0.05, "scheduled", 0.8),
+    "ResNet-50, 9.6 M elements": (resnet50, LARGE, 128, 40_000, "element", 64, "gaussian", 0.05, "scheduled", 0.7),
+    "ResNet-50, rain, channels": (resnet50, LARGE, 512, 60_000, "channel", 256, "rain", None, "scheduled", 0.8),
+    "LeNet-5, elements": (lenet5, (1, 28, 28), 2000, 1_000_000, "element", 256, "gaussian", 0.25, "scheduled", 0.3),
 }
 BEFORE = {
     "ResNet-56, elements": 0.17,

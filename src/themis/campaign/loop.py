@@ -100,13 +100,10 @@ def _begin_round(setup: Setup, state: State) -> PartialRound:
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
     """Propose the next tests of the round: of the uniform stream if its share is due, otherwise of the policy."""
     with state.clock.timed("search"):
-        first, share, n_uniform = state.tally.tests, setup.settings.uniform_share, state.tally.uniform_tests
-        end = stage_end(first, first + partial.n_unproposed, share)
-        n_due = min(end - first, round(end * share) - n_uniform)
-        if n_due > 0:
-            number, counter = np.arange(first, first + n_due), np.arange(n_uniform, n_uniform + n_due)
-            stream, tests = "uniform", setup.space.uniform_tests(number, UNIFORM_STREAM, counter)
-        else:
+        first = state.tally.tests
+        end = stage_end(first, first + partial.n_unproposed, setup.settings.uniform_share)
+        stream, tests = "uniform", _uniform_tests_due(setup, state, end)
+        if not len(tests):
             # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
             is_ascent = state.policy.needs_gradient
             most = len(setup.space.seeds) if is_ascent else portion(end - first, first, setup.calculator.chunk)
@@ -116,6 +113,14 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
             partial.n_unproposed = n_affordable
         if n_affordable:
             partial.propose(stream, state.novelty.ensure(tests[:n_affordable]))
+
+
+def _uniform_tests_due(setup: Setup, state: State, end: int) -> Tests:
+    """The tests that the uniform stream lacks to have its share of the first `end` tests."""
+    first, n_uniform = state.tally.tests, state.tally.uniform_tests
+    n_due = max(0, min(end - first, round(end * setup.settings.uniform_share) - n_uniform))
+    number, counter = np.arange(first, first + n_due), np.arange(n_uniform, n_uniform + n_due)
+    return setup.space.uniform_tests(number, UNIFORM_STREAM, counter)
 
 
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
@@ -142,6 +147,10 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)
         partial.truncate(_affordable(setup, state, partial.pending))
+        if partial.is_done and calculator.captures:  # the next round begins with tests that depend on nothing
+            first = state.tally.tests
+            end = stage_end(first, first + _begin_round(setup, state).n_unproposed, setup.settings.uniform_share)
+            calculator.expect(_uniform_tests_due(setup, state, end), state.moments["uniform"])
         if not partial.n_pending:
             state.policy.observe(partial.tests, Results.join(partial.results))
 

@@ -50,4 +50,8 @@ class LocalMeasurer:
         self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None
     ) -> Measurement:
         tests, objective = choose(pending)
-        return self.calculator.measure(tests, into, objective, max_passes)
+        rest, ahead = pending[len(tests) :], []
+        while self.calculator.captures and len(rest):
+            ahead.append(choose(rest))
+            rest = rest[len(ahead[-1][0]) :]
+        return self.calculator.measure(tests, into, objective, max_passes, ahead)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -53,6 +53,7 @@ BATCH_TOLERANCE, HALF_BATCH_TOLERANCE = 1e-3, 2e-2
 """Difference between an input alone and in a batch, as a share of the largest output, that rounding may cause; the
 second is for models with 16 bits. Dynamic quantisation to int8 causes about 5e-3."""
 
+TestsWithObjective = tuple[Tests, Objective | None]
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
 
@@ -178,9 +179,8 @@ class Calculator:
         self.captures = target.device.type == "cuda"
         """Whether chunks are captured as a CUDA graph if they can be."""
         self._captured: dict[tuple[str | None, int], CapturedChunk | None] = {}
-        self._pool: Any = None
         self._without_faults: FaultDetails | None = None
-        self._in_flight: tuple[CapturedChunk, Accumulator, Launch] | None = None
+        self._in_flight: dict[CapturedChunk, tuple[Accumulator, Launch]] = {}
 
     @staticmethod
     def trace(
@@ -226,8 +226,8 @@ class Calculator:
         other.has_gradient = self.target.has_gradient
         if isinstance(self.target, BlackBox):
             other._sent_before = self.target.requests.sent
-        other.observer = other._panel = other._panel_clean = other._pool = other._in_flight = None
-        other.captures, other._captured = self.target.device.type == "cuda", {}
+        other.observer = other._panel = other._panel_clean = None
+        other.captures, other._captured, other._in_flight = self.target.device.type == "cuda", {}, {}
         return other
 
     @property
@@ -360,8 +360,8 @@ class Calculator:
         self.kept = CleanActivations(self.layers, 0, 0, self.dtype, self.device)
         self._reruns_clean = False
         self._memory.release()
-        self._panel_clean = self._in_flight = self._pool = None
-        self._captured = {}
+        self._panel_clean = None
+        self._drop_graphs()
 
     # Tests
 
@@ -370,15 +370,20 @@ class Calculator:
         return Accumulator(self.n_neurons, self.device, self.dtype)
 
     def measure(
-        self, tests: Tests, into: Accumulator, objective: Objective | None = None, max_passes: int | None = None
+        self,
+        tests: Tests,
+        into: Accumulator,
+        objective: Objective | None = None,
+        max_passes: int | None = None,
+        ahead: Sequence[TestsWithObjective] = (),
     ) -> Measurement:
         """Run the first chunk of `tests`, fold its sensitivities into `into`, and return the results.
 
-        On a GPU, several chunks may be run without waiting for the host in between. With an `objective` each test also
-        gets its gradient in theta: by one backward pass, or by two forward passes per dimension if there is no backward
-        pass. If an error is raised, nothing was folded. If memory runs out, the chunk is halved for good. `max_passes`
-        limits the passes spent on folding the other tests of a chunk in which
-        some outputs are not finite.
+        With an `objective` each test also gets its gradient in theta: by one backward pass, or by two forward passes
+        per dimension if there is no backward pass. If an error is raised, nothing was folded. If memory runs out, the
+        chunk is halved for good. `max_passes` limits the passes spent on folding the other tests of a chunk in which
+        some outputs are not finite. On a GPU, several chunks may be run without waiting for the host in between, and
+        the tests `ahead`, which are to be measured next, are started at the same time.
         """
         before = self.passes
         limit = None if max_passes is None else before + max_passes
@@ -386,7 +391,7 @@ class Calculator:
         def attempt() -> Measurement:
             captured = self._capture(objective, len(tests)) if into.count else None
             if captured is not None:
-                return self._measure_captured(captured, tests, into, objective, limit)
+                return self._measure_captured(captured, tests, into, objective, limit, ahead)
             layered = None if objective is None else objective.by_layer(self.layers)
             return self._measure_chunk(tests[: self.chunk], into, layered, limit)
 
@@ -561,7 +566,7 @@ class Calculator:
         if ascends == "":
             return None
         if any(captured is not None and captured.chunk > self.chunk for captured in self._captured.values()):
-            self._captured, self._in_flight, self._pool = {}, None, None  # memory ran out
+            self._drop_graphs()  # memory ran out
         if (ascends, size) not in self._captured:
             self._captured[ascends, size] = self._new_capture(ascends, size)
         return self._captured[ascends, size]
@@ -573,7 +578,6 @@ class Calculator:
         if not (is_plain and is_usual and can_fold(self.device)):
             self.captures = False
             return None
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         before = self.passes
         try:
             return CapturedChunk(
@@ -589,7 +593,6 @@ class Calculator:
                 self.device,
                 self.inputs[:1].nbytes + self.clean_outputs[:1].nbytes,
                 ascends,
-                self._pool,
             )
         except CaptureError:
             return None
@@ -603,12 +606,15 @@ class Calculator:
         into: Accumulator,
         objective: Objective | None,
         limit: int | None,
+        ahead: Sequence[TestsWithObjective],
     ) -> Measurement:
         """Run the first chunks of `tests`, and start the next ones before the results are recorded."""
-        first, following = tests[: captured.most_tests], tests[captured.most_tests :][: captured.most_tests]
+        first, following = tests[: captured.most_tests], tests[captured.most_tests :]
         launch = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
-        if len(following) and self._capture(objective, len(tests) - len(first)) is captured:
-            self._in_flight = (captured, into, captured.launch(following, into, objective))
+        if len(following) and self._capture(objective, len(following)) is captured:
+            self._start(captured, following, into, objective)
+        for others, aim in ahead:
+            self._start(self._capture(aim, len(others)), others, into, aim)
         columns = captured.columns(launch)
         is_fault, outcome, margin, value, is_finite = columns[:, :5].T
         n_models = 1 if objective is None else 3
@@ -663,15 +669,29 @@ class Calculator:
     def _side_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
 
+    def expect(self, tests: Tests, into: Accumulator) -> None:
+        """Start tests that `measure` will probably be given next, if there is a graph for them already."""
+        if len(tests) and into.count:
+            self._start(self._captured.get((None, self.chunk)), tests, into, None)
+
+    def _start(
+        self, captured: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None
+    ) -> None:
+        if captured is not None and captured not in self._in_flight:
+            self._in_flight[captured] = (into, captured.launch(tests[: captured.most_tests], into, objective))
+
     def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> Launch | None:
-        """The launch that was started ahead, if it is the one to be measured."""
-        if self._in_flight is None:
-            return None
-        (graph, accumulator, launch), self._in_flight = self._in_flight, None
-        if graph is captured and accumulator is into and np.array_equal(launch.tests.number, tests.number):
+        """What was started ahead, if it is what is to be measured."""
+        accumulator, launch = self._in_flight.pop(captured, (None, None))
+        if launch is None or (accumulator is into and launch.tests.equals(tests)):
             return launch
         launch.done.synchronize()  # its buffers are used again
         return None
+
+    def _drop_graphs(self) -> None:
+        if self._captured:
+            torch.cuda.synchronize(self.device)
+        self._captured, self._in_flight = {}, {}
 
     # One chunk, operation by operation
 

@@ -1,7 +1,8 @@
 """Chunks on a GPU: disturbing, forward pass, fold and gradient are captured once as a CUDA graph and then replayed.
 
 Python then runs once per launch of several chunks, and not once per operation. While the host records the results of
-one launch, the GPU works on the next one of the same portion.
+one launch, the GPU works on the next ones. Each graph has a stream and memory of its own, so that the few tests of
+gradient ascents run beside the many others.
 """
 
 from __future__ import annotations
@@ -90,9 +91,8 @@ class CapturedChunk:
         device: torch.device,
         test_bytes: int,
         ascends: str | None = None,
-        pool: Any = None,
     ) -> None:
-        """`clean` has the clean activations `[seeds, neurons]` by layer. Graphs may share a `pool` of memory.
+        """`clean` has the clean activations `[seeds, neurons]` by layer.
 
         `test_bytes`: the size of the input and the output of one test.
         """
@@ -114,10 +114,12 @@ class CapturedChunk:
         self._shift_of: Accumulator | None = None
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
         self._folder = ChunkFolder(layers, chunk, {} if panel is None else panel.within, device)
-        self.ascends, self._pool = ascends, pool
+        self.ascends = ascends
         self._weight = torch.zeros(n_neurons if ascends == "sensitivity" else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
+        priority = 0 if ascends is None else -1  # small kernels go first
+        self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
         self._capture()
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
 
@@ -128,14 +130,12 @@ class CapturedChunk:
 
     def _capture(self) -> None:
         try:
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call, unused-ignore]
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream), torch.set_grad_enabled(self.ascends is not None):
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream), torch.set_grad_enabled(self.ascends is not None):
                 for _ in range(WARM_UP):
                     self._body()
-            torch.cuda.current_stream(self.device).wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.set_grad_enabled(self.ascends is not None), torch.cuda.graph(self._graph, pool=self._pool):
+            with torch.set_grad_enabled(self.ascends is not None), torch.cuda.graph(self._graph, stream=self._stream):
                 self._body()
             torch.cuda.synchronize(self.device)
         except Exception as error:
@@ -187,6 +187,11 @@ class CapturedChunk:
 
     def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Launch:
         """Start chunks of at most `most_tests` tests. The launch before the one before must have been taken."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still read that launch
+        with torch.cuda.stream(self._stream):
+            return self._launch(tests, into, objective)
+
+    def _launch(self, tests: Tests, into: Accumulator, objective: Objective | None) -> Launch:
         if self.ascends == "sensitivity" and objective is not None and self._weighted is not objective.neurons:
             self._weighted = objective.neurons
             scale = 1.0 if objective.scale is None else 1 / objective.scale[objective.neurons].float()
@@ -209,7 +214,7 @@ class CapturedChunk:
             self._graph.replay()
         self._on_host[slots].copy_(self._kept["columns"][slots], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
-        done.record(torch.cuda.current_stream(self.device))
+        done.record(self._stream)
         return Launch(tests, done, self._half)
 
     def columns(self, launch: Launch) -> NDArray[np.float64]:

@@ -29,6 +29,10 @@ class Tests:
     def __len__(self) -> int:
         return len(self.seed)
 
+    def equals(self, other: Tests) -> bool:
+        """Whether these are the same tests in the same order."""
+        return all(np.array_equal(getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
+
     def __getitem__(self, rows: slice | Ints | Bools) -> Tests:
         return Tests(*(getattr(self, column.name)[rows] for column in fields(self)))
 
