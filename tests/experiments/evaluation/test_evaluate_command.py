@@ -109,3 +109,17 @@ def test_the_plan_is_printed(capsys):
 def test_what_is_refused(words, message, capsys):
     assert main(["evaluate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def timeless(value):
+    """Plain data without times."""
+    if isinstance(value, dict):
+        return {name: timeless(item) for name, item in value.items() if "seconds" not in name}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_results(folder, tmp_path):
+    assert main(["evaluate", "--smoke", "--out", str(tmp_path / "out"), "--quiet", "--workers", "2"]) == 0
+    first, second = (json.loads((path / "evaluation.json").read_text()) for path in (folder, tmp_path / "out"))
+    assert timeless(first) == timeless(second)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from themis.errors import UsageError
-from themis.experiments.comparison.plan import GRID
+from themis.experiments.comparison.plan import GRID, PAPER
 from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis.experiments.evaluation.figures import draw_evaluation
 from themis.experiments.evaluation.page import evaluation_page
@@ -121,7 +121,7 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
         named = [
             *((CAMPAIGNS, technique, magnitudes) for technique in techniques if options.asks("faults")),
             *((DONE, technique, some) for technique in techniques if options.asks("done")),
-            *([(THEORY, "", some)] if options.asks("theory") else []),
+            *([(THEORY, "", with_strongest(some, record))] if options.asks("theory") else []),
             *([(RETRAINING, "", some)] if options.asks("retraining") else []),
             *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
         ]
@@ -141,6 +141,12 @@ def chosen_magnitudes(options: PairOptions, rates: Record) -> list[float]:
     if options.done_magnitudes == "all":
         return magnitudes
     return [magnitudes[len(magnitudes) // 2] if options.done_magnitudes == "middle" else magnitudes[-1]]
+
+
+def with_strongest(magnitudes: list[float], rates: Record) -> list[float]:
+    """Magnitudes and the largest of the paper's, at which some models hardly fail."""
+    grids = {grid["name"]: grid["magnitudes"] for grid in rates["grids"]}
+    return sorted({*magnitudes, *([max(grids[PAPER])] if PAPER in grids else [])})
 
 
 def why_missing(model: ModelSource) -> str | None:
