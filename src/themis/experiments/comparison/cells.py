@@ -68,7 +68,6 @@ class CellRunner:
     ) -> None:
         """`train` is training data and `rivals` are other models of the task, or functions that read them."""
         self.target, self.seeds, self.perturbation, self.plan = target, seeds, perturbation, plan
-        self._techniques = {technique.name: technique for technique in plan.chosen()}
         self._train, self._rivals = train, rivals
         self._fitted: dict[str, tuple[Criterion, dict[str, Any]] | Exception] = {}
 
@@ -80,8 +79,9 @@ class CellRunner:
 
     def search(self, cell: CampaignCell, **limits: Any) -> tuple[Run, dict[str, Any]]:
         """Run a campaign until `limits`, which are options of `run`; returns it and the cost of fitting a criterion."""
-        options, fitting = self._options(self._techniques[cell.technique])
         plan = self.plan
+        (technique,) = (technique for technique in plan.chosen() if technique.name == cell.technique)
+        options, fitting = self._options(technique)
         result = run(
             self.target,
             self.seeds,
