@@ -42,8 +42,8 @@ def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, p
     target, seeds, oracle = case
     rows, (theta, noise_seed) = np.arange(8), draws(perturbation, 8)
     material = of_tests(rows, theta, noise_seed, seeds, perturbation, target, oracle=oracle)
-    disturber = Disturber(target, seeds, perturbation, oracle)
-    fresh = disturber(*map(torch.from_numpy, (rows, theta, noise_seed)))
+    disturber = Disturber(target, seeds, oracle)
+    fresh = disturber(perturbation, *map(torch.from_numpy, (rows, theta, noise_seed)))
     for inputs, labels in ((material.disturbed, material.disturbed_labels), fresh):
         with target.opened(), torch.no_grad():
             outputs = target.forward(inputs)

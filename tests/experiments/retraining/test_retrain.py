@@ -75,6 +75,9 @@ def test_the_folder_has_all_results(small, done):
     assert kept["outcomes"][0]["change"]["disturbed"]["after"] == result.outcomes[0].change.disturbed.after
     assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.5", "gaussian:0.3"]
     assert kept["recipe"]["epochs"] == 3
+    frontier = kept["rounds"][0]["models"][0]["frontier"]
+    assert sum(point["is_chosen"] for point in frontier) == 1
+    assert frontier[0]["lost"] == 0
     assert kept["seeds"] == result.seeds
     assert sum(result.seeds.values()) == 300
     loaded = small_net()
@@ -96,6 +99,8 @@ def test_the_table_has_every_measurement(done):
     for words in ("clean score", "disturbed score", "old faults now correct", "distinct faults found", "failing seeds"):
         assert text.count(f"| {words}") == 2 or words in text
     assert "### gaussian:0.3" in text
+    assert "### The frontier, on seeds held out of training" in text
+    assert "of the way from the old weights to the trained ones" in text
     assert "judge seeds, which no model was trained on" in text
     assert f"random seed {result.stage.model.random_seed}, epoch" in text
 

@@ -14,11 +14,20 @@ from themis.data.hashes import seed_hashes
 from themis.data.seeds import read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining.batches import hold_out, walk
-from themis.experiments.retraining.heldout import HeldOut
+from themis.experiments.retraining.frontier import (
+    FEARED_LOSS,
+    N_PRIOR,
+    SHARES,
+    FrontierPoint,
+    choose_point,
+    estimate_loss,
+    next_point,
+)
+from themis.experiments.retraining.heldout import HeldOutScore
 from themis.experiments.retraining.losses import losses
 from themis.experiments.retraining.material import of_faults, of_tests
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.tune import SHARES, tune
+from themis.experiments.retraining.tune import tune
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
 from themis.target.ledger import read_ledger
@@ -62,7 +71,8 @@ def test_a_model_improves_on_unseen_seeds_and_the_original_is_not_changed(case):
     target, material, judge = case
     before, flags = weights(target), [each.training for each in target.module.modules()]
     epochs = []
-    tuned = tune(target, material, NOISE, Recipe(epochs=3, batches=40), oracle=WRONG, on_epoch=epochs.append)
+    recipe = Recipe(epochs=3, batches=40, tolerance=0.01)
+    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, on_epoch=epochs.append)
     assert same(weights(target), before)
     assert flags == [each.training for each in target.module.modules()]
     assert all(each.grad is None for each in target.module.parameters())
@@ -71,11 +81,7 @@ def test_a_model_improves_on_unseen_seeds_and_the_original_is_not_changed(case):
     assert clean_after > clean - 0.03
     assert tuple(epochs) == tuned.history
     assert [each.number for each in epochs] == list(range(4))
-    assert (
-        tuned.best
-        == max(range(4), key=lambda k: (tuned.history[k].is_kept, tuned.history[k].score, -tuned.history[k].loss))
-        > 0
-    )
+    assert tuned.best == max(range(1, 4), key=lambda k: (tuned.history[k].score, -tuned.history[k].loss))
     assert tuned.history[0].training_loss is None
     assert all(each.training_loss > 0 for each in tuned.history[1:])
     assert tuned.target.bounds == target.bounds
@@ -187,13 +193,18 @@ def test_a_walk_visits_every_row_once_per_lap():
     assert np.array_equal(walk(7, 5, 10, 0, 1), laps.flatten()[5:15])
 
 
-def test_a_bad_recipe_returns_the_original_model_and_stops_early(case):
+def test_a_bad_recipe_returns_the_original_model(case):
     target, material, _ = case
-    recipe = Recipe(epochs=9, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant", patience=2)
+    recipe = Recipe(epochs=2, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant")
     tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
-    assert tuned.best == 0
-    assert len(tuned.history) == 3
+    assert tuned.best == tuned.chosen == 0
     assert same(weights(tuned.target), weights(target))
+
+
+def test_a_training_that_does_not_improve_stops_early(case):
+    target, material, _ = case
+    recipe = Recipe(epochs=9, batches=1, learning_rate=1e-12, patience=2)
+    assert len(tune(target, material, NOISE, recipe, oracle=WRONG).history) == 4  # no epoch is better than the first
 
 
 def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(case, tmp_path):
@@ -216,9 +227,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(cas
 
 def test_only_named_layers_are_trained(case):
     target, material, _ = case
-    tuned = tune(
-        target, material, NOISE, Recipe(epochs=1, batches=8, layers=["conv2.*"], keep_clean=None), oracle=WRONG
-    )
+    tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=8, layers=["conv2.*"], share=1.0), oracle=WRONG)
     before, after = weights(target), weights(tuned.target)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"conv2.weight", "conv2.bias"}
@@ -267,51 +276,68 @@ def test_attacks_use_the_current_weights(case):
     fgsm = choose_perturbation("fgsm", 0.2)
     theta = np.full((400, 1), 0.2, np.float32)
     some = of_tests(np.arange(400), theta, np.arange(400), material.pool, fgsm, target, material.clean)
-    recipe = Recipe(epochs=1, batches=40, fresh=1.0, mix=0.5, keep_clean=None, share=1.0)
+    recipe = Recipe(epochs=1, batches=40, fresh=1.0, mix=0.5, share=1.0)
     tuned = tune(target, some, fgsm, recipe, oracle=WRONG)
     assert tuned.history[tuned.best].disturbed > tuned.history[0].disturbed + 0.02
 
 
-def test_weights_move_back_until_the_clean_score_holds(case):
+def test_the_frontier_leads_from_the_old_weights_to_the_trained_ones(case, tmp_path):
     target, material, _ = case
-    recipe = Recipe(epochs=2, batches=12, share=0.8)
-    epochs = tune(target, material, NOISE, recipe, oracle=WRONG).history
-    for each in epochs[1:]:
-        assert not each.is_kept or each.clean >= epochs[0].clean - recipe.keep_clean - 1e-9
-        assert each.share in [0.8 * share for share in SHARES]
-        assert each.is_kept or each.share == 0.8 * SHARES[-1]
-    free = tune(target, material, NOISE, replace(recipe, keep_clean=None), oracle=WRONG).history
-    assert all(each.is_kept for each in free)
-    assert [each.share for each in free] == [1, 0.8, 0.8]
-    nowhere = tune(target, material, NOISE, replace(recipe, epochs=1, share=1e-6), oracle=WRONG)
-    for old, new in zip(target.module.parameters(), nowhere.target.module.parameters(), strict=True):
-        assert torch.allclose(old, new, atol=1e-5)
+    recipe = Recipe(epochs=2, batches=12)
+    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+    points = tuned.frontier
+    assert [point.share for point in points] == list(SHARES)
+    assert (points[0].clean, points[0].disturbed, points[0].lost) == (tuned.history[0].clean, points[0].disturbed, 0)
+    assert points[-1].disturbed == tuned.history[max(tuned.best, 1)].disturbed > points[0].disturbed
+    within = [point for point in points if point.lost <= recipe.tolerance]
+    assert points[tuned.chosen].disturbed == max(point.disturbed for point in within)
+    whole = tune(target, material, NOISE, replace(recipe, share=1.0), oracle=WRONG, folder=tmp_path)
+    half = tune(target, material, NOISE, replace(recipe, share=0.5), oracle=WRONG, folder=tmp_path)
+    assert whole.history == half.history == tuned.history  # not trained again
+    assert half.frontier == points
+    way = [each.module.conv1.weight for each in (target, half.target, whole.target)]
+    assert torch.allclose(way[1], (way[0] + way[2]) / 2, atol=1e-6)
+    third = tune(target, material, NOISE, replace(recipe, share=0.3), oracle=WRONG, folder=tmp_path)
+    assert third.frontier[third.chosen].share == 0.3
 
 
-def test_the_clean_score_must_hold_on_searched_seeds_separately(case):
-    """Clean seeds that the model knows by heart may be many: they must not hide what others lose."""
+def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
+    def point(share, lost, disturbed):
+        return FrontierPoint(share, 0.9 - lost, disturbed, lost, {"noise": disturbed}, 1.0)
+
+    points = [point(0, 0, 0.5), point(0.5, 0.002, 0.7), point(0.7, 0.004, 0.69), point(1, 0.006, 0.8)]
+    assert [choose_point(points, tolerance) for tolerance in (0, 0.0025, 0.005, 1)] == [0, 1, 1, 3]
+    assert [next_point(points, k) for k in range(4)] == [1, 3, 3, None]
+
+
+def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_little():
+    def score(*parts):
+        counts = tuple(n for _, n in parts)
+        return HeldOutScore(
+            sum(part * n for part, n in parts) / sum(counts), 0.0, tuple(part for part, _ in parts), counts
+        )
+
+    before = score((1.0, 100), (1.0, 900))
+    assert estimate_loss(before, before, 0.0) == 0
+    assert estimate_loss(before, before, 1.0) == pytest.approx(FEARED_LOSS * N_PRIOR / (100 + N_PRIOR))
+    prior = N_PRIOR * FEARED_LOSS / 4
+    worse = score((0.97, 100), (1.0, 900))
+    assert estimate_loss(before, worse, 0.5) == pytest.approx((0.03 * 100 + prior) / (100 + N_PRIOR))
+    worse = score((1.0, 100), (0.98, 900))
+    assert estimate_loss(before, worse, 0.5) == pytest.approx((0.018 * 1000 + prior) / (1000 + N_PRIOR))
+    assert estimate_loss(score((0.9, 10_000)), score((0.91, 10_000)), 1.0) == pytest.approx(-0.01, rel=0.05)
+
+
+def test_large_batches_can_be_trained_in_parts_and_in_lower_precision(case):
     target, material, _ = case
-    marks = []
-
-    class Watching(HeldOut):
-        def clean(self):
-            marks.append(super().clean())
-            return marks[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("themis.experiments.retraining.tune.HeldOut", Watching)
-        epochs = tune(target, material, NOISE, Recipe(epochs=2, batches=30, learning_rate=3e-3), oracle=WRONG).history
-    first = marks[0].part_scores
-    assert len(first) == 2
-    tried = iter(marks[1:])
-    for epoch in epochs[1:]:
-        n_tried = 1 + [0.35 * share for share in SHARES].index(epoch.share)
-        held = [
-            all(now >= then - 0.0025 for now, then in zip(next(tried).part_scores, first, strict=True))
-            for _ in range(n_tried)
-        ]
-        assert held == [False] * (n_tried - 1) + [epoch.is_kept]
-    assert next(tried, None) is None
+    recipe = Recipe(epochs=1, batches=4, share=1.0, steer=0.0)
+    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
+    parts = tune(target, material, NOISE, replace(recipe, accumulate=3), oracle=WRONG)
+    lower = tune(target, material, NOISE, replace(recipe, autocast=True), oracle=WRONG)
+    for name, tensor in weights(whole.target).items():
+        assert torch.allclose(tensor, weights(parts.target)[name], atol=1e-4)
+        assert torch.allclose(tensor, weights(lower.target)[name], atol=1e-2)
+    assert not same(weights(whole.target), weights(lower.target))
 
 
 @pytest.mark.parametrize("task", ["regression", "threshold", "multilabel", "segmentation", "probabilities"])

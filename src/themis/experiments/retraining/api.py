@@ -81,14 +81,14 @@ def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[
     """The recipe, the plan, and the `Perturbation` objects in `also`, by name."""
     of_recipe, of_plan = ({field.name for field in fields(kind)} for kind in (Recipe, RetrainingPlan))
     for name in options:
-        if name not in of_recipe | of_plan:
+        if name not in of_recipe | of_plan | {"keep_clean"}:
             raise UsageError(f"unknown option {name!r}: {nearest(name, of_recipe | of_plan)}")
     also = options.get("also", "")
     listed = [also] if isinstance(also, str | Perturbation) else list(also)
     names = [entry for entry in listed if not isinstance(entry, Perturbation)]
     own = {entry.name: entry for entry in listed if isinstance(entry, Perturbation)}
     plan_options = {name: value for name, value in options.items() if name in of_plan}
-    recipe_options = {name: value for name, value in options.items() if name in of_recipe}
+    recipe_options = {name: value for name, value in options.items() if name in of_recipe | {"keep_clean"}}
     return Recipe.of(**recipe_options), RetrainingPlan.of(**{**plan_options, "also": names}), own
 
 
@@ -114,7 +114,7 @@ def _result(
     retraining: Retraining, stages: list[Stage], kept: int, stop: str, environment: dict[str, Any]
 ) -> Retrained:
     source, parts = retraining.source, retraining.source.parts
-    sentences, has_failed = verdict(stages[kept].outcomes, retraining.plan.tolerance, stages[kept].chosen)
+    sentences, has_failed = verdict(stages[kept].outcomes, retraining.recipe.tolerance, stages[kept].chosen)
     return Retrained(
         plan=retraining.plan,
         recipe=retraining.recipe,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,16 +14,18 @@ from torch import Tensor
 from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError
+from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.losses import ideal
 from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.steering import Steering
 from themis.measure.inputs import place
 from themis.measure.tests import Floats, Ints
 from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.target import Target
 
-FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST = range(101, 106)
+FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES = range(101, 108)
 """Purposes of random numbers; campaigns use smaller numbers."""
 FRESH_CHUNK = 512
 """Fresh inputs that are created at a time, unless they depend on the weights, which change with each batch."""
@@ -64,14 +66,12 @@ def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.ui
     is_trained = ~in_pool[material.seed.numpy()]
     masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
     split = BatchSplit(*(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
-    if recipe.mix > 0 and not len(split.disturbed):
+    if recipe.mix > 0 and recipe.fresh < 1 and not len(split.disturbed):
         raise DataError(
             "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"
         )
-    if recipe.mix < 1 and not len(split.clean) + len(split.pool):
-        raise DataError(
-            f"a mix of {recipe.mix:g} needs clean inputs, but all are held out: give more seeds, or set mix to 1"
-        )
+    if not len(split.clean) + len(split.pool):
+        raise DataError("retraining needs seeds to train on, but all are held out: give more seeds")
     return split
 
 
@@ -87,37 +87,44 @@ def walk(n: int, start: int, count: int, random_seed: int, purpose: int) -> Ints
     return rows
 
 
-def uniform_tests(
+def uniform_shares(
     perturbation: Perturbation, seed_id: Ints, counter: Ints, random_seed: int, purpose: int
 ) -> tuple[Floats, Ints]:
-    """Theta drawn uniformly from its box, and noise seeds, as functions of seed and counter."""
+    """Uniform places in the box of theta, 0..1, and noise seeds, as functions of seed and counter."""
+    shares = [rng.uniform(random_seed, purpose, k, seed_id, counter) for k in range(len(perturbation.theta))]
+    return np.stack(shares, -1).astype(np.float32), rng.mix(random_seed, purpose, -1, seed_id, counter)
+
+
+def theta_at(perturbation: Perturbation, shares: Floats) -> Floats:
+    """Theta at places in its box."""
     low, high = (np.array([getattr(t, end) for t in perturbation.theta], np.float32) for end in ("low", "high"))
-    shares = [rng.uniform(random_seed, purpose, k, seed_id, counter) for k in range(len(low))]
-    theta = (low + np.stack(shares, -1) * (high - low)).astype(np.float32).clip(low, high)
-    return theta, rng.mix(random_seed, purpose, -1, seed_id, counter)
+    theta: Floats = (low + shares * (high - low)).astype(np.float32).clip(low, high)
+    return theta
 
 
 class Disturber:
     """Disturbs seeds. An attack uses the current weights of the model and aims away from the labels."""
 
-    def __init__(self, target: Target, seeds: Seeds, perturbation: Perturbation, oracle: Oracle) -> None:
+    def __init__(self, target: Target, seeds: Seeds, oracle: Oracle) -> None:
         assert seeds.labels is not None  # material always has labels
-        self.target, self.perturbation, self.oracle = target, perturbation, oracle
+        self.target, self.oracle, self.seeds = target, oracle, seeds
         self.inputs, self.labels = place(seeds.inputs, target.device), seeds.labels.to(target.device)
-        features = seeds.features if perturbation.inputs == "table" else None
-        self._plain = Context(target.bounds, features=features, motion=Motion() if oracle.is_spatial else None)
 
-    def __call__(self, rows: Tensor, theta: Tensor, noise_seed: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, perturbation: Perturbation, rows: Tensor, theta: Tensor, noise_seed: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Disturbed inputs of the seeds in `rows`, and their labels."""
-        inputs, labels = self.inputs[rows], self.labels[rows]
-        with self.target.opened() if self.perturbation.passes else nullcontext(), torch.no_grad():
-            context = self._attack_context(inputs, labels) if self.perturbation.passes else self._plain
-            disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
-            return disturbed, self.oracle.move_labels(labels, context.motion) if context.motion else labels
-
-    def _attack_context(self, inputs: Tensor, labels: Tensor) -> Context:
-        perfect = ideal(self.oracle, self.target.forward(inputs), labels)
-        return Context.of_task(self.target, self.oracle, perfect, labels, self._plain.features)
+        inputs, labels, oracle = self.inputs[rows], self.labels[rows], self.oracle
+        features = self.seeds.features if perturbation.inputs == "table" else None
+        with self.target.opened() if perturbation.passes else nullcontext(), torch.no_grad():
+            if perturbation.passes:
+                perfect = ideal(oracle, self.target.forward(inputs), labels)
+                context = Context.of_task(self.target, oracle, perfect, labels, features)
+            else:
+                motion = Motion() if oracle.is_spatial else None
+                context = Context(self.target.bounds, features=features, motion=motion)
+            disturbed = perturb(perturbation, inputs, theta, noise_seed, context)
+            return disturbed, oracle.move_labels(labels, context.motion) if context.motion else labels
 
 
 class Batches:
@@ -128,46 +135,44 @@ class Batches:
         target: Target,
         material: Material,
         split: BatchSplit,
-        perturbation: Perturbation,
+        perturbations: Sequence[Perturbation],
         oracle: Oracle,
         recipe: Recipe,
     ) -> None:
-        self.recipe, self.split, self.perturbation, self.device = recipe, split, perturbation, target.device
+        self.recipe, self.split, self.perturbations, self.device = recipe, split, perturbations, target.device
+        self.oracle = oracle
         self.n_clean, self.n_stored, self.n_fresh = recipe.counts()
-        self.clean = [
-            (place(seeds.inputs, self.device), seeds.labels.to(self.device), rows)
+        self.parts = [
+            (Disturber(target, seeds, oracle), rows)
             for seeds, rows in ((material.clean, split.clean), (material.pool, split.pool))
-            if seeds.labels is not None and len(rows)
+            if len(rows)
         ]
+        """The seeds that are trained on, and their rows."""
+        self.n_seeds = sum(len(rows) for _, rows in self.parts)
         self.stored = place(material.disturbed, self.device)
         self.labels = material.disturbed_labels.to(self.device)
-        self.seed, self.seed_id = material.seed, material.pool.seed_id.numpy()
-        self.disturber = Disturber(target, material.pool, perturbation, oracle) if self.n_fresh else None
+        labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
+        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
         n_disturbed = self.n_stored + self.n_fresh
         n_needed = (
             -(-len(split.disturbed) // n_disturbed) if n_disturbed else 0,
-            -(-(len(split.clean) + len(split.pool)) // self.n_clean) if self.n_clean else 0,
+            -(-self.n_seeds // self.n_clean) if self.n_clean else 0,
         )
         self.n = recipe.batches or max(n_needed)
         """Batches per epoch."""
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of an epoch's batches; the first epoch is 1."""
+        """Inputs and labels of an epoch's batches, clean ones first; the first epoch is 1."""
         first = (number - 1) * self.n
-        clean = self._rows(sum(len(rows) for _, _, rows in self.clean), self.n_clean, first, FOR_CLEAN)
-        disturbed = self._rows(len(self.split.disturbed), self.n_stored + self.n_fresh, first, FOR_STORED)
-        disturbed = self.split.disturbed[disturbed].to(self.device)
-        fresh, stored = disturbed[:, : self.n_fresh], disturbed[:, self.n_fresh :]
-        fresh_batches = self._fresh(fresh, first)
+        clean = self._rows(self.n_seeds, self.n_clean, first, FOR_CLEAN)
+        stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
+        stored = self.split.disturbed[stored].to(self.device)
+        fresh_batches = self._fresh(first)
         for k in range(self.n):
             inputs, labels = [], []
-            offset = 0
-            for part_inputs, part_labels, rows in self.clean if self.n_clean else ():
-                within = clean[k] - offset
-                chosen = rows[within[(within >= 0) & (within < len(rows))]].to(self.device)
-                inputs.append(part_inputs[chosen])
-                labels.append(part_labels[chosen])
-                offset += len(rows)
+            for part, _, seeds in self._locate(clean[k].numpy()):
+                inputs.append(part.inputs[seeds.to(self.device)])
+                labels.append(part.labels[seeds.to(self.device)])
             if self.n_stored:
                 inputs.append(self.stored[stored[k]])
                 labels.append(self.labels[stored[k]])
@@ -177,6 +182,19 @@ class Batches:
                 labels.append(fresh_labels)
             yield torch.cat(inputs), torch.cat(labels)
 
+    def observe(self, outputs: Tensor, labels: Tensor) -> None:
+        """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
+        if self.n_fresh and self.recipe.steer:
+            self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
+
+    def _locate(self, rows: Ints) -> Iterator[tuple[Disturber, Ints, Tensor]]:
+        """For each part of the training seeds: the part, the places of its seeds in `rows`, and their rows in it."""
+        offset = 0
+        for part, trained in self.parts:
+            places = np.flatnonzero((rows >= offset) & (rows < offset + len(trained)))
+            yield part, places, trained[torch.from_numpy(rows[places] - offset)]
+            offset += len(trained)
+
     def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Tensor:
         """The rows in each batch of an epoch, `[batches, n_per_batch]`, out of `n`."""
         if not n_per_batch:
@@ -184,19 +202,40 @@ class Batches:
         steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
         return torch.from_numpy(steps).view(self.n, n_per_batch)
 
-    def _fresh(self, rows: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The fresh inputs and labels of each batch, for several batches at once unless they depend on the weights."""
-        if self.disturber is None:
+    def _fresh(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """New disturbances for each batch, for several batches at once unless they depend on the weights."""
+        if not self.n_fresh:
             return
-        n_batches = 1 if self.perturbation.passes else max(1, FRESH_CHUNK // self.n_fresh)
+        is_attack = any(perturbation.passes for perturbation in self.perturbations)
+        n_batches = 1 if is_attack else max(1, FRESH_CHUNK // self.n_fresh)
         for k in range(0, self.n, n_batches):
-            seed = self.seed[rows[k : k + n_batches].flatten().cpu()]
-            counter = np.arange(len(seed)) + (first + k) * self.n_fresh
-            theta, noise_seed = uniform_tests(
-                self.perturbation, self.seed_id[seed], counter, self.recipe.random_seed, FOR_FRESH
-            )
-            disturbed = self.disturber(*(_on(self.device, values) for values in (seed, theta, noise_seed)))
-            yield from zip(*(torch.split(values, self.n_fresh) for values in disturbed), strict=True)
+            n = min(n_batches, self.n - k) * self.n_fresh
+            inputs, labels = self._disturb(np.arange(n) + (first + k) * self.n_fresh)
+            yield from zip(torch.split(inputs, self.n_fresh), torch.split(labels, self.n_fresh), strict=True)
+
+    def _disturb(self, counter: Ints) -> tuple[Tensor, Tensor]:
+        """Disturbed inputs and labels: for each counter, a seed, a perturbation and theta are drawn."""
+        random_seed = self.recipe.random_seed
+        self.steering.fold()
+        draws = [rng.uniform(random_seed, purpose, counter) for purpose in (FOR_FRESH_SEEDS, FOR_CASES)]
+        row, case = self.steering.choose_rows(draws[0]), self.steering.choose_cases(draws[1])
+        bins = np.zeros((len(counter), self.steering.n_dimensions), dtype=np.int64)
+        parts: list[tuple[Ints, Tensor, Tensor]] = []
+        for part, places, seeds in self._locate(row):
+            for k, perturbation in enumerate(self.perturbations):
+                is_case = case[places] == k
+                here, rows = places[is_case], seeds[torch.from_numpy(is_case)]
+                if not len(here):
+                    continue
+                seed_id = part.seeds.seed_id[rows].numpy()
+                shares, noise_seed = uniform_shares(perturbation, seed_id, counter[here], random_seed, FOR_FRESH)
+                shares, bins[here, : shares.shape[1]] = self.steering.warp(k, shares)
+                theta = theta_at(perturbation, shares)
+                disturbed = part(perturbation, *(_on(self.device, values) for values in (rows, theta, noise_seed)))
+                parts.append((here, *disturbed))
+        self.steering.expect(row, case, bins)
+        order = torch.from_numpy(np.argsort(np.concatenate([here for here, _, _ in parts]))).to(self.device)
+        return torch.cat([inputs for _, inputs, _ in parts])[order], torch.cat([labels for *_, labels in parts])[order]
 
 
 def _on(device: torch.device, values: Tensor | NDArray[np.float32] | Ints) -> Tensor:

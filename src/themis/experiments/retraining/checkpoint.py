@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ State = dict[str, Any]
 def training_key(
     target: Target,
     material: Material,
-    perturbation: Perturbation,
+    perturbations: Mapping[str, Perturbation],
     recipe: Recipe,
     oracle: Oracle,
     ledger: Ledger,
@@ -45,8 +46,11 @@ def training_key(
         "seed": material.seed,
         "seeds": torch.from_numpy(ledger.hashes.view(np.int64)),
     }
-    theta = [(parameter.name, parameter.low, parameter.high) for parameter in perturbation.theta]
-    parts = [recipe.as_dict(), perturbation.name, theta, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
+    cases = [
+        (name, perturbation.name, [(theta.name, theta.low, theta.high) for theta in perturbation.theta])
+        for name, perturbation in perturbations.items()
+    ]
+    parts = [recipe.of_training(), cases, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
     return hash_text(json.dumps([*parts, loss] if loss else parts))
 
 

@@ -1,4 +1,4 @@
-"""A retraining as a figure: scores and faults before and after, by perturbation, and the fault rate by round."""
+"""A retraining as a figure: scores and faults before and after, the frontier, and the fault rate by round."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from themis.runs.run import counted
 
 BEFORE, AFTER, CLEAN = "#D55E00", "#0072B2", "#009E73"
 """Colours of the palette of Okabe and Ito, which colour-blind readers can tell apart."""
+GREY = "#bbbbbb"
 DPI = 130
 LONGEST = 20
 """The number of letters of a name that fit."""
@@ -22,8 +23,8 @@ def draw(result: Retrained) -> bytes:
     rows = [(shorten(outcome.name), outcome.change.disturbed) for outcome in reversed(result.outcomes)]
     rows.append(("clean", result.outcomes[0].change.clean))
     has_rounds = len(result.stages) > 1
-    height = 1.8 + 0.55 * len(rows)
-    width = 13.2 if has_rounds else 10.2
+    height = max(3.4, 1.8 + 0.55 * len(rows))
+    width = 17.0 if has_rounds else 14.0
     figure = blank_figure(width, height)
     faults, seeds = counted(result.stage.n_faults, "fault"), counted(result.seeds["judge"], "judge seed")
     title = f"Before and after retraining on {faults}, on {seeds}"
@@ -31,8 +32,9 @@ def draw(result: Retrained) -> bytes:
     bottom, top = 0.65 / height, 1 - 1.35 / height
     _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, top)), rows)
     _faults(_axes(figure, (7.1 / width, bottom, 2.9 / width, top)), result)
+    _frontier(_axes(figure, (10.9 / width, bottom, 2.9 / width, top)), result)
     if has_rounds:
-        _rounds(_axes(figure, (10.6 / width, bottom, 2.4 / width, top)), result)
+        _rounds(_axes(figure, (14.4 / width, bottom, 2.4 / width, top)), result)
     content = BytesIO()
     figure.savefig(content, dpi=DPI, format="png")
     return content.getvalue()
@@ -81,6 +83,29 @@ def _faults(axes: Any, result: Retrained) -> None:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.15)
     axes.set_xlabel("distinct faults of a campaign (with least and most)", color=INK, fontsize=8.5)
+
+
+def _frontier(axes: Any, result: Retrained) -> None:
+    """Gained disturbed score over lost clean score, on the seeds held out: the returned model's, and others in grey."""
+    for model in result.stage.models:
+        is_returned = model is result.stage.model
+        first = model.frontier[0]
+        lost = [100 * point.lost for point in model.frontier]
+        gained = [100 * (point.disturbed - first.disturbed) for point in model.frontier]
+        style = {"color": AFTER, "marker": "o", "zorder": 3} if is_returned else {"color": GREY, "linewidth": 0.8}
+        axes.plot(lost, gained, markersize=4, **style)
+        if not is_returned:
+            continue
+        axes.plot([lost[model.chosen]], [gained[model.chosen]], color=CLEAN, marker="o", markersize=10, zorder=4)
+        text = f"{100 * model.point.share:.0f}% of the way"
+        style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "left", "va": "top"}
+        axes.annotate(text, (lost[model.chosen], gained[model.chosen]), xytext=(7, -3), **style)
+    limit = 100 * result.recipe.tolerance
+    if result.recipe.share is None and limit < 100:
+        axes.axvline(limit, color=QUIET, linewidth=0.8, linestyle=":")
+    axes.margins(x=0.3, y=0.1)
+    axes.set_xlabel("clean score lost, points (dotted: tolerance)", color=INK, fontsize=8.5)
+    axes.set_ylabel("disturbed score gained, points", color=INK, fontsize=8.5)
 
 
 def _rounds(axes: Any, result: Retrained) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.experiments.retraining.batches import FOR_TEST, BatchSplit, Disturber, uniform_tests, walk
+from themis.experiments.retraining.batches import FOR_TEST, BatchSplit, Disturber, theta_at, uniform_shares, walk
 from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.losses import Loss
 from themis.experiments.retraining.material import CHUNK, Material
@@ -34,6 +35,7 @@ class HeldOutScore(NamedTuple):
     loss: float
     part_scores: tuple[float, ...]
     """The mean grade on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
+    part_counts: tuple[int, ...]
 
 
 class HeldOut:
@@ -44,47 +46,57 @@ class HeldOut:
         target: Target,
         material: Material,
         split: BatchSplit,
-        perturbation: Perturbation,
+        perturbations: Mapping[str, Perturbation],
         oracle: Oracle,
         loss: Loss,
         recipe: Recipe,
     ) -> None:
-        self.target, self.oracle, self.loss = target, oracle, loss
+        self.target, self.oracle, self.loss, self.perturbations = target, oracle, loss, perturbations
         self.parts = [
-            Disturber(target, seeds, perturbation, oracle)
+            Disturber(target, seeds, oracle)
             for seeds in (material.pool[split.held_pool], material.clean[split.held_clean])
             if len(seeds)
         ]
         held = (material.pool.seed_id[split.held_pool], material.clean.seed_id[split.held_clean])
         seed_id = torch.cat(held).numpy()
         n = len(seed_id)
-        n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS, MAX_TESTS_PER_SEED * n)
-        rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
-        self.clean_rows, self.rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)]), torch.from_numpy(rows[:n_tests])
-        tests = uniform_tests(perturbation, seed_id[rows[:n_tests]], np.arange(n_tests), recipe.random_seed, FOR_TEST)
-        self.tests = tuple(map(torch.from_numpy, tests))
+        self.tests: dict[str, tuple[Tensor, ...]] = {}
+        for name, perturbation in perturbations.items():
+            n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS, MAX_TESTS_PER_SEED * n)
+            rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
+            self.clean_rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)])
+            rows, counter = rows[:n_tests], np.arange(n_tests)
+            shares, noise_seed = uniform_shares(perturbation, seed_id[rows], counter, recipe.random_seed, FOR_TEST)
+            tests = (rows, theta_at(perturbation, shares), noise_seed)
+            self.tests[name] = tuple(map(torch.from_numpy, tests))
 
     def clean(self) -> HeldOutScore:
         """The score of the target on the clean inputs."""
-        return self._measure(self.clean_rows, ())
+        return self._measure(self.clean_rows)
 
-    def disturbed(self) -> HeldOutScore:
-        """The score of the target on the disturbed inputs."""
-        return self._measure(self.rows, self.tests)
+    def disturbed(self) -> dict[str, HeldOutScore]:
+        """The scores of the target on the disturbed inputs, by the name of the perturbation."""
+        return {
+            name: self._measure(rows, self.perturbations[name], *tests) for name, (rows, *tests) in self.tests.items()
+        }
 
-    def _measure(self, rows: Tensor, tests: tuple[Tensor, ...]) -> HeldOutScore:
+    def _measure(self, rows: Tensor, perturbation: Perturbation | None = None, *tests: Tensor) -> HeldOutScore:
         total_loss, offset, totals, counts = 0.0, 0, [0.0 for _ in self.parts], []
         with self.target.opened(), torch.no_grad():
             for k, part in enumerate(self.parts):
                 in_part = ((rows >= offset) & (rows < offset + len(part.labels))).nonzero()[:, 0]
                 for chunk in torch.split(in_part, CHUNK):
                     seeds = (rows[chunk] - offset).to(self.target.device)
-                    arguments = [values[chunk].to(seeds.device) for values in tests]
-                    inputs, labels = part(seeds, *arguments) if arguments else (part.inputs[seeds], part.labels[seeds])
+                    if perturbation is None:
+                        inputs, labels = part.inputs[seeds], part.labels[seeds]
+                    else:
+                        theta, noise_seed = (values[chunk].to(seeds.device) for values in tests)
+                        inputs, labels = part(perturbation, seeds, theta, noise_seed)
                     outputs = self.target.forward(inputs).float()
                     totals[k] += float(grade(self.oracle, outputs, labels).sum())
                     total_loss += float(self.loss(outputs, labels).double().mean()) * len(chunk)
                 counts.append(len(in_part))
                 offset += len(part.labels)
         part_scores = tuple(total / n for total, n in zip(totals, counts, strict=True) if n)
-        return HeldOutScore(sum(totals) / len(rows), total_loss / len(rows), part_scores)
+        part_counts = tuple(n for n in counts if n)
+        return HeldOutScore(sum(totals) / len(rows), total_loss / len(rows), part_scores, part_counts)

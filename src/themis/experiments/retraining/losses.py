@@ -9,7 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import UsageError
-from themis.oracle import Compare, Detection, KeyPoints, Multilabel, Oracle, Regression, Segmentation, Threshold
+from themis.oracle import (
+    Changed,
+    Compare,
+    Detection,
+    KeyPoints,
+    Multilabel,
+    Oracle,
+    Regression,
+    Segmentation,
+    Threshold,
+    Wrong,
+)
+from themis.oracle.classes import LEAST
 from themis.oracle.segmentation import VOID
 from themis.target.fingerprint import hash_text
 
@@ -51,6 +63,23 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count
     classes = classes.clamp(min=0)  # neither do those that show nothing of the picture
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
+
+
+def distances(oracle: Oracle, outputs: Tensor, old: Tensor) -> Tensor | None:
+    """How far each output is from that of an older model, `[tests]`; None if the task has no such measure.
+
+    Class scores: the Kullback-Leibler divergence. Segmentation maps: its mean over pixels. Numbers: as in `losses`.
+    """
+    if isinstance(oracle, Regression):
+        return losses(oracle, outputs, old)
+    if not isinstance(oracle, Changed | Wrong | Segmentation):
+        return None
+    logs = [
+        scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float().log_softmax(1)
+        for scores in (outputs, old)
+    ]
+    divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(1)
+    return divergence.reshape(len(divergence), -1).mean(1)
 
 
 def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError
+from themis.experiments.retraining.recipe import CHOOSING
 from themis.experiments.techniques import split_list
 from themis.options import check_count, check_known, option
 
 if TYPE_CHECKING:
     from themis.perturb import Perturbation
 
-FREE = ("tolerance", "rounds")
-"""Options that may differ when a retraining is resumed: they change no finished step."""
+FREE = (*CHOOSING, "rounds")
+"""Options that may differ when a retraining is resumed: they change no finished training."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,12 @@ class RetrainingPlan:
         None, "maximum number of faults to learn from, spread over seeds and outcomes; by default all"
     )
     rounds: int = option(1, "maximum number of rounds of retraining and campaign, until the fault rate stops falling")
-    tolerance: float = option(0.005, "how far the clean score may fall before the retraining counts as a failure")
 
     def __post_init__(self) -> None:
         for name in ("random_seeds", "draws", "rounds", "passes", "limit"):
             value = getattr(self, name)
             if value is not None or name not in ("passes", "limit"):
                 check_count(name, value)
-        if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
-            raise UsageError(f"tolerance must lie in [0, 1), got {self.tolerance!r}")
 
     @staticmethod
     def of(**options: Any) -> RetrainingPlan:

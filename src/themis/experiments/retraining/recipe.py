@@ -14,6 +14,8 @@ SCHEDULES = ("constant", "cosine", "step", "one-cycle")
 WARM_UP = 0.3
 """Share of a one-cycle schedule in which the rate rises, starting at `INITIAL_RATE` of its peak."""
 INITIAL_RATE = 0.04
+CHOOSING = ("tolerance", "share")
+"""Options that choose a point of the frontier after a training."""
 STEPS = 3
 """A step schedule has this many levels, each a tenth of the previous one."""
 
@@ -22,11 +24,21 @@ STEPS = 3
 class Recipe:
     """Options of a retraining. Shares refer to a batch, or to seeds."""
 
-    mix: float = option(0.25, "share of each batch that is disturbed; the rest is clean")
-    fresh: float = option(0.5, "share of the disturbed inputs that is new: other theta and noise, same failing seeds")
+    mix: float = option(0.5, "share of each batch that is disturbed; the rest is clean")
+    fresh: float = option(
+        1.0, "share of the disturbed inputs that is made anew from all training seeds; the rest are the run's faults"
+    )
+    steer: float = option(
+        0.5, "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly"
+    )
+    distill: float = option(
+        1.0, "weight of staying close to the old model's correct answers to clean inputs; 0 for none"
+    )
     epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
     batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
     batch_size: int = option(64, "inputs per batch")
+    accumulate: int = option(1, "pass each batch to the model in this many parts, which takes less memory")
+    autocast: bool = option(False, "train in bfloat16 where it is safe, which is faster on recent GPUs")
     optimiser: str = option("adam", "sgd (with momentum), adam or adamw")
     learning_rate: float = option(3e-4, "learning rate; the peak if the schedule has one")
     schedule: str = option("cosine", "learning rate over the steps: constant, cosine, step or one-cycle")
@@ -36,12 +48,11 @@ class Recipe:
     )
     statistics: str = option("keep", "running means and variances of normalisation layers: keep, or update")
     hold_out: float = option(0.2, "share of the seeds that is held out of training and used to choose the best epoch")
-    share: float = option(
-        0.35, "how far to go from the old weights to the trained ones, at most; a smaller share keeps the clean score"
+    tolerance: float = option(
+        0.0025, "how far the clean score may fall; the share of the way to the trained weights is chosen by it"
     )
-    keep_clean: float | None = option(
-        0.0025,
-        "how far the clean score may fall on held-out seeds; weights move back towards the old ones until it holds",
+    share: float | None = option(
+        None, "share of the way from the old weights to the trained ones; by default chosen on held-out seeds"
     )
     patience: int | None = option(5, "stop after this many epochs without an improvement on the held-out seeds")
     random_seed: int = option(0, "same seed, same weights")
@@ -52,19 +63,23 @@ class Recipe:
         rules = {
             "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
             "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
+            "steer": (0 <= self.steer <= 1, "lie in [0, 1]"),
+            "distill": (0 <= self.distill < math.inf, "be 0 or more"),
             "epochs": (self.epochs >= 1, "be at least 1"),
             "batches": (self.batches is None or self.batches >= 1, "be at least 1, or None for all inputs"),
             "batch_size": (self.batch_size >= 2, "be at least 2, one clean and one disturbed input"),
+            "accumulate": (1 <= self.accumulate <= self.batch_size, "lie between 1 and batch_size"),
+            "autocast": (isinstance(self.autocast, bool), "be true or false"),
             "optimiser": (self.optimiser in OPTIMISERS, f"be one of {', '.join(OPTIMISERS)}"),
             "learning_rate": (0 < self.learning_rate < math.inf, "be a positive number"),
             "schedule": (self.schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "be 0 or more"),
             "statistics": (self.statistics in ("keep", "update"), "be 'keep' or 'update'"),
             "hold_out": (0 < self.hold_out < 1, "lie in (0, 1): the best epoch is chosen on held-out seeds"),
-            "share": (0 < self.share <= 1, "lie in (0, 1]; 1 uses the trained weights as they are"),
-            "keep_clean": (
-                self.keep_clean is None or 0 <= self.keep_clean < 1,
-                "lie in [0, 1), or be None for no limit",
+            "tolerance": (0 <= self.tolerance <= 1, "lie in [0, 1], where 1 sets no limit"),
+            "share": (
+                self.share is None or 0 < self.share <= 1,
+                "lie in (0, 1], where 1 uses the trained weights as they are, or be None to choose it by tolerance",
             ),
             "patience": (self.patience is None or self.patience >= 1, "be at least 1, or None to run all epochs"),
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
@@ -83,12 +98,21 @@ class Recipe:
     @staticmethod
     def of(**options: Any) -> Recipe:
         """A recipe from keyword options."""
+        if "keep_clean" in options:
+            raise UsageError(
+                f"keep_clean must be written as tolerance, which now limits the fall of the clean score, got "
+                f"{options['keep_clean']!r}: pass tolerance=0.0025, or tolerance=1 for no limit"
+            )
         check_known(Recipe, options)
         return Recipe(**options)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def of_training(self) -> dict[str, Any]:
+        """Plain data of all options that the trained weights depend on, before a share of the way is chosen."""
+        return {name: value for name, value in asdict(self).items() if name not in CHOOSING}
 
     def counts(self) -> tuple[int, int, int]:
         """Clean, stored disturbed and fresh disturbed inputs per batch; a mix inside (0, 1) has both kinds."""

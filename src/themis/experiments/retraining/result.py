@@ -9,6 +9,7 @@ from typing import Any
 
 from themis.experiments.retraining.changes import Changes, changes
 from themis.experiments.retraining.examine import Reading
+from themis.experiments.retraining.frontier import FrontierPoint, next_point
 from themis.experiments.retraining.plan import RetrainingPlan
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import Epoch
@@ -25,19 +26,38 @@ class TrainedModel:
     ledger: Ledger = field(repr=False)
     history: tuple[Epoch, ...] = field(repr=False)
     best: int
-    """The epoch whose weights were kept; 0 is the original model."""
+    """The epoch that the weights are on the way to; 0 if they are those of the original model."""
+    frontier: tuple[FrontierPoint, ...] = field(repr=False)
+    """Shares of the way to the trained weights, measured on the seeds that training held out."""
+    chosen: int
+    """The index of the point of the frontier that the weights are at."""
     weights: Path | None
+
+    @property
+    def point(self) -> FrontierPoint:
+        """The point of the frontier that the weights are at."""
+        return self.frontier[self.chosen]
 
     @property
     def held_out(self) -> float:
         """The score on the seeds that training held out, clean and disturbed in equal parts."""
-        return next(epoch.score for epoch in self.history if epoch.number == self.best)
+        return (self.point.clean + self.point.disturbed) / 2
+
+    @property
+    def next(self) -> int | None:
+        """The index of the next point of the frontier that gains more; None if there is none."""
+        return next_point(self.frontier, self.chosen)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "random_seed": self.random_seed,
             "best_epoch": self.best,
+            "share": self.point.share,
+            "frontier": [
+                {**asdict(point), "is_chosen": k == self.chosen, "is_next": k == self.next}
+                for k, point in enumerate(self.frontier)
+            ],
             "held_out": self.held_out,
             "epochs": [asdict(epoch) for epoch in self.history],
             "weights": None if self.weights is None else str(self.weights),
@@ -124,7 +144,7 @@ class Retrained:
     verdict: tuple[str, ...]
     """The result in sentences; a clean score that fell too far comes first."""
     has_failed: bool
-    """Whether the clean score fell by more than the tolerance."""
+    """Whether the clean score fell by more than the tolerance, and by more than chance."""
     seeds: dict[str, int]
     """The number of seeds in each part."""
     weights: Path | None

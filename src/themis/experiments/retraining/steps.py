@@ -18,6 +18,7 @@ from themis.experiments.retraining.result import RetrainingOutcome, Stage, Train
 from themis.experiments.retraining.source import Source
 from themis.experiments.retraining.tune import Epoch, tune
 from themis.experiments.runner import ExperimentFolder, Listener, run_cells
+from themis.experiments.table import plural
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.runs.weights import write_weights
@@ -37,11 +38,13 @@ class ExaminationStep:
     round: int = 0
     """0 is the original model."""
     seed: int = 0
+    share: float = 1.0
+    """The share of the way to the trained weights that the copy is at."""
     group: str = ""
 
     @property
     def file(self) -> str:
-        place = f"{self.round}/model-{self.seed}/after" if self.round else "before"
+        place = f"{self.round}/model-{self.seed}/after-{self.share:g}" if self.round else "before"
         return f"{STEPS}/{place}-{self.case}.safetensors"
 
     def __str__(self) -> str:
@@ -194,7 +197,16 @@ class Retraining:
         )
         trained_on = ledger.merge(tuned.ledger)
         remember(tuned.target.module, trained_on)
-        return TrainedModel(recipe.random_seed, tuned.target, trained_on, tuned.history, tuned.best, weights)
+        return TrainedModel(
+            recipe.random_seed,
+            tuned.target,
+            trained_on,
+            tuned.history,
+            tuned.best,
+            tuned.frontier,
+            tuned.chosen,
+            weights,
+        )
 
     def metadata(self, number: int, random_seed: int) -> dict[str, str]:
         """The metadata of a file of weights."""
@@ -245,22 +257,33 @@ class _Copies:
             perturbation = retraining.cases[step.name]
             return retraining.examine(model.target, model.ledger, perturbation, self.original[step.name])
         title = retraining.title(step)
-        return self._train(step, lambda epoch: retraining.listener.on_progress(f"{title}, {describe_epoch(epoch)}"))
+        n_epochs = retraining.recipe.epochs
+
+        def report(epoch: Epoch) -> None:
+            retraining.listener.on_progress(f"{title}, {describe_epoch(epoch, n_epochs)}")
+
+        return self._train(step, report)
 
     def load(self, step: Step) -> Reading | TrainedModel | None:
         if isinstance(step, ExaminationStep):
-            return self.readings.load(step)
+            return self.readings.load(self._at_share(step)) if step.seed in self.models else None
         weights = self.retraining.folder.within(step.file)
         if weights is None or not weights.exists():
             return None
-        return self._train(step, lambda epoch: None)  # all of its epochs are stored
+        model = self._train(step, lambda epoch: None)  # all of its epochs are stored
+        self.save(step, model)  # another tolerance may choose another share
+        return model
 
     def save(self, step: Step, result: Reading | TrainedModel) -> None:
         if isinstance(step, ExaminationStep) and isinstance(result, Reading):
-            self.readings.save(step, result)
+            self.readings.save(self._at_share(step), result)
         elif isinstance(result, TrainedModel) and result.weights is not None:
             metadata = self.retraining.metadata(step.round, result.random_seed)
             write_weights(result.weights, result.target.module, result.ledger, metadata)
+
+    def _at_share(self, step: ExaminationStep) -> ExaminationStep:
+        """The step, with the share at which its copy is."""
+        return replace(step, share=self.models[step.seed].point.share)
 
     def _train(self, step: TrainingStep, on_epoch: Callable[[Epoch], None]) -> TrainedModel:
         model = self.retraining.train(step, self.target, self.ledger, self.material, on_epoch)
@@ -268,6 +291,12 @@ class _Copies:
         return model
 
 
-def describe_epoch(epoch: Epoch) -> str:
-    """An epoch in one line."""
-    return f"epoch {epoch.number}: {epoch.clean:.1%} clean, {epoch.disturbed:.1%} disturbed on the seeds held out"
+def describe_epoch(epoch: Epoch, n_epochs: int) -> str:
+    """An epoch in one line, with an estimate of the time that the remaining ones take at most."""
+    text = f"epoch {epoch.number}: {epoch.clean:.1%} clean, {epoch.disturbed:.1%} disturbed on the seeds held out"
+    n_left = n_epochs - epoch.number
+    if not epoch.number or not n_left:
+        return text
+    seconds = n_left * epoch.seconds
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{text}, at most {time} left for {plural(n_left, 'epoch')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from themis.experiments.retraining.changes import Shift
+from themis.experiments.retraining.changes import Shift, paired
 from themis.experiments.retraining.result import Retrained, RetrainingOutcome, Stage
 from themis.experiments.table import NONE, Table, format_count, format_number, plural
 from themis.judge.estimate import Estimate
@@ -23,24 +23,25 @@ COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seed
 def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int = 0) -> tuple[tuple[str, ...], bool]:
     """The result in sentences, and whether the clean score fell too far, which then comes first.
 
-    It must not fall on average over random seeds, nor for the model `chosen`, which is returned.
+    It must not fall by more than the tolerance and more than chance, on average over random seeds, nor for the model
+    `chosen`, which is returned.
     """
     clean = outcomes[0].change.clean
-    own = outcomes[0].after[chosen].clean_score
-    has_fallen = clean.difference < -tolerance
-    own_has_fallen = own - outcomes[0].before.clean_score < -tolerance
-    remedy = "use more clean seeds, fewer epochs, or a lower learning rate"
+    before, after = outcomes[0].before.clean, outcomes[0].after[chosen].clean
+    own = paired(before, after[None])
+    has_fallen, own_has_fallen = (_has_fallen(shift, tolerance) for shift in (clean, own))
+    remedy = "use more clean seeds, or a smaller --tolerance"
     sentences = []
     if own_has_fallen and not has_fallen:
         sentences.append(
-            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL by {points(clean.before - own)}, from "
-            f"{percent(clean.before)} to {percent(own)}, more than the tolerance of {points(tolerance)}, although it "
-            f"did not on average over random seeds: {remedy}."
+            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL by {points(-own.difference)}, from {percent(own.before)} to "
+            f"{percent(own.after)}{_between(own.combined)}, more than the tolerance of {points(tolerance, 2)}, "
+            f"although it did not on average over random seeds: {remedy}."
         )
     if has_fallen:
         sentences.append(
             f"THE CLEAN SCORE FELL by {points(-clean.difference)}, from {percent(clean.before)} to "
-            f"{percent(clean.after)}{_between(clean.combined)}, more than the tolerance of {points(tolerance)}: "
+            f"{percent(clean.after)}{_between(clean.combined)}, more than the tolerance of {points(tolerance, 2)}: "
             f"{remedy}."
         )
     for outcome in outcomes:
@@ -48,11 +49,25 @@ def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int
         if outcome.change.words:
             sentences.append(f"{outcome.name}: {outcome.change.words}")
     if not has_fallen:
-        within = f", within the tolerance of {points(tolerance)}" if clean.difference < 0 else ""
-        before, after = percent(clean.before), percent(clean.after)
-        change = f"stayed at {after}" if before == after else f"went from {before} to {after}{within}"
-        sentences.append(f"The clean score {change}.")
+        sentences.append(f"The clean score {_clean_change(clean, tolerance)}.")
     return tuple(sentences), has_fallen or own_has_fallen
+
+
+def _has_fallen(shift: Shift, tolerance: float) -> bool:
+    """Whether a score fell by more than the tolerance and by more than chance."""
+    return shift.difference < -tolerance and (shift.combined is None or shift.combined.high < 0)
+
+
+def _clean_change(shift: Shift, tolerance: float) -> str:
+    before, after = percent(shift.before), percent(shift.after)
+    if before == after:
+        return f"stayed at {after}"
+    text = f"went from {before} to {after}"
+    if shift.difference >= 0:
+        return text
+    if shift.difference >= -tolerance:
+        return f"{text}, within the tolerance of {points(tolerance, 2)}"
+    return f"{text}{_between(shift.combined)}, which may be due to chance"
 
 
 def _gain(outcome: RetrainingOutcome) -> str:
@@ -70,9 +85,9 @@ def _gain(outcome: RetrainingOutcome) -> str:
 
 
 def tables(result: Retrained) -> list[Table]:
-    """Before and after, by perturbation; then the rounds."""
+    """Before and after, by perturbation; then the frontier and the rounds."""
     rounds = [round_table(result)] if len(result.stages) > 1 or result.stop else []
-    return [*(outcome_table(outcome) for outcome in result.outcomes), *rounds]
+    return [*(outcome_table(outcome) for outcome in result.outcomes), frontier_table(result), *rounds]
 
 
 def opening(result: Retrained) -> list[str]:
@@ -103,8 +118,8 @@ def closing(result: Retrained) -> list[str]:
         sentences.append("The round was chosen on the judge seeds, so its numbers are slightly too good.")
     if unchanged := [str(model.random_seed) for model in stage.models if not model.best]:
         sentences.append(
-            f"With random seed {', '.join(unchanged)}, no epoch was better than the original model on the seeds held "
-            "out, so the model is unchanged: use more seeds, more epochs or another learning rate."
+            f"With random seed {', '.join(unchanged)}, no point of the frontier was better than the original model on "
+            "the seeds held out at this tolerance, so the model is unchanged: use more seeds or a larger --tolerance."
         )
     return sentences
 
@@ -123,6 +138,42 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
         spread = _spread(percent(least), percent(most), n_runs)
         rows.append((f"{change.n_old:,} old faults now correct", NONE, percent(mean), NONE, spread))
     return Table(outcome.name, COLUMNS, rows, [], ("random seeds",))
+
+
+def frontier_table(result: Retrained) -> Table:
+    """Clean and disturbed score over the share of the way from the old weights to the trained ones."""
+    model = result.stage.model
+    first, cases = model.frontier[0], tuple(model.frontier[0].by_perturbation)
+    columns = ("share of the way", "clean", "estimated loss", *cases, "gain", "")
+    rows = []
+    for k, point in enumerate(model.frontier):
+        scores = [percent(point.by_perturbation[name]) for name in cases]
+        lost, gained = (
+            NONE if not k else format_number(100 * change, 2, signed=True)
+            for change in (point.lost, point.disturbed - first.disturbed)
+        )
+        mark = "chosen" if k == model.chosen else "next" if k == model.next else ""
+        rows.append((percent(point.share, 0), percent(point.clean), lost, *scores, gained, mark))
+    return Table("The frontier, on seeds held out of training", columns, rows, [frontier_note(result)])
+
+
+def frontier_note(result: Retrained) -> str:
+    """Why a point of the frontier was chosen, and what the next one would give and cost."""
+    model, recipe = result.stage.model, result.recipe
+    chosen = f"{percent(model.point.share, 0)} of the way from the old weights to the trained ones"
+    if recipe.share is not None:
+        reason = f"The weights are {chosen}, as requested with --share."
+    else:
+        reason = (
+            f"The weights are {chosen}: the highest disturbed score at which the clean score falls by at most "
+            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on seeds held out, where a few say little."
+        )
+    if model.next is None:
+        return f"{reason} No further point gains more."
+    further = model.frontier[model.next]
+    gain, cost = further.disturbed - model.point.disturbed, further.lost - model.point.lost
+    price = "at no further clean loss" if cost <= 0 else f"and cost {points(cost, 2)} of clean score"
+    return f"{reason} The next point, {percent(further.share, 0)}, would give {points(gain, 2)} more {price}."
 
 
 def round_table(result: Retrained) -> Table:
@@ -180,10 +231,10 @@ def show(result: Retrained, console: Console) -> None:
         console.print(printable(line), style=style, highlight=False, markup=False)
 
 
-def points(share: float) -> str:
+def points(share: float, digits: int = 1) -> str:
     """A difference of shares, such as 1.3 points."""
-    text = f"{100 * share:.1f}"
-    return f"{text} point{'' if text == '1.0' else 's'}"
+    text = f"{100 * share:.{digits}f}"
+    return f"{text} point{'' if float(text) == 1 else 's'}"
 
 
 def _row(name: str, shift: Shift, digits: int | None, n_runs: int) -> tuple[str, ...]:

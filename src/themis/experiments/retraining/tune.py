@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
@@ -19,8 +20,10 @@ from themis.errors import ModelError, StoreError, first_line
 from themis.experiments.retraining.batches import Batches, hold_out
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
-from themis.experiments.retraining.heldout import HeldOut
-from themis.experiments.retraining.losses import Loss, choose_loss, name_loss
+from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, estimate_loss
+from themis.experiments.retraining.grading import grade
+from themis.experiments.retraining.heldout import HeldOut, HeldOutScore
+from themis.experiments.retraining.losses import Loss, choose_loss, distances, name_loss
 from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
@@ -34,8 +37,6 @@ BEST = "best.safetensors"
 """The file of the best weights if a training fails."""
 FOR_DROPOUT = 100
 MOMENTUM = 0.9
-SHARES = (1.0, 0.7, 0.5, 0.3)
-"""Fractions of the recipe's share that are tried in turn, until the clean score holds."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,6 @@ class Epoch:
     learning_rate: float
     """The rate of its first step."""
     seconds: float
-    share: float = 1.0
-    """How far the weights are from the original ones towards the trained ones: less than 1 to keep the clean score."""
-    is_kept: bool = True
-    """Whether the clean score holds, on searched seeds and on clean seeds."""
 
     @property
     def score(self) -> float:
@@ -63,18 +60,21 @@ class Epoch:
         return (self.clean + self.disturbed) / 2
 
     def is_better(self, other: Epoch) -> bool:
-        """Whether its clean score holds and its score is higher, or the same with a lower loss."""
-        return self.is_kept and (self.score, -self.loss) > (other.score, -other.loss)
+        """Whether its score is higher, or the same with a lower loss."""
+        return (self.score, -self.loss) > (other.score, -other.loss)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A trained model. `target` is the original target with a copy of its module that has the best weights."""
+    """A trained model. `target` is the original target with a copy of its module that has the chosen weights."""
 
     target: Target
     history: tuple[Epoch, ...]
     best: int
-    """Number of the epoch whose weights it has; 0 for those of the original model."""
+    """Number of the epoch that its weights are on the way to; 0 if they are those of the original model."""
+    frontier: tuple[FrontierPoint, ...]
+    chosen: int
+    """The index of the point of the frontier that the weights are at; 0 for those of the original model."""
     ledger: Ledger
     """All seeds that were used, including those held out."""
 
@@ -82,35 +82,42 @@ class Tuned:
 def tune(
     target: Target,
     material: Material,
-    perturbation: Perturbation,
+    perturbation: Perturbation | Mapping[str, Perturbation],
     recipe: Recipe,
     *,
     oracle: Oracle,
     folder: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     loss: Loss | None = None,
+    fresh_from: Perturbation | None = None,
 ) -> Tuned:
     """Train a copy of the target's model; the original is not changed.
 
-    perturbation: disturbs fresh inputs and held-out seeds. oracle: defines the task. folder: for a checkpoint after
-    each epoch, from which an interrupted training resumes to the same weights. on_epoch: called after each epoch. loss:
-    a function of outputs and labels that replaces the task's own.
+    perturbation: disturbs fresh inputs and held-out seeds; several have names. oracle: defines the task. folder: for a
+    checkpoint after each epoch, from which an interrupted training resumes to the same weights. on_epoch: called after
+    each epoch. loss: a function of outputs and labels that replaces the task's own. fresh_from: disturbs fresh inputs
+    in place of the perturbation, which then disturbs held-out seeds only.
     """
     report = on_epoch or (lambda epoch: None)
     check_trainable(target)
-    check_fits(perturbation, material.pool.shape[1:])
+    if isinstance(perturbation, Perturbation):
+        perturbation = {perturbation.name: perturbation}
+    perturbations = dict(perturbation)
+    for case in perturbations.values():
+        check_fits(case, material.pool.shape[1:])
     pool_hashes, clean_hashes = seed_hashes(material.pool), seed_hashes(material.clean)
     split = hold_out(material, (pool_hashes, clean_hashes), recipe)
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
     oracle = _settle(oracle, target, material)
-    key = training_key(target, material, perturbation, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
+    key = training_key(target, material, perturbations, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
     loss = choose_loss(oracle, loss)
     with trainable_copy(target) as trained:
         parameters = choose_parameters(trained.module, recipe.layers)
-        held_out = HeldOut(trained, material, split, perturbation, oracle, loss, recipe)
-        batches = Batches(trained, material, split, perturbation, oracle, recipe)
-        training = _Training(trained, parameters, batches, held_out, recipe, loss)
+        held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
+        sources = list(perturbations.values()) if fresh_from is None else [fresh_from]
+        batches = Batches(trained, material, split, sources, oracle, recipe)
+        training = _Training(target, trained, parameters, batches, held_out, recipe, loss)
         state = None if folder is None else load(folder, key)
         if state is not None:
             try:
@@ -124,7 +131,7 @@ def tune(
             training.measure_original()
         for epoch in training.history:
             report(epoch)
-        while not training.is_done:
+        while training.has_epochs_left:
             try:
                 training.step()
             except ModelError as error:
@@ -132,9 +139,13 @@ def tune(
             if folder is not None:
                 save(folder, {"key": key, **training.state()})
             report(training.history[-1])
-        put_weights(trained.module, training.best_weights)
+        if training.measure_frontier() and folder is not None:
+            save(folder, {"key": key, **training.state()})
+        chosen = training.choose()
+        training.move(training.frontier[chosen].share)
         remember(trained.module, ledger)
-    return Tuned(trained, tuple(training.history), training.best, ledger)
+    best = training.best if chosen else 0
+    return Tuned(trained, tuple(training.history), best, tuple(training.frontier), chosen, ledger)
 
 
 class _Training:
@@ -142,6 +153,7 @@ class _Training:
 
     def __init__(
         self,
+        old: Target,
         target: Target,
         parameters: list[nn.Parameter],
         batches: Batches,
@@ -149,25 +161,26 @@ class _Training:
         recipe: Recipe,
         loss: Loss,
     ) -> None:
-        self.target, self.batches, self.held_out, self.recipe, self.loss = target, batches, held_out, recipe, loss
+        self.old, self.target, self.recipe, self.loss = old, target, recipe, loss
+        self.batches, self.held_out = batches, held_out
         self.optimiser, self.parameters = _optimiser(recipe, parameters), parameters
-        self.original = [parameter.detach().clone() for parameter in parameters]
+        self.original = take_weights(target.module)
         self.history: list[Epoch] = []
-        self.before: tuple[float, ...] = ()
-        self.best, self.best_weights = 0, take_weights(target.module)
+        self.before = HeldOutScore(0.0, 0.0, (), ())
+        self.frontier: list[FrontierPoint] = []
+        self.best, self.best_weights = 0, self.original
 
     @property
-    def is_done(self) -> bool:
+    def has_epochs_left(self) -> bool:
         last, patience = len(self.history) - 1, self.recipe.patience
-        return last >= self.recipe.epochs or (patience is not None and last - self.best >= patience)
+        return last < self.recipe.epochs and (not last or patience is None or last - self.best < patience)
 
     def measure_original(self) -> None:
         """Measure the original model as epoch 0."""
         start = perf_counter()
-        clean, disturbed = self.held_out.clean(), self.held_out.disturbed()
-        self.before = clean.part_scores
-        loss = (clean.loss + disturbed.loss) / 2
-        self.history.append(Epoch(0, clean.score, disturbed.score, loss, None, 0.0, perf_counter() - start))
+        self.before = self.held_out.clean()
+        point = self._measure(0.0)
+        self.history.append(Epoch(0, point.clean, point.disturbed, point.loss, None, 0.0, perf_counter() - start))
 
     def step(self) -> None:
         """Train for one epoch and measure the result."""
@@ -175,48 +188,53 @@ class _Training:
         rate = self.recipe.rate((number - 1) * self.batches.n, self.recipe.epochs * self.batches.n)
         with _torch_seed(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)), self.target.device):
             training_loss, mean = self._train(number)
-        shares = self._shares()
-        for share in shares:
-            with _temporarily(self.parameters, list(torch._foreach_lerp(self.original, mean, share))):
-                clean = self.held_out.clean()
-                is_kept = self._is_kept(clean.part_scores)
-                if not is_kept and share != shares[-1]:
-                    continue
-                disturbed = self.held_out.disturbed()
-                loss, seconds = (clean.loss + disturbed.loss) / 2, perf_counter() - start
-                epoch = Epoch(number, clean.score, disturbed.score, loss, training_loss, rate, seconds, share, is_kept)
-                if epoch.is_better(self.history[self.best]):
-                    self.best, self.best_weights = number, take_weights(self.target.module)
-                break
+        with _temporarily(self.parameters, mean):
+            point = self._measure(1.0)
+            seconds = perf_counter() - start
+            epoch = Epoch(number, point.clean, point.disturbed, point.loss, training_loss, rate, seconds)
+            if number == 1 or epoch.is_better(self.history[self.best]):
+                self.best, self.best_weights = number, take_weights(self.target.module)
         self.history.append(epoch)
 
-    def _shares(self) -> list[float]:
-        if self.recipe.statistics == "update":  # interpolated statistics would fit neither model
-            return [1.0]
-        return [share * self.recipe.share for share in (SHARES if self.recipe.keep_clean is not None else SHARES[:1])]
+    def measure_frontier(self) -> bool:
+        """Measure missing shares of the way from the original weights to those of the best epoch, if there are any."""
+        wanted = {*SHARES, *([] if self.recipe.share is None else [self.recipe.share])}
+        missing = sorted(wanted - {point.share for point in self.frontier})
+        for share in missing:
+            self.move(share)
+            self.frontier.append(self._measure(share))
+        self.frontier.sort(key=lambda point: point.share)
+        return bool(missing)
 
-    def _is_kept(self, clean: tuple[float, ...]) -> bool:
-        """Whether the clean score holds on searched seeds and on clean seeds separately."""
-        max_loss = self.recipe.keep_clean
-        return max_loss is None or all(
-            now >= then - max_loss - 1e-9 for now, then in zip(clean, self.before, strict=True)
-        )
+    def choose(self) -> int:
+        """The index of the point of the frontier that the recipe asks for."""
+        if self.recipe.share is None:
+            return choose_point(self.frontier, self.recipe.tolerance)
+        return [point.share for point in self.frontier].index(self.recipe.share)
+
+    def move(self, share: float) -> None:
+        """Set the weights to a share of the way from the original ones to those of the best epoch."""
+        put_weights(self.target.module, interpolate(self.original, self.best_weights, share))
+
+    def _measure(self, share: float) -> FrontierPoint:
+        clean, disturbed = self.held_out.clean(), self.held_out.disturbed()
+        scores = {name: case.score for name, case in disturbed.items()}
+        loss = (clean.loss + fmean(case.loss for case in disturbed.values())) / 2
+        lost = estimate_loss(self.before, clean, share)
+        return FrontierPoint(share, clean.score, fmean(scores.values()), lost, scores, loss)
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """Train for one epoch; returns the mean loss, and the mean of each parameter over the steps."""
         sums = [torch.zeros_like(parameter) for parameter in self.parameters]
         n, total = self.batches.n, torch.zeros((), dtype=torch.float64, device=self.target.device)
         _training_mode(self.target.module, self.recipe.statistics == "update")
-        for k, (inputs, labels) in enumerate(self.batches.epoch(number)):
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
-            loss = self.loss(self.target.forward(inputs), labels).mean()
-            self.optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimiser.step()
-            total += loss.detach()
-            with torch.no_grad():
-                torch._foreach_add_(sums, [parameter.detach() for parameter in self.parameters])
+        with self.old.opened():
+            for k, (inputs, labels) in enumerate(self.batches.epoch(number)):
+                for group in self.optimiser.param_groups:
+                    group["lr"] = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
+                total += self._step(inputs, labels)
+                with torch.no_grad():
+                    torch._foreach_add_(sums, [parameter.detach() for parameter in self.parameters])
         self.target.module.eval()
         mean = float(total) / n
         if not math.isfinite(mean):
@@ -227,15 +245,46 @@ class _Training:
             )
         return mean, [total / n for total in sums]
 
+    def _step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch, in as many parts as the recipe says; returns its loss."""
+        n, n_clean, recipe = len(inputs), self.batches.n_clean, self.recipe
+        size = -(-n // recipe.accumulate)
+        total, answers = torch.zeros((), dtype=torch.float64, device=self.target.device), []
+        self.optimiser.zero_grad()
+        for first in range(0, n, size):
+            part = inputs[first : first + size]
+            with torch.autocast(self.target.device.type, torch.bfloat16, enabled=recipe.autocast):
+                outputs = self.target.forward(part)
+            outputs = outputs.float() if recipe.autocast else outputs
+            loss = self.loss(outputs, labels[first : first + size]).mean() * (len(part) / n)
+            if recipe.distill and (n_kept := min(n_clean - first, len(part))) > 0:
+                loss = loss + recipe.distill * self._distance(part[:n_kept], outputs[:n_kept], labels[first:]) / n_clean
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+            answers.append(outputs.detach())
+        self.optimiser.step()
+        self.batches.observe(torch.cat(answers), labels)
+        return total
+
+    def _distance(self, inputs: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The distance from the old model's answers to clean inputs, as far as they were correct: a sum over inputs."""
+        with torch.no_grad():
+            old = self.old.forward(inputs).float()
+            is_right = grade(self.batches.oracle, old, labels[: len(old)])
+        distance = distances(self.batches.oracle, outputs, old)
+        return torch.zeros((), device=old.device) if distance is None else (distance * is_right.to(distance)).sum()
+
     def state(self) -> State:
         """The state from which a training resumes."""
         return {
             "weights": take_weights(self.target.module),
             "optimiser": self.optimiser.state_dict(),
             "history": [asdict(epoch) for epoch in self.history],
-            "before": list(self.before),
+            "before": self.before._asdict(),
             "best": self.best,
             "best_weights": self.best_weights,
+            "steering": self.batches.steering.state(),
+            "frontier": [asdict(point) for point in self.frontier],
         }
 
     def restore(self, state: State) -> None:
@@ -243,8 +292,20 @@ class _Training:
         put_weights(self.target.module, state["weights"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        self.before = tuple(state["before"])
+        self.before = HeldOutScore(**state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]
+        self.batches.steering.restore(state["steering"])
+        self.frontier = [FrontierPoint(**point) for point in state["frontier"]]
+
+
+def interpolate(old: dict[str, Tensor], new: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Weights a share of the way from old to new ones; whole numbers, such as counts of batches, are the new ones."""
+    if share in (0, 1):
+        return old if share == 0 else new
+    return {
+        name: torch.lerp(old[name], tensor, share) if tensor.is_floating_point() else tensor
+        for name, tensor in new.items()
+    }
 
 
 @contextmanager
