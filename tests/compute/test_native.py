@@ -5,6 +5,8 @@ import torch
 
 from themis.compute.native import BLOCK, accumulate, fold, library, sums_of
 from themis.measure import fold as fold_module
+from themis.measure import panel as panel_module
+from themis.measure.panel import Panel, Shape, choose_panel
 
 pytestmark = [pytest.mark.quick, pytest.mark.skipif(library() is None, reason="not compiled on this machine")]
 
@@ -44,6 +46,22 @@ def test_sums_of_activations_agree_with_torch(n):
     sums_of(library(), activations, shift, sums, squares)
     torch.testing.assert_close(sums, (activations - shift).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(squares, (activations - shift).square().sum(0), rtol=1e-5, atol=1e-4)
+
+
+def test_the_panel_is_the_same_without_the_library(monkeypatch):
+    panels, shapes = [Panel.empty(choose_panel(700)) for _ in range(2)], [Shape.empty(700) for _ in range(2)]
+    parts = [(torch.randn(n, 700), torch.randint(0, 9000, (n,))) for n in (1, 300, 800, 40)]
+    for panel, shape, is_compiled in zip(panels, shapes, (True, False), strict=True):
+        if not is_compiled:
+            monkeypatch.setattr(panel_module, "library_for", lambda tensor: None)
+        for differences, seed in parts:
+            panel.add(differences, seed)
+            shape.add(differences)
+    compiled, plain = (panel.state() for panel in panels)
+    for name, tensor in plain.items():
+        assert torch.equal(compiled[name], tensor), name
+    assert shapes[0].n_tests == shapes[1].n_tests
+    torch.testing.assert_close(shapes[0].sums, shapes[1].sums, rtol=1e-4, atol=1e-2)
 
 
 def test_values_that_are_not_finite_stay_so():

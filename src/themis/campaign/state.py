@@ -183,7 +183,7 @@ class State:
         """Add the panel's differences. `is_shape_sample`: whether they show how differences are distributed."""
         if measurement.panel is not None:
             differences, seed = measurement.panel
-            self.panel.add(differences.abs(), seed)
+            self.panel.add(differences, seed)
             if is_shape_sample:
                 self.shape.add(differences)
 

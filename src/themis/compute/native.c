@@ -232,6 +232,60 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
 #pragma GCC push_options
 #pragma GCC optimize("no-associative-math", "fp-contract=off")
 
+/* Adds |differences| - shift, and its square, to the sums of each test's block: the same steps as `Panel.add` in
+ * measure/panel.py.
+ *
+ * differences [n_tests, n]; block [n_tests]; shift [n]; sums, squares [blocks, n]. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_add_blocks(const float *differences, const int64_t *block, int64_t n_tests, int64_t n, const float *shift,
+                       float *sums, float *squares)
+{
+#pragma omp parallel for schedule(static) if (n_tests * n > 32768)
+    for (int64_t start = 0; start < n; start += LANES) {
+        int64_t size = n - start < LANES ? n - start : LANES;
+        const float *from = shift + start;
+        for (int64_t t = 0; t < n_tests; t++) {
+            const float *difference = differences + t * n + start;
+            float *sum = sums + block[t] * n + start, *square = squares + block[t] * n + start;
+            for (int64_t j = 0; j < size; j++) {
+                float deviation = fabsf(difference[j]) - from[j];
+                sum[j] += deviation;
+                square[j] += deviation * deviation;
+            }
+        }
+    }
+}
+
+/* Adds powers 1 to 4 of the differences [n_tests, n], and 1 and 3 of their absolute values, to sums [6, n]. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_add_powers(const float *differences, int64_t n_tests, int64_t n, double *sums)
+{
+#pragma omp parallel for schedule(static) if (n_tests * n > 32768)
+    for (int64_t start = 0; start < n; start += LANES) {
+        int64_t size = n - start < LANES ? n - start : LANES;
+        double total[6][LANES] = {{0.0}};
+        for (int64_t t = 0; t < n_tests; t++) {
+            const float *difference = differences + t * n + start;
+            for (int64_t j = 0; j < size; j++) {
+                float first = difference[j], second = first * first, third = second * first;
+                total[0][j] += first;
+                total[1][j] += second;
+                total[2][j] += third;
+                total[3][j] += second * second;
+                total[4][j] += fabsf(first);
+                total[5][j] += fabsf(third);
+            }
+        }
+        for (int64_t k = 0; k < 6; k++)
+            for (int64_t j = 0; j < size; j++)
+                sums[k * n + start + j] += total[k][j];
+    }
+}
+
 /* Counts converged neurons test by test: the same steps as `converge_in_torch` in criteria/scc.py.
  *
  * activations, clean [n_tests, n]; shift, first, sums, squares, moved, varied [n], of which the last four are updated;

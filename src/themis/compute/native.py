@@ -21,7 +21,10 @@ BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
-FUNCTIONS = ("fold_layer", "sums", "accumulate", "uniform", "mix", "sections", "converge")
+FUNCTIONS = (
+    *("fold_layer", "sums", "accumulate", "add_blocks", "add_powers"),
+    *("uniform", "mix", "sections", "converge"),
+)
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
 
@@ -45,6 +48,8 @@ def library() -> ctypes.CDLL | None:
     ]
     functions.themis_sums.argtypes = [pointer, integer, integer, pointer, pointer, pointer]
     functions.themis_accumulate.argtypes = [pointer, pointer, integer]
+    functions.themis_add_blocks.argtypes = [pointer, pointer, integer, integer, pointer, pointer, pointer]
+    functions.themis_add_powers.argtypes = [pointer, integer, integer, pointer]
     functions.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
     functions.themis_mix.argtypes = [
         *(ctypes.c_uint64, pointer, pointer, pointer, integer, integer, integer, ctypes.c_int32, pointer),
@@ -175,6 +180,35 @@ def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
     native.themis_accumulate(
         _address("total", total, torch.float64, (n,)), _address("part", part, torch.float32, (n,)), n
     )
+
+
+def add_blocks(native: ctypes.CDLL, differences: Tensor, block: Tensor, shift: Tensor, sums: Tensor) -> None:
+    """Add `|differences| - shift`, and its square, to `sums [2, blocks, n]` at the block of each test.
+
+    differences `[tests, n]`, block int64 `[tests]`, shift `[n]`; the others float32; contiguous, on the CPU.
+    """
+    n_tests, n = differences.shape
+    single, n_blocks = torch.float32, sums.shape[1]
+    address = _address("sums", sums, single, (2, n_blocks, n))
+    native.themis_add_blocks(
+        _address("differences", differences, single),
+        _address("block", block, torch.int64, (n_tests,)),
+        n_tests,
+        n,
+        _address("shift", shift, single, (n,)),
+        address,
+        address + 4 * n_blocks * n,
+    )
+
+
+def add_powers(native: ctypes.CDLL, differences: Tensor, sums: Tensor) -> None:
+    """Add powers of `differences [tests, n]` to `sums`, float64 `[6, n]`: 1 to 4, and 1 and 3 of the absolute values.
+
+    Both contiguous, on the CPU.
+    """
+    n_tests, n = differences.shape
+    address = _address("differences", differences, torch.float32)
+    native.themis_add_powers(address, n_tests, n, _address("sums", sums, torch.float64, (6, n)))
 
 
 def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:

@@ -44,7 +44,7 @@ PROBED = 2
 FEW_TESTS = (32, 128)
 """Tests with a gradient up to which a smaller graph is captured than that of a whole chunk."""
 REPEATED = 2
-"""Clean inputs that `check_repeats` runs twice."""
+"""Clean inputs of a black box that `check_repeats` runs twice."""
 REPEAT_TOLERANCE = 1e-4
 """Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
 ALONE = 2
@@ -464,13 +464,15 @@ class Calculator:
         Such a model would be full of faults that no disturbance caused.
         """
         rows = self.usable[:REPEATED]
-        if isinstance(self.target, Target):  # every row of the chunk is an independent chance to differ
-            inputs = self._read_inputs(padded(rows, self.chunk))
-        else:
-            inputs = self._read_inputs(rows)
         self.passes += 2 * len(rows)
         with torch.no_grad(), fresh_answers(self.target):
-            first, second = (self.target.forward(inputs).float() for _ in range(2))
+            if isinstance(self.target, Target):  # the first chunk again: every row is an independent chance to differ
+                rows = padded(torch.arange(min(self.chunk, len(self.inputs)), device=self.device), self.chunk)
+                inputs = self._read_inputs(rows)
+                first, second = self.clean_outputs[rows], self.target.forward(inputs).float()
+            else:
+                inputs = self._read_inputs(rows)
+                first, second = (self.target.forward(inputs).float() for _ in range(2))
         scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
         difference = float((first - second).abs().amax() / scale)
         if difference > REPEAT_TOLERANCE:
@@ -807,6 +809,8 @@ class Calculator:
         self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold
     ) -> FaultDetails:
         at = verdict.is_fault.nonzero().squeeze(1)
+        if not len(at):
+            return self._no_faults(chunk.inputs[:0])
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
         inputs, disturbed, by_layer = chunk.inputs, chunk.disturbed.detach(), fold.sensitivity_by_layer()
         return self._describe_faults(at.cpu().numpy(), inputs[at], disturbed[at], outputs[at], value[at], by_layer[at])
@@ -831,9 +835,9 @@ class Calculator:
         return FaultDetails(**arrays, position=position, inputs=disturbed.cpu(), outputs=outputs.cpu())
 
     def _no_faults(self, no_inputs: Tensor) -> FaultDetails:
-        number, by_layer = torch.empty(0, device=self.device), torch.empty(0, len(self.layers), device=self.device)
+        numbers, signatures = np.empty(0, dtype=np.float32), np.empty((0, len(self.layers)), dtype=np.float32)
         position = np.empty(0, dtype=np.int64)
-        return self._describe_faults(position, no_inputs, no_inputs, self.clean_outputs[:0], number, by_layer)
+        return FaultDetails(*[numbers] * 5, signatures, position, no_inputs.cpu(), self.clean_outputs[:0].cpu())
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
         """The measurement of tests that were all dropped."""
@@ -857,7 +861,7 @@ class Calculator:
         Those in memory were checked when the calculator was created.
         """
         place_others(self.target, self.seeds, rows)
-        inputs = self.inputs[rows]
+        inputs = self.inputs.index_select(0, rows) if isinstance(self.inputs, Tensor) else self.inputs[rows]
         if isinstance(self.seeds.inputs, Rows):
             inputs = within_bounds(inputs, self.target.bounds, self.seeds.seed_id[rows.cpu()])
         return inputs

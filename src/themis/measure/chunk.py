@@ -65,7 +65,7 @@ def attack_size(n_rows: int, layers: Sequence[Layer], device: torch.device) -> i
 
 def padded(rows: Tensor, size: int) -> Tensor:
     """`rows` padded to `size` by repeating the last one, so that every forward pass has the same shape."""
-    if len(rows) == size:
+    if rows.shape[0] == size:
         return rows
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 

@@ -49,7 +49,7 @@ class CleanActivations:
 
     def locate(self, name: str, rows: Tensor, missing: Tensor, recomputed: Activations, out: Tensor) -> Located:
         """Where a layer's activations of the seeds `rows` are: where they are kept, or gathered in `out`."""
-        if not len(missing):
+        if not missing.shape[0]:
             return self._kept[name], rows
         if self.n_kept:
             torch.index_select(self._kept[name], 0, rows.clamp(max=self.n_kept - 1), out=out)

@@ -141,7 +141,7 @@ class ChunkFold:
     def on_activation(self, layer: Layer, activations: Tensor) -> None:
         """Fold one layer's `activations [chunk, neurons]` of the disturbed inputs."""
         clean, rows = self.locate(layer)
-        if self.n_tests < len(activations):
+        if self.n_tests < activations.shape[0]:
             activations, rows = activations[: self.n_tests], rows[: self.n_tests]
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
             value = self.objective.layer_value(layer, activations, clean, rows)

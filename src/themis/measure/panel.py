@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.native import add_blocks, add_powers, library_for
 from themis.compute.rng import mix
 from themis.measure.moments import Moments
 
@@ -56,24 +57,31 @@ class Panel:
         sums = torch.zeros(2, n_blocks, len(neurons), dtype=torch.float64)
         return Panel(neurons, block_table(n_blocks), count, torch.empty(0), sums, sums.float())
 
-    def add(self, sensitivities: Tensor, seed_index: Tensor) -> None:
-        """Add `sensitivities [tests, panel]`, which are overwritten, of tests on these seeds, int64 `[tests]`."""
-        if len(sensitivities) == 0:
+    def add(self, differences: Tensor, seed_index: Tensor) -> None:
+        """Add the sensitivities `|differences|`, `[tests, panel]`, of tests on these seeds, int64 `[tests]`."""
+        if len(differences) == 0:
             return
-        values = sensitivities.float()
         if len(self.shift) == 0:
-            self._start(values)
-        values.sub_(self.shift)
+            self._start(differences.float().abs())
         block = self.table[seed_index % _TABLE_SIZE]
+        native = library_for(differences)
+        if native is not None:
+            self.count.add_(torch.bincount(block, minlength=len(self.count)))
+            add_blocks(native, differences.contiguous(), block, self.shift, self.recent)
+        else:
+            self._add_in_torch(block, differences.float().abs().sub_(self.shift))
+        self.n_recent += len(differences)
+        if self.n_recent >= _FOLD_TESTS:
+            self._fold()
+
+    def _add_in_torch(self, block: Tensor, values: Tensor) -> None:
+        """Add `values`, which are overwritten, and their squares to the sums of their blocks."""
         if values.device.type == "cpu":
             self.count.add_(torch.bincount(block, minlength=len(self.count)))
             self.recent[0].index_add_(0, block, values)
             self.recent[1].index_add_(0, block, values.square_())
         else:
             self._add_by_product(block, values)
-        self.n_recent += len(values)
-        if self.n_recent >= _FOLD_TESTS:
-            self._fold()
 
     def state(self) -> dict[str, Tensor]:
         """Everything that was added, as tensors."""
@@ -153,13 +161,17 @@ class Shape:
 
     def add(self, signed: Tensor) -> None:
         """Add signed differences `[tests, panel]`."""
+        self.n_tests += len(signed)
+        native = library_for(signed)
+        if native is not None:
+            add_powers(native, signed.contiguous(), self.sums)
+            return
         first = signed.float()
         second = first.square()
         third = second * first
         parts = [first.sum(0), second.sum(0), third.sum(0), second.square_().sum(0)]
         parts += [first.abs().sum(0), third.abs_().sum(0)]
         self.sums = self.sums.to(first.device).add_(torch.stack(parts))
-        self.n_tests += len(first)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that was added, as tensors."""

@@ -123,13 +123,12 @@ class Tally:
         self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
 
     def _add_kinds(self, tests: Tests, results: Results) -> None:
-        kinds, of = np.unique(tests.kind, return_inverse=True)
-        n_tests = np.bincount(of, minlength=len(kinds))
-        n_faults = np.bincount(of[results.is_fault], minlength=len(kinds))
-        for kind, tests_, faults in zip(kinds.tolist(), n_tests.tolist(), n_faults.tolist(), strict=True):
+        n_tests = Counter(tests.kind.tolist())
+        n_faults = Counter(tests.kind[results.is_fault].tolist())
+        for kind in sorted(n_tests):
             count = self.kinds.setdefault(kind, {"tests": 0, "faults": 0})
-            count["tests"] += tests_
-            count["faults"] += faults
+            count["tests"] += n_tests[kind]
+            count["faults"] += n_faults[kind]
 
     def times_seen(self) -> Ints:
         """How often the uniform stream saw each of its distinct faults."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class Tests:
         return all(np.array_equal(getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
 
     def __getitem__(self, rows: slice | Ints | Bools) -> Tests:
-        return Tests(*(getattr(self, column.name)[rows] for column in fields(self)))
+        return Tests(self.number[rows], self.seed[rows], self.theta[rows], self.noise_seed[rows], self.kind[rows])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ DARKEST = 1e-6
 
 def gaussian(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Independent normal noise on every value."""
-    return inputs + rng.normal(*inputs.shape[1:]) * (column(theta, 0, inputs) * context.span)
+    noise, sigma = rng.normal(*inputs.shape[1:]), column(theta, 0, inputs) * context.span
+    if sigma.requires_grad or noise.dtype != inputs.dtype:
+        return inputs + noise * sigma
+    return noise.mul_(sigma).add_(inputs)  # the same numbers without two copies of the inputs
 
 
 def shot(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:

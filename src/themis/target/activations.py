@@ -114,6 +114,9 @@ class ActivationTracer(TorchFunctionMode):
         # Torch's own activation modules return the function's result, so it can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
         self.callers = set(self.paths)  # modules that call activation functions; all of them until a pass was traced
+        self._hooked: tuple[Container[str], list[nn.Module]] | None = (
+            None  # names of layers, and modules hooked for them
+        )
         self._begin(_ignore, None)
 
     def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
@@ -126,7 +129,7 @@ class ActivationTracer(TorchFunctionMode):
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
         """Return `module(inputs)`; `on_activation` gets every activation and the result of every module."""
-        self.callers = set(self.paths)
+        self.callers, self._hooked = set(self.paths), None
         result = self._run(inputs, on_activation, None, list(self.module.modules()))
         self.callers = self.called
         return result
@@ -136,12 +139,14 @@ class ActivationTracer(TorchFunctionMode):
 
         The model may overwrite a reported tensor later with an in-place operation: use it at once, or copy it.
         """
-        hooked = [
-            module
-            for path, module in self.module.named_modules()
-            if not path or id(module) in self.callers or path in names
-        ]
-        return self._run(inputs, on_activation, names, hooked)
+        if self._hooked is None or self._hooked[0] is not names:
+            modules = [
+                module
+                for path, module in self.module.named_modules()
+                if not path or id(module) in self.callers or path in names
+            ]
+            self._hooked = (names, modules)
+        return self._run(inputs, on_activation, names, self._hooked[1])
 
     def run(self, inputs: Tensor) -> Any:
         return call_module(self.module, inputs)
