@@ -169,7 +169,7 @@ def main() -> None:
     arguments = parse(__doc__.splitlines()[0], batch=0, only="", captured=1)
     device = torch.device(arguments.device)
     batch = arguments.batch or (1024 if device.type == "cuda" else 32)
-    is_captured = device.type == "cuda" and bool(arguments.captured)
+    is_captured = device.type == "cuda" and View.can_be_captured and bool(arguments.captured)
     pictures = read_pictures(arguments.data)
     target = read_target(arguments.weights, device)
     results = []

@@ -7,6 +7,7 @@ from torch import nn
 
 import themis
 from themis import Target
+from themis.criteria.view import View
 from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
 from themis.measure.kernels_cuda import ChunkFolder, can_fold
@@ -92,6 +93,21 @@ def test_a_campaign_is_the_same_captured_or_not(net, inputs, neurons, perturbati
     assert captured.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
     assert captured.design_effect == pytest.approx(plain.design_effect, rel=1e-2)
     assert captured.faults[0].replay().is_same
+
+
+@pytest.mark.parametrize("policy", ["corners", "paper"])
+@pytest.mark.parametrize("criterion", ["kmnc(k=20)", "nbc(neurons=element)", "tknp(k=3)", "scc", "nlc"])
+def test_a_criterion_is_shown_the_same_tests_captured_or_not(net, inputs, criterion, policy, monkeypatch):
+    def run():
+        return themis.run(Target(net), inputs, "gaussian", magnitude=0.5, policy=policy, criterion=criterion, **OPTIONS)
+
+    captured = run()
+    monkeypatch.setattr(View, "can_be_captured", False)
+    plain = run()
+    assert np.array_equal(captured.faults.columns["id"], plain.faults.columns["id"])
+    mine, expected = (found.summary()["criterion"] for found in (captured, plain))
+    assert mine["score"] == pytest.approx(expected["score"], rel=1e-3)
+    assert mine["raised"] == pytest.approx(expected["raised"], rel=1e-2, abs=2)
 
 
 class Synchronises(nn.Module):

@@ -23,6 +23,9 @@ class View:
     Call `begin` before a forward pass, `on_activation` for each layer and `end` after it.
     """
 
+    can_be_captured = True
+    """Whether a campaign may replay the passes from a CUDA graph: reading a layer runs the same kernels every time."""
+
     def __init__(
         self, criterion: Criterion, layers: tuple[Layer, ...], axes: dict[str, int], max_bytes: int | None = None
     ) -> None:
@@ -33,7 +36,8 @@ class View:
         widths = tuple(self._read(torch.zeros(1, *shape), name).shape[1] for name, shape in shapes.items())
         self.layout = Layout(names, widths)
         self._columns = self.layout.slices()
-        self._values = torch.empty(0)
+        self._device: torch.device | None = None
+        self._memory = self._values = torch.empty(0)
         self._clean: Tensor | None = None
         self._readings: Readings | None = None
 
@@ -50,10 +54,14 @@ class View:
         return View(criterion, layers, axes, max_bytes)
 
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype, *, is_kept: bool = False) -> None:
-        """Prepare for a forward pass; `is_kept` if its readings must outlive the next one."""
-        shape = (n_inputs, self.layout.n_neurons)
-        if is_kept or self._values.shape != shape or self._values.device != device:
-            self._values = torch.empty(shape, dtype=dtype, device=device)
+        """Prepare for a forward pass; `is_kept` if its readings must outlive the next one.
+
+        Passes that are no larger than an earlier one use the same memory, which a captured pass depends on.
+        """
+        if is_kept or len(self._memory) < n_inputs or self._device != device:
+            self._device = device
+            self._memory = torch.empty(n_inputs, self.layout.n_neurons, dtype=dtype, device=device)
+        self._values = self._memory[:n_inputs]
 
     def on_activation(self, layer: Layer, activation: Tensor) -> None:
         """Read one layer's activation as the model computed it."""

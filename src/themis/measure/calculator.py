@@ -78,6 +78,9 @@ class ChunkAnswers(NamedTuple):
 class Observer(Protocol):
     """Sees every activation that the calculator computes; a campaign's criterion is one."""
 
+    can_be_captured: bool
+    """Whether `on_activation` may become part of a CUDA graph; `begin` is then also called when the graph is run."""
+
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype) -> None:
         """A forward pass is about to start."""
 
@@ -574,13 +577,15 @@ class Calculator:
         return self._captured[ascends, size]
 
     def _new_capture(self, ascends: str | None, size: int) -> CapturedChunk | None:
-        is_plain = self.observer is None and self.min_ssim is None and not self._reruns_clean
-        is_plain = is_plain and self.seeds.others is None
+        is_plain = self.min_ssim is None and not self._reruns_clean and self.seeds.others is None
+        is_plain = is_plain and (self.observer is None or self.observer.can_be_captured)
         is_usual = isinstance(self.target, Target) and isinstance(self.inputs, Tensor) and self.dtype == torch.float32
         if not (is_plain and is_usual and can_fold(self.device)):
             self.captures = False
             return None
         before = self.passes
+        if self.observer is not None:  # graphs of all sizes write to the same memory, which must not move
+            self.observer.begin(self.chunk, self.device, self.dtype)
         try:
             return CapturedChunk(
                 size,
@@ -589,12 +594,13 @@ class Calculator:
                 {layer.name: self.kept.all(layer.name) for layer in self.layers},
                 self._panel,
                 lambda rows, theta, noise_seed: self.disturb(rows, theta, noise_seed, len(rows)),
-                self._forward,
+                partial(self._forward, observer=self.observer),
                 self.compare,
                 are_finite,
                 self.device,
                 self.inputs[:1].nbytes + self.clean_outputs[:1].nbytes,
                 ascends,
+                is_observed=self.observer is not None,
             )
         except CaptureError:
             return None
@@ -610,14 +616,22 @@ class Calculator:
         limit: int | None,
         ahead: Sequence[TestsWithObjective],
     ) -> Measurement:
-        """Run the first chunks of `tests`, and start the next ones before the results are recorded."""
+        """Run the first chunks of `tests`, and start the next ones before the results are recorded.
+
+        An observer sees one chunk at a time, before the next one overwrites what it has read.
+        """
         first, following = tests[: captured.most_tests], tests[captured.most_tests :]
         launch = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
-        if len(following) and self._capture(objective, len(following)) is captured:
-            self._start(captured, following, into, objective)
-        for others, aim in ahead:
-            self._start(self._capture(aim, len(others)), others, into, aim)
+        if self.observer is None:
+            if len(following) and self._capture(objective, len(following)) is captured:
+                self._start(captured, following, into, objective)
+            for others, aim in ahead:
+                self._start(self._capture(aim, len(others)), others, into, aim)
         columns = captured.columns(launch)
+        if self.observer is not None:
+            self.observer.begin(captured.chunk, self.device, self.dtype)
+            seed = torch.from_numpy(first.seed).to(self.device)
+            self.observer.end(len(first), captured.kept(launch, "outputs"), seed)
         is_fault, outcome, margin, value, is_finite = columns[:, :5].T
         n_models = 1 if objective is None else 3
         self.passes += len(first) * (n_models + self._own_passes)
@@ -673,7 +687,7 @@ class Calculator:
 
     def expect(self, tests: Tests, into: Accumulator) -> None:
         """Start tests that `measure` will probably be given next, if there is a graph for them already."""
-        if len(tests) and into.count:
+        if len(tests) and into.count and self.observer is None:
             self._start(self._captured.get((None, self.chunk)), tests, into, None)
 
     def _start(

@@ -91,14 +91,15 @@ class CapturedChunk:
         device: torch.device,
         test_bytes: int,
         ascends: str | None = None,
+        is_observed: bool = False,
     ) -> None:
         """`clean` has the clean activations `[seeds, neurons]` by layer.
 
-        `test_bytes`: the size of the input and the output of one test.
+        `test_bytes`: the size of the input and the output of one test. `is_observed`: a launch is one chunk.
         """
         n_neurons = layers[-1].stop
         self.chunk, self.device, self.layers, self.clean = chunk, device, layers, clean
-        self.most_chunks = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * test_bytes)))
+        self.most_chunks = 1 if is_observed else max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * test_bytes)))
         self._disturb, self._forward, self._compare, self._is_finite = disturb, forward, compare, is_finite
         n_slots = 2 * self.most_chunks
         self._staged = [
