@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -269,18 +270,17 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 def _work(connection: Connection, prepare: Callable[[], Callable[[Any], Any]], threads: int) -> None:
     """The main function of a worker: it receives cells and sends results until its parent is done."""
-    import torch
-
     for number in _INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # the parent has already shown them
-    torch.set_num_threads(threads)
     with suppress(EOFError, OSError):  # the parent has ended
         try:
             run = prepare()
         except Exception as error:
             connection.send(Failure(f"it failed with {type(error).__name__}: {error}"))
             return
+        if "torch" in sys.modules:  # one that is imported later reads THREAD_VARIABLES
+            sys.modules["torch"].set_num_threads(threads)
         connection.send(None)
         while True:
             result = attempt(run, connection.recv())
