@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-N_WIDE, N_TESTS, ALLOWED_MB = 100_000, 6_000, 700
+N_WIDE, N_TESTS, ALLOWED_MB = 100_000, 4_000, 500
 FULL_MB = N_WIDE * N_TESTS * 4 // 2**20
 
 PROGRAM = f"""

@@ -229,7 +229,7 @@ def rows_of(inputs):
     return Rows(lambda k: inputs[k], torch.arange(len(inputs)), tuple(inputs.shape[1:]))
 
 
-N_SEEDS, SIDE, ALLOWED_MB = 30_000, 128, 600
+N_SEEDS, SIDE, ALLOWED_MB = 16_000, 128, 300
 PROGRAM = f"""
 import resource, torch, themis
 from torch import nn
