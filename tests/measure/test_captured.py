@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import themis
-from themis import Target
+from themis import Normalize, Target
 from themis.criteria.view import View
 from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
@@ -95,15 +95,32 @@ def test_a_campaign_is_the_same_captured_or_not(net, inputs, neurons, perturbati
     assert captured.faults[0].replay().is_same
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """The sizes of the launches of captured chunks."""
+    sizes, launch = [], captured_module.CapturedChunk.launch
+
+    def launch_and_count(self, tests, *arguments):
+        sizes.append(len(tests))
+        return launch(self, tests, *arguments)
+
+    monkeypatch.setattr(captured_module.CapturedChunk, "launch", launch_and_count)
+    return sizes
+
+
 @pytest.mark.parametrize("policy", ["corners", "paper"])
 @pytest.mark.parametrize("criterion", ["kmnc(k=20)", "nbc(neurons=element)", "tknp(k=3)", "scc", "nlc"])
-def test_a_criterion_is_shown_the_same_tests_captured_or_not(net, inputs, criterion, policy, monkeypatch):
+def test_a_criterion_is_shown_the_same_tests_captured_or_not(net, inputs, launches, criterion, policy, monkeypatch):
     def run():
-        return themis.run(Target(net), inputs, "gaussian", magnitude=0.5, policy=policy, criterion=criterion, **OPTIONS)
+        target = Target(net, preprocess=Normalize(0.1, 0.9))
+        return themis.run(target, inputs, "gaussian", magnitude=0.5, policy=policy, criterion=criterion, **OPTIONS)
 
     captured = run()
+    assert launches
+    launches.clear()
     monkeypatch.setattr(View, "can_be_captured", False)
     plain = run()
+    assert not launches
     assert np.array_equal(captured.faults.columns["id"], plain.faults.columns["id"])
     mine, expected = (found.summary()["criterion"] for found in (captured, plain))
     assert mine["score"] == pytest.approx(expected["score"], rel=1e-3)
