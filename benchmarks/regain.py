@@ -48,12 +48,12 @@ BASELINES = ("nc", "kmnc", "idc", "lsa")
 TECHNIQUES = ("themis", "random", "augmix", "pgd", *BASELINES)
 VARIANTS: dict[str, dict[str, Any]] = {
     "themis": {},
-    "themis, no distillation": {"distill": 0.0},
-    "themis, no steering": {"steer": 0.0},
-    "themis, statistics updated": {"statistics": "update"},
-    "themis, updated, no distillation": {"statistics": "update", "distill": 0.0},
-    "themis, sgd": {"optimiser": "sgd", "learning_rate": 0.01},
-    "themis, sgd, updated, no distillation": {
+    "themis undistilled": {"distill": 0.0},
+    "themis unsteered": {"steer": 0.0},
+    "themis updated": {"statistics": "update"},
+    "themis updated undistilled": {"statistics": "update", "distill": 0.0},
+    "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
+    "themis sgd updated undistilled": {
         "optimiser": "sgd",
         "learning_rate": 0.01,
         "statistics": "update",
@@ -263,7 +263,7 @@ def summarise(cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 def parse() -> argparse.Namespace:
     parser = row_parser(__doc__)
-    parser.add_argument("--techniques", help=f"names, separated by semicolons or commas: {', '.join(VARIANTS)}")
+    parser.add_argument("--techniques", help=f"names, separated by commas: {', '.join(VARIANTS)}")
     parser.add_argument("--random-seeds", type=int, help="trainings per technique")
     parser.add_argument("--share", type=float, help="share of the seeds and passes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no training after this time")
@@ -281,10 +281,9 @@ def main() -> None:
         packs.SEEDS = {**packs.SEEDS, **SEEDS}
         packs.write_pack(Path(arguments.pack), list(dict.fromkeys(row.model for row in rows)))
         return
-    separator = ";" if ";" in arguments.techniques else ","
-    names = [name.strip() for name in arguments.techniques.split(separator)]
+    names = [name.strip() for name in arguments.techniques.split(",")]
     if unknown := [name for name in names if name not in VARIANTS]:
-        sys.exit(f"techniques must be among {'; '.join(VARIANTS)}, got {unknown[0]!r}: separate them by semicolons")
+        sys.exit(f"techniques must be among {', '.join(VARIANTS)}, got {unknown[0]!r}")
     cells = [
         Cell(row, name, random_seed, arguments.device, arguments.packed, arguments.share)
         for random_seed in range(arguments.random_seeds)
