@@ -39,7 +39,8 @@ def judge(setup: Setup, state: State) -> Round:
         seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
         total = state.total_moments().checked(setup.calculator.layers)
         coverage, open_neurons = _cover(setup, len(state.rounds), total, choose_judge(settings.judge))
-        is_goal_reached = setup.covers_neurons and coverage.sampled >= (settings.coverage or torch.inf)
+        stops_at_coverage = setup.covers_neurons and not (setup.criterion is not None and setup.criterion.leads)
+        is_goal_reached = stops_at_coverage and coverage.sampled >= (settings.coverage or torch.inf)
         if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
             coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
     if open_neurons is not None and len(open_neurons):

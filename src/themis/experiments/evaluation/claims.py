@@ -132,9 +132,8 @@ def _completeness(theory: list[Record]) -> Iterator[tuple[str, ...]]:
             record[name]["of_faults"] for record in theory if record[name] and record[name]["of_faults"] is not None
         ]
         if shares:
-            texts.append(
-                f"{title} {percent(median(shares), 0)} ({percent(min(shares), 0)} to {percent(max(shares), 0)})"
-            )
+            spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
+            texts.append(f"{title} {percent(median(shares), 0)} ({spread}, in {len(shares)} of {len(theory)} cells)")
     if texts:
         measured = f"median share of a reference run's distinct faults: {'; '.join(texts)}"
         yield "At coverage 100%, fault-inducing behaviour has been seen", "with probability 95%", measured
