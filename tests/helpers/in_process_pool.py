@@ -11,6 +11,7 @@ class InProcessPool:
         self.make, self.loss, self.random = make, loss, random.Random(random_seed)
         self.workers, self.broadcasts = [make() for _ in range(n_workers)], []
         self.waiting, self.done, self.n_calls, self.n_lost = {}, {}, 0, 0
+        self.idle_method = None
 
     def share(self, value):
         return value
@@ -19,6 +20,9 @@ class InProcessPool:
         self.broadcasts.append((method, pickle.dumps(values)))
         for worker in self.workers:
             getattr(worker, method)(*pickle.loads(self.broadcasts[-1][1]))
+
+    def when_idle(self, method):
+        self.idle_method = method
 
     def submit(self, label, method, *values):
         assert label
@@ -31,6 +35,8 @@ class InProcessPool:
             number = self.random.choice([*self.waiting])
             method, values = self.waiting.pop(number)
             k = self.random.randrange(len(self.workers))
+            if self.idle_method is not None and self.random.random() < 0.2:
+                getattr(self.random.choice(self.workers), self.idle_method)()
             answer = pickle.dumps(getattr(self.workers[k], method)(*pickle.loads(values)))
             if self.random.random() < self.loss:  # it has died before its answer arrived
                 self.waiting[number] = (method, values)

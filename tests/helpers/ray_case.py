@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -73,24 +74,19 @@ def fault_set(run):
     }
 
 
-def processes(*parts):
-    """The ids of processes whose command line has one of these parts."""
+def processes(file, part):
+    """The ids of other processes that have this part in a file of theirs, such as `environ`."""
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    line = file.read()
-            except OSError:
-                continue
-            if any(part.encode() in line for part in parts):
-                found.append(int(name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if int(folder.name) != os.getpid() and part.encode() in (folder / file).read_bytes():
+                found.append(int(folder.name))
     return found
 
 
 def workers():
     """The ids of the processes of workers."""
-    return processes("ray::WorkerHost")
+    return processes("cmdline", "ray::WorkerHost")
 
 
 def kill(pid):

@@ -1,5 +1,7 @@
 """Layers are found in any module, and tracing leaves no trace in it."""
 
+import pickle
+
 import pytest
 import torch
 from module_state import assert_same_state, hooks_of, state_of
@@ -178,3 +180,11 @@ def test_only_the_requested_layers_are_reported():
     tracer, shown = ActivationTracer(lenet5()), []
     tracer.forward(torch.rand(2, 1, 28, 28), lambda name, a: shown.append(name), {"relu()#2"})
     assert shown == ["relu()#2"]
+
+
+def test_a_target_that_was_traced_can_be_pickled():
+    target = Target(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    layers = target.find_layers(torch.rand(4))
+    other = pickle.loads(pickle.dumps(target))
+    assert other.find_layers(torch.rand(4)) == layers
+    assert other.fingerprint() == target.fingerprint()

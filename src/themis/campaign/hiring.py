@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +26,7 @@ from themis.settings import Settings
 from themis.target.activations import Layer
 from themis.target.blackbox import BlackBox
 from themis.target.fingerprint import hash_tensors
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget
 
 
 def check_workers(executor: RayExecutor, target: AnyTarget, policy: Policy, settings: Settings) -> None:
@@ -130,9 +130,8 @@ def _pickled(target: AnyTarget, words: Origin | None) -> bytes | None:
     """The target with its weights, to be sent once; None if it cannot be pickled but has a name."""
     from ray import cloudpickle
 
-    own = replace(target) if isinstance(target, Target) else target  # without what it has cached
     try:
-        pickled: bytes = cloudpickle.dumps(own)
+        pickled: bytes = cloudpickle.dumps(target)
     except Exception as error:
         if words is not None:
             return None

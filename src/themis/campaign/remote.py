@@ -83,11 +83,13 @@ class RemoteMeasurer:
         clean = CleanAnswers(
             calculator.oracle,
             _array(calculator.clean_outputs),
+            _array(calculator.usable),
             calculator.has_gradient,
             _array(panel),
             None if scale is None else _array(scale),
         )
         self.pool.broadcast("begin_tests", self.pool.share(clean))
+        self.pool.when_idle("keep_more")
 
     def measure(
         self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None

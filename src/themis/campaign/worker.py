@@ -70,6 +70,7 @@ class CleanAnswers:
 
     oracle: Oracle
     outputs: Array
+    usable: Array
     has_gradient: bool
     panel: Array
     scale: Array | None
@@ -124,6 +125,7 @@ class ChunkWorker:
         self.calculator = case.calculator()
         self.calculator.allot_clean(self.calculator.device)
         self._is_kept = torch.zeros(self.calculator.kept.n_kept, dtype=torch.bool)
+        self._usable = torch.empty(0, dtype=torch.int64)
         self._accumulators: dict[str, Accumulator] = {}
         self._scale: Tensor | None = None
 
@@ -148,6 +150,7 @@ class ChunkWorker:
         """Prepare for tests."""
         calculator = self.calculator
         calculator.oracle, calculator.has_gradient = clean.oracle, clean.has_gradient
+        self._usable = _tensor(clean.usable)
         calculator.take_clean(_tensor(clean.outputs).to(calculator.device))
         calculator.watch_panel(_tensor(clean.panel), are_kept=False)
         self._scale = None if clean.scale is None else _tensor(clean.scale).to(calculator.device)
@@ -178,9 +181,23 @@ class ChunkWorker:
         """Compute the clean activations that this worker lacks; the driver has counted their passes in its sweep."""
         rows = rows[rows < len(self._is_kept)]
         missing = rows[~self._is_kept[rows]]
-        if len(missing):
-            self.calculator.keep_clean(missing.to(self.calculator.device))
-            self._is_kept[missing] = True
+        if not len(missing):
+            return
+        self._is_kept[missing] = True
+        n_idle = -len(missing) % self.calculator.chunk  # rows of the last pass: they cost the same if they are used
+        others = self._lacking()[:n_idle]
+        self._is_kept[others] = True
+        self.calculator.keep_clean(torch.cat([missing, others]).to(self.calculator.device))
+
+    def keep_more(self) -> bool:
+        """Compute one chunk of the clean activations that this worker lacks; returns whether it still lacks some."""
+        self._keep_clean(self._lacking()[: self.calculator.chunk])
+        return len(self._lacking()) > 0
+
+    def _lacking(self) -> Tensor:
+        """The seeds that tests may have, and whose clean activations there is room for but which are not kept."""
+        rows = self._usable[self._usable < len(self._is_kept)]
+        return rows[~self._is_kept[rows]]
 
     def _objective(self, objective: str | Ints | None) -> Objective | None:
         if objective is None:

@@ -25,8 +25,9 @@ START_SECONDS = 120.0
 AHEAD = 4
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
 _POLL_SECONDS = 5.0
-PLACE = "place"
-"""The first call of a worker: it is answered once the cluster has placed the worker."""
+PLACE, IDLE = "place", "idle"
+"""Calls of the pool itself: the first of a worker, which is answered once the cluster has placed it, and what it does
+when it is idle."""
 
 
 class Pool(Protocol):
@@ -37,6 +38,9 @@ class Pool(Protocol):
 
     def broadcast(self, method: str, *values: Any) -> None:
         """Call a method of every worker, before all calls that are submitted later."""
+
+    def when_idle(self, method: str) -> None:
+        """Call a method of workers that have nothing to do while others work, until it returns False."""
 
     def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
         """Call a method of one worker; returns the number of the call.
@@ -89,14 +93,16 @@ class _Actor:
     calls: deque[_Call] = field(default_factory=deque)
     groups: set[str | None] = field(default_factory=set)
     is_ready: bool = False
+    is_complete: bool = False
+    """Whether nothing is left to do while it is idle."""
 
 
 class RayPool:
     """Workers that are actors of Ray.
 
     `make` creates the object that calls go to, in the process of the worker. A worker executes its calls in order; a
-    worker that dies is replaced, and its calls are made again. If three workers die of the same call, it is the call
-    that ends them: its result is an error.
+    worker that dies is replaced, and its calls are made again, each alone in its worker: the answer to one may have
+    been lost because the next has ended the process. If three workers die of the same call, its result is an error.
     """
 
     def __init__(self, ray: Any, executor: RayExecutor, make: Callable[[], Any]) -> None:
@@ -117,6 +123,8 @@ class RayPool:
         self._waiting: list[int] = []
         self._done: dict[int, Any] = {}
         self._crashes: Counter[int] = Counter()
+        self._suspects: set[int | None] = set()
+        self._idle_method: str | None = None
         self._failed_starts = 0
         self._n_calls = 0
         self._host = ray.remote(
@@ -135,6 +143,9 @@ class RayPool:
         self._broadcasts.append((method, values))
         for actor in self._actors:
             actor.calls.append(_Call(None, method, actor.handle.call.remote(method, *values)))
+
+    def when_idle(self, method: str) -> None:
+        self._idle_method = method
 
     def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
         number, self._n_calls = self._n_calls, self._n_calls + 1
@@ -182,21 +193,36 @@ class RayPool:
         return actor
 
     def _assign(self) -> None:
-        """Give calls to workers that are free; to busy ones only if there are more calls than workers."""
+        """Give calls to workers that are free; to busy ones only if calls are short and more than there are workers.
+
+        Calls that have a group are long: none of them should wait for a certain worker.
+        """
         while self._waiting:
             is_full = len(self._done) >= AHEAD * self._executor.workers
             if is_full and self._waiting[0] != next(iter(self._submitted)):
                 return
-            depth = 2 if len(self._waiting) > len(self._actors) else 1
+            is_short = self._submitted[self._waiting[0]].group is None
+            depth = 2 if is_short and len(self._waiting) > len(self._actors) else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
             actor = min(free, key=lambda actor: len(actor.calls))
             number = self._choose(actor)
+            if actor.calls and not self._suspects.isdisjoint([number, *(call.number for call in actor.calls)]):
+                return
             self._waiting.remove(number)
             call = self._submitted[number]
             actor.groups.add(call.group)
             actor.calls.append(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+
+    def _use_idle(self) -> None:
+        """Give something useful to workers that would wait for others."""
+        method = self._idle_method
+        if method is None or not any(call.number in self._submitted for actor in self._actors for call in actor.calls):
+            return
+        for actor in self._actors:
+            if actor.is_ready and not actor.calls and not actor.is_complete:
+                actor.calls.append(_Call(None, IDLE, actor.handle.call.remote(method)))
 
     def _choose(self, actor: _Actor) -> int:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
@@ -212,6 +238,7 @@ class RayPool:
 
     def _receive_next(self) -> None:
         """Wait until some worker has answered its oldest call, and take the answer."""
+        self._use_idle()
         heads = {actor.calls[0].ref: actor for actor in self._actors if actor.calls}
         ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=_POLL_SECONDS)
         if not ready:
@@ -239,6 +266,8 @@ class RayPool:
         else:
             if call.number is not None:
                 self._finish(call.number, answer)
+            elif call.label == IDLE:
+                actor.is_complete = not answer
         actor.calls.popleft()
         if not actor.is_ready and not any(call.number is None for call in actor.calls):
             actor.is_ready, self._failed_starts = True, 0
@@ -246,8 +275,7 @@ class RayPool:
     def _replace(self, actor: _Actor, error: Exception) -> None:
         """Start another worker in place of one that has died, and make its calls again."""
         first = actor.calls[0].number
-        why = " ".join(str(error).split())
-        if "node" not in why.partition("Worker exit detail")[0].lower():  # of a machine, no call is to blame
+        if "node has died" not in str(error):  # for the death of a machine, no call is to blame
             if first is None:
                 self._failed_starts += 1
             else:
@@ -273,6 +301,7 @@ class RayPool:
 
     def _repeat(self, calls: list[int]) -> None:
         """Make calls again, the oldest first."""
+        self._suspects.update(calls)
         self._waiting = sorted({*self._waiting, *calls} & self._submitted.keys())
 
     def _check_placed(self) -> None:

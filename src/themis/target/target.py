@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -185,6 +185,10 @@ class Target:
             )
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
         object.__setattr__(self, "channels", choose_channels(self.channels, self.module))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what was computed from them, such as the tracer, refers to the modules of this process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def device(self) -> torch.device:
