@@ -114,6 +114,25 @@ def test_other_data_judges_a_run_that_was_not_split(home, capsys):
     assert "train must share no seed with the judge seeds" in capsys.readouterr().err
 
 
+def test_several_runs_are_retrained_on_together_and_graded_one_by_one(home, capsys):
+    run = ["run", "--model", "striping:net", "--data", "npz:data.npz", "--max-tests", "200", "--quiet"]
+    assert main([*run, "--perturb", "brightness", "--split", "0.4,0.3,0.3", "--out", "light"]) == 0
+    assert main(["retrain", "run", "light", "--out", "both", *QUICK]) == 0
+    assert "Retrained on" in capsys.readouterr().out
+    kept = json.loads((home / "both/retrain.json").read_text())
+    assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.6", "brightness"]
+    assert set(kept["rounds"][0]["models"][0]["frontier"][0]["by_perturbation"]) == {"gaussian:0.6", "brightness"}
+    assert [each["perturbation"] for each in kept["source"]["further"]] == ["brightness"]
+    for words, why in (
+        (["run", "run"], "runs must differ in their perturbation or magnitude, but 2 of them have gaussian:0.6"),
+        (["run", "light", "--rounds", "2"], "rounds must be 1 for several runs"),
+        (["run", "light", "--from", "themis,random"], "--from must come with one run"),
+        (["run", "whole"], "--split"),
+    ):
+        assert main(["retrain", *words, "--out", "refused", *QUICK]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_techniques_are_compared(home, capsys):
     command = ["retrain", "run", "--from", "themis,random", "--out", "contest", "--random-seeds", "2", "--epochs", "1"]
     assert main([*command, "--limit", "20", "--draws", "2"]) == 0

@@ -147,7 +147,10 @@ def add_option(
     is_required: bool = False,
     shows_default: bool = True,
 ) -> None:
-    """Add a flag that takes a value: `max_tests` becomes `--max-tests`."""
+    """Add a flag that takes a value, unless it can only be switched on: `max_tests` becomes `--max-tests`."""
+    if kind is bool and default is False:
+        group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text.replace("%", "%%"))
+        return
     if shows_default and default not in (None, ""):
         text = f"{text} (default: {format_value(default)})"
     group.add_argument(

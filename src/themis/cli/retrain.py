@@ -38,6 +38,7 @@ EXAMPLES = """
 themis retrain runs/first --out runs/better
 themis retrain runs/first --epochs 30 --fresh 1 --also rain,gaussian:0.3 --fail-under 0.02
 themis retrain runs/first --rounds 5 --out runs/loop
+themis retrain runs/noise runs/fog --out runs/both
 themis retrain runs/first --from themis,nc,kmnc,idc,lsa,random,corners
 """
 
@@ -46,7 +47,8 @@ def add_arguments(parser: Parser) -> None:
     from themis.experiments.retraining.plan import RetrainingPlan
     from themis.experiments.retraining.recipe import Recipe
 
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    text = "folder of the run; several, or the folder of a suite, are retrained on together and graded one by one"
+    parser.add_argument("run", metavar="RUN", nargs="+", help=text)
     training = parser.add_argument_group("how the model is trained")
     add_fields(training, Recipe)
     text = (
@@ -77,7 +79,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.experiments.retraining.plan import RetrainingPlan
     from themis.experiments.retraining.recipe import Recipe
 
-    _refuse_suite(arguments.run)
+    runs = [folder for path in arguments.run for folder in _members(path)]
     recipe = explicit_fields(arguments, Recipe, explicit_options)
     plan = explicit_fields(arguments, RetrainingPlan, explicit_options)
     techniques = getattr(arguments, "from")
@@ -86,7 +88,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     _check_kind(techniques, explicit_options)
     executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
-    places = _places(arguments, explicit_options)
+    places = _places(runs[0], arguments, explicit_options)
     from themis.experiments.progress import ShowCells
     from themis.experiments.table import table_console
 
@@ -96,16 +98,20 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         shared: dict[str, Any] = {**places, "out": out, "listener": progress}
         try:
             if techniques is not None:
-                return _contest(arguments, techniques, {**recipe, **plan}, {**shared, "executor": executor}, console)
+                if len(runs) > 1:
+                    raise UsageError(f"--from must come with one run, got {len(runs)}: name one of them")
+                return _contest(
+                    runs[0], arguments, techniques, {**recipe, **plan}, {**shared, "executor": executor}, console
+                )
             from themis.experiments.retraining.api import retrain
 
-            result = retrain(arguments.run, **shared, **recipe, **plan, command=join(arguments.words))
+            result = retrain(runs, **shared, **recipe, **plan, command=join(arguments.words))
         except KeyboardInterrupt:
             stack.close()
             if console is not None:
                 print_text(_interruption(out))
             return INTERRUPTED
-    return _report(result, out, arguments, console)
+    return _report(result, out, runs[0], arguments, console)
 
 
 def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
@@ -122,11 +128,11 @@ def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
             raise UsageError(f"{flag} must be left out with --from, which compares techniques in one round")
 
 
-def _places(arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
+def _places(run_folder: str, arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
     """Where the model and the data come from, if not as recorded in the run."""
     from themis.runs.store.reader import Reader
 
-    with closing(Reader(arguments.run)) as run:
+    with closing(Reader(run_folder)) as run:
         origin = override_origin(run, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
     home = origin or Origin()
     if home.permission is not None:
@@ -137,7 +143,12 @@ def _places(arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
 
 
 def _contest(
-    arguments: Namespace, techniques: str, options: dict[str, Any], shared: dict[str, Any], console: Console | None
+    run: str,
+    arguments: Namespace,
+    techniques: str,
+    options: dict[str, Any],
+    shared: dict[str, Any],
+    console: Console | None,
 ) -> int:
     """Compare techniques by what a model learns from the inputs they choose."""
     from themis.experiments.contest.api import contest_run
@@ -147,7 +158,7 @@ def _contest(
         raise UsageError(f"workers must be at least 1, got {arguments.workers}")
     names = {"limit": "inputs", "passes": "judge_passes"}
     plan = {names.get(name, name): value for name, value in options.items() if value is not None or name != "passes"}
-    result = contest_run(arguments.run, techniques, **shared, workers=arguments.workers, **plan)
+    result = contest_run(run, techniques, **shared, workers=arguments.workers, **plan)
     if arguments.json:
         print(json.dumps({**result.as_dict(), "out": str(shared["out"])}, indent=2))
     elif console is not None:
@@ -156,7 +167,7 @@ def _contest(
     return RUN_FAILED if any(standing.errors for standing in result.standings) else DONE
 
 
-def _report(result: Retrained, out: Path, arguments: Namespace, console: Console | None) -> int:
+def _report(result: Retrained, out: Path, run: str, arguments: Namespace, console: Console | None) -> int:
     from themis.experiments.retraining.table import show
 
     has_failed = _has_failed(result, arguments.fail_under)
@@ -169,7 +180,7 @@ def _report(result: Retrained, out: Path, arguments: Namespace, console: Console
                 printable(_failure(result, arguments.fail_under)), style="bold red", highlight=False, markup=False
             )
         print_text(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
-        config = f"--config {quote(str(Path(arguments.run) / 'config.yaml'))}"
+        config = f"--config {quote(str(Path(run) / 'config.yaml'))}"
         new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
         print_text(f"Test the new model on data that it has not seen: themis run {config} {new}")
     return GATE_FAILED if has_failed else DONE
@@ -198,18 +209,13 @@ def _interruption(out: Path) -> str:
     )
 
 
-def _refuse_suite(path: str) -> None:
-    """Refuse a suite, and name the member that is most worth retraining on."""
+def _members(path: str) -> list[str]:
+    """The folder of a run, or those of the members of a suite."""
     from themis.suites.folder import is_suite
 
     if not is_suite(path):
-        return
+        return [path]
     from themis.suites.result import SuiteRun
 
-    rows = [row for row in SuiteRun(path).rows if row.fault_rate is not None]
-    worst = max(rows, key=lambda row: row.fault_rate.value if row.fault_rate else 0.0, default=None)
-    name = "NAME" if worst is None else worst.name
-    raise UsageError(
-        f"a model is retrained on the faults of one perturbation, but {path} is a suite: name its most fragile one, "
-        f"{quote(f'{path}/{name}')}, and judge others with --also"
-    )
+    suite = SuiteRun(path)
+    return [str(suite.folder(name)) for name in suite.members]

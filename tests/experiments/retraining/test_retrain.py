@@ -64,7 +64,7 @@ def done(small, tmp_path_factory):
     """The same retrained, in a folder."""
     _, data, run = small
     out = tmp_path_factory.mktemp("done") / "out"
-    return retrain(run, data=data, out=out, also=["gaussian:0.3"], **QUICK), out
+    return retrain(run, data=data, out=out, also=["gaussian:0.3"], strengths=True, **QUICK), out
 
 
 def test_the_folder_has_all_results(small, done):
@@ -105,6 +105,17 @@ def test_the_table_has_every_measurement(done):
     assert f"random seed {result.stage.model.random_seed}, epoch" in text
 
 
+def test_the_smallest_strength_that_breaks_a_seed_is_measured(done):
+    result, _ = done
+    for outcome in result.outcomes:
+        before = outcome.before
+        assert ((before.strength >= 0) & (before.strength <= 1)).all()
+        assert (before.strength[before.clean == 0] == 0).all()
+        assert (before.strength[before.found.distinct > 0] < 1).any()
+        assert outcome.change.strength.before == pytest.approx(before.strength.mean())
+    assert "smallest breaking strength" in markdown(result)
+
+
 def test_the_returned_model_is_the_best_on_the_seeds_held_out(done):
     result, _ = done
     scores = [each.held_out for each in result.stage.models]
@@ -124,7 +135,7 @@ def test_the_same_call_resumes_to_the_same_result(small, done, tmp_path):
             if not self.left:
                 raise KeyboardInterrupt
 
-    how = {"data": data, "out": tmp_path / "out", "also": ["gaussian:0.3"], **QUICK}
+    how = {"data": data, "out": tmp_path / "out", "also": ["gaussian:0.3"], "strengths": True, **QUICK}
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             retrain(run, listener=Stop(), **how)
@@ -147,7 +158,7 @@ def test_another_retraining_in_the_same_folder_is_refused(small, done, tmp_path)
     _, out = done
     before = (out / "retrain.json").read_bytes()
     with pytest.raises(UsageError, match=r"another retraining .*epochs 3 then, 4 now.*another folder"):
-        retrain(run, data=data, out=out, also=["gaussian:0.3"], **{**QUICK, "epochs": 4})
+        retrain(run, data=data, out=out, also=["gaussian:0.3"], strengths=True, **{**QUICK, "epochs": 4})
     assert (out / "retrain.json").read_bytes() == before
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(UsageError, match="contains other files"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from themis.experiments.retraining.plan import FREE, RetrainingPlan
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.result import Retrained, Stage
 from themis.experiments.retraining.rounds import run_rounds
-from themis.experiments.retraining.source import open_source
+from themis.experiments.retraining.source import Source, open_sources
 from themis.experiments.retraining.steps import WEIGHTS, Retraining
 from themis.experiments.retraining.table import markdown, verdict
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, Listener
@@ -29,7 +30,7 @@ RESULT, TABLE, FIGURE = "retrain.json", "table.md", "figure.png"
 
 
 def retrain(
-    run: Run | str | Path,
+    run: Run | str | Path | Sequence[Run | str | Path],
     *,
     target: Any = None,
     data: Any = None,
@@ -47,7 +48,8 @@ def retrain(
     """Retrain the model of a run on its faults; options are the fields of `Recipe` and `RetrainingPlan`.
 
     Args:
-        run: A finished campaign of this process, or its folder.
+        run: A finished campaign of this process, or its folder; or several, of one model on the same split data, whose
+            perturbations are trained on together and graded one by one.
         target: Needed if the run cannot create its model again.
         data: The complete data, as before the split; needed if the run cannot read it again.
         perturbation: Needed if the run cannot create it again.
@@ -61,12 +63,17 @@ def retrain(
         trust: True if code that the folder names may run although the folder was not made on this machine by this user.
     """
     recipe, plan, own = read_options(options)
+    runs: list[Any] = list(run) if isinstance(run, list | tuple) else [run]
+    if not runs:
+        raise UsageError("run must be a finished Run or the folder of one, or several of them, got none")
+    _check_several(runs, plan, perturbation)
+    places = {"target": target, "data": data, "judge": judge, "origin": origin, "train": train, "trust": trust}
     with (
         closing(ExperimentFolder(out, "retraining")) as folder,
-        open_source(run, target, data, judge, perturbation, origin, train, trust) as source,
+        open_sources(runs, perturbation=perturbation, **places) as source,
     ):
         with nullcontext() if source.origin is None else source.origin.in_folder():
-            cases = {source.name: source.perturbation, **plan.examined(), **own}
+            cases = {**source.perturbations, **plan.examined(), **own}
         retraining = Retraining(source, cases, plan, recipe, folder, listener or Listener(), loss)
         retraining.check()
         environment = describe_environment(source.target.device)
@@ -75,6 +82,19 @@ def retrain(
         result = _result(retraining, stages, kept, stop, environment)
         _write(folder, result, command)
     return result
+
+
+def _check_several(runs: list[Any], plan: RetrainingPlan, perturbation: Perturbation | None) -> None:
+    """Raise for options that only one run can have."""
+    if len(runs) == 1:
+        return
+    if plan.rounds > 1:
+        raise UsageError(
+            f"rounds must be 1 for several runs, got {plan.rounds} for {len(runs)} runs: retrain on one run, or repeat "
+            "the campaigns yourself"
+        )
+    if perturbation is not None:
+        raise UsageError("perturbation must be left out for several runs, each of which has its own")
 
 
 def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[str, Perturbation]]:
@@ -99,11 +119,17 @@ def _record(retraining: Retraining) -> dict[str, Any]:
         "plan": retraining.plan.as_dict(),
         "recipe": retraining.recipe.as_dict(),
         **({} if retraining.loss is None else {"loss": name_loss(retraining.loss)}),
-        **source.about,
+        **_about(source),
         "train_sha256": hash_seeds(source.parts.train),
         "judge_sha256": hash_seeds(source.parts.judge),
         "examined": "; ".join(f"{name} ({_range(case)})" for name, case in retraining.cases.items()),
     }
+
+
+def _about(source: Source) -> dict[str, Any]:
+    """What identifies the runs."""
+    further = [run.about for run in source.further]
+    return {**source.about, "further": further} if further else source.about
 
 
 def _range(perturbation: Perturbation) -> str:
@@ -118,7 +144,8 @@ def _result(
     return Retrained(
         plan=retraining.plan,
         recipe=retraining.recipe,
-        perturbation=source.name,
+        perturbation=", ".join(source.perturbations),
+        n_trained=len(source.all),
         stages=tuple(stages),
         kept=kept,
         stop=stop,
@@ -126,7 +153,7 @@ def _result(
         has_failed=has_failed,
         seeds={"search": len(parts.search), "train": len(parts.train), "judge": len(parts.judge)},
         weights=retraining.folder.within(WEIGHTS),
-        about=source.about,
+        about=_about(source),
         environment=environment,
     )
 

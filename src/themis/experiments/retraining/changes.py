@@ -67,6 +67,8 @@ class Changes:
     n_old: int
     mended: tuple[float, float, float] | None
     """The share of old faults that are now answered correctly: mean, least and most."""
+    strength: Shift | None
+    """The smallest strength that breaks a seed, which is the area under the robustness curve; None if not measured."""
     verdict: str
     """`mended`, `moved` (there are as many faults elsewhere), `kept`, or empty if it is unknown."""
     words: str
@@ -123,6 +125,7 @@ def changes(before: Reading, after: Reading | Sequence[Reading]) -> Changes:
         shift(lambda reading: None if reading.found is None else reading.found.held),
         n_old,
         share,
+        shift(lambda reading: reading.strength),
         verdict,
         words,
     )

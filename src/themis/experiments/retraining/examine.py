@@ -18,6 +18,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Motion
 from themis.perturb import Perturbation
+from themis.runs.analysis.robustness import robustness
 from themis.runs.run import Run
 from themis.search.policy import Space
 from themis.target.ledger import Ledger, ledger_of
@@ -75,6 +76,8 @@ class Reading:
     """This model's own faults, to be tested on the next one."""
     mended: Column | None = field(repr=False)
     """The grade of each old fault's input now, `[faults]`; None for the first model."""
+    strength: Column | None = field(default=None, repr=False)
+    """The smallest strength found that breaks each seed: 0 if it is answered incorrectly when clean, 1 if none does."""
 
     @property
     def clean_score(self) -> float:
@@ -102,6 +105,7 @@ class Reading:
             "failing_seeds": None if found is None else found.failing_seeds,
             "held": None if found is None else float(found.held.mean()),
             "old_faults": None if self.mended is None else len(self.mended),
+            "strength": _mean(self.strength),
             "mended": None if self.mended is None or not len(self.mended) else float(self.mended.mean()),
         }
 
@@ -116,14 +120,16 @@ def examine(
     passes: int = 5_000,
     random_seed: int = 0,
     before: Reading | None = None,
+    strengths: bool = False,
     **options: Any,
 ) -> Reading:
     """Examine a model on seeds that it was not trained on.
 
     All judge seeds count, including those that are answered incorrectly when clean. draws: uniform tests per seed, the
     same for every model. passes: the budget of a campaign with policy scheduled, including the clean passes; 0 for no
-    campaign. before: the reading of the old model, whose faults are tested again. options: those of the campaign, as in
-    `Settings`. The oracle should be settled, so that the same tolerance applies to all models.
+    campaign. before: the reading of the old model, whose faults are tested again. strengths: whether to shrink the
+    campaign's faults to the smallest strength that breaks each seed. options: those of the campaign, as in `Settings`.
+    The oracle should be settled, so that the same tolerance applies to all models.
     """
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
@@ -133,7 +139,7 @@ def examine(
         clean_error = errors(bench.oracle, bench.clean_outputs, bench.labels)
         disturbed, disturbed_error = _disturbed(bench, judge, draws, random_seed)
         mended = None if before is None or before.old is None else _grade_old(bench, before.old)
-    found, old = None, None
+    found, old, strength = None, None, None
     if passes:
         result = run(
             target,
@@ -148,6 +154,7 @@ def examine(
         found = _findings(result, judge, _column(clean))
         with target.opened():
             old = _old_faults(bench, judge, result)
+        strength = _strengths(result, judge, _column(clean)) if strengths else None
     return Reading(
         perturbation.name,
         random_seed,
@@ -160,6 +167,7 @@ def examine(
         found,
         old,
         None if mended is None else _column(mended),
+        strength,
     )
 
 
@@ -238,6 +246,16 @@ def _findings(result: Run, judge: Seeds, clean: Column) -> CampaignFindings:
         distinct,
         np.where(distinct > 0, 0.0, clean),
     )
+
+
+def _strengths(result: Run, judge: Seeds, clean: Column) -> Column:
+    """The smallest strength found that breaks each seed; one that withstands them all counts as its clean grade."""
+    shrunk = robustness(result).shrunk
+    strength = clean.copy()
+    strength[rows_of(np.array([fault.seed_id for fault in shrunk], dtype=np.int64), judge)] = [
+        fault.weakest for fault in shrunk
+    ]
+    return strength
 
 
 def _labels(bench: Calculator, rows: Tensor, motion: Motion | None = None) -> Tensor:

@@ -28,6 +28,9 @@ class RetrainingPlan:
     passes: int | None = option(
         None, "passes per campaign on the judge seeds; by default enough for as many tests as the run had"
     )
+    strengths: bool = option(
+        False, "shrink the faults of these campaigns to the smallest strength that breaks each judge seed"
+    )
     limit: int | None = option(
         None, "maximum number of faults to learn from, spread over seeds and outcomes; by default all"
     )

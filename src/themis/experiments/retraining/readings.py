@@ -91,7 +91,7 @@ def _values(content: bytes) -> dict[str, Any]:
 def _check(reading: Reading) -> None:
     """Raise ValueError if the columns do not belong together."""
     seeds, found, old = reading.seed_id, reading.found, reading.old
-    per_seed = [reading.clean, reading.disturbed, reading.clean_error, reading.disturbed_error]
+    per_seed = [reading.clean, reading.disturbed, reading.clean_error, reading.disturbed_error, reading.strength]
     per_seed += [] if found is None else [found.distinct, found.held]
     for column in per_seed:
         if column is not None and column.shape != seeds.shape:

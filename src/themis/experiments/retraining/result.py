@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from themis.experiments.retraining.changes import Changes, changes
@@ -150,6 +151,8 @@ class Retrained:
     weights: Path | None
     about: dict[str, Any] = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
+    n_trained: int = 1
+    """The number of runs, whose perturbations were trained on: the first outcomes."""
 
     @property
     def stage(self) -> Stage:
@@ -158,13 +161,13 @@ class Retrained:
 
     @property
     def outcomes(self) -> tuple[RetrainingOutcome, ...]:
-        """Before and after, by perturbation; the first is the run's own."""
+        """Before and after, by perturbation; the first are those of the runs."""
         return self.stage.outcomes
 
     @property
     def gain(self) -> float:
-        """How far the disturbed score on judge seeds rose under the run's perturbation, mean over random seeds."""
-        return self.outcomes[0].change.disturbed.difference
+        """How far the disturbed score on judge seeds rose, mean over random seeds and the runs' perturbations."""
+        return fmean(outcome.change.disturbed.difference for outcome in self.outcomes[: self.n_trained])
 
     @property
     def target(self) -> Target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,22 @@ def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
 
 
 def _first_material(source: Source, limit: int | None) -> Material:
-    """The faults of the run, as inputs to learn from."""
-    return of_faults(
-        source.faults,
-        source.parts.search,
-        source.perturbation,
-        source.target,
-        limit=limit,
-        clean=source.parts.train,
-        oracle=source.oracle,
-        run=source.folder,
-    )
+    """The faults of the runs, as inputs to learn from; of several runs, some may have none."""
+    with_faults = [run for run in source.all if len(run.faults)] or [source]
+    materials = [
+        of_faults(
+            run.faults,
+            source.parts.search,
+            run.perturbation,
+            source.target,
+            limit=limit,
+            clean=source.parts.train,
+            oracle=source.oracle,
+            run=run.folder,
+        )
+        for run in with_faults
+    ]
+    return reduce(join_material, materials)
 
 
 def _next_material(source: Source, model: TrainedModel, faults: Faults, first: Material, limit: int | None) -> Material:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,18 @@ class Source:
     about: dict[str, Any]
     """What identifies this source, as plain data."""
     folder: Reader | None = None
+    further: tuple[Source, ...] = ()
+    """Other runs of the same model on the same seeds, whose perturbations are trained on too."""
+
+    @property
+    def all(self) -> tuple[Source, ...]:
+        """This source and those of the further runs."""
+        return (self, *self.further)
+
+    @property
+    def perturbations(self) -> dict[str, Perturbation]:
+        """The perturbations that are trained on, by name."""
+        return {source.name: source.perturbation for source in self.all}
 
     @property
     def oracle(self) -> Oracle:
@@ -82,6 +94,46 @@ def open_source(
         raise UsageError(f"run must be a finished Run or the folder of one, got {type(run).__name__}")
     with closing(Reader(run)) as reader:
         yield _with_train(_from_folder(reader, target, data, judge, perturbation, origin, trust), train)
+
+
+@contextmanager
+def open_sources(runs: Sequence[Run | str | Path], **options: Any) -> Iterator[Source]:
+    """The first of several runs, with the others as further ones; options are those of `open_source`.
+
+    The model and the data are loaded once.
+    """
+    with ExitStack() as stack:
+        first = stack.enter_context(open_source(runs[0], **options))
+        options |= {"target": first.target, "data": first.data}
+        sources = [first, *(stack.enter_context(open_source(run, **options)) for run in runs[1:])]
+        names = [source.name for source in sources]
+        for source in sources[1:]:
+            _check_alike(first, source)
+            if (n := names.count(source.name)) > 1:
+                raise UsageError(
+                    f"runs must differ in their perturbation or magnitude, but {n} of them have {source.name}: give one"
+                )
+        yield replace(first, further=tuple(sources[1:]))
+
+
+def _check_alike(first: Source, other: Source) -> None:
+    """Raise unless two runs tested the same model on the same parts of the same data."""
+    if first.target.fingerprint() != other.target.fingerprint():
+        raise UsageError(
+            f"runs must have tested the same model to be retrained on together, but {first.name} and {other.name} have "
+            "different weights: give runs of one model"
+        )
+    if first.oracle.spec() != other.oracle.spec():
+        raise UsageError(
+            f"runs must have the same oracle to be retrained on together, but {first.name} has {first.oracle.spec()!r} "
+            f"and {other.name} {other.oracle.spec()!r}: give runs with one oracle"
+        )
+    for part in ("search", "train", "judge"):
+        if hash_seeds(getattr(first.parts, part)) != hash_seeds(getattr(other.parts, part)):
+            raise UsageError(
+                f"runs must have split the same data in the same way to be retrained on together, but the {part} seeds "
+                f"of {first.name} and {other.name} differ: run them with the same data, --split and --split-seed"
+            )
 
 
 def _with_train(source: Source, train: Any) -> Source:

@@ -76,7 +76,7 @@ class Retraining:
 
     source: Source
     cases: dict[str, Perturbation]
-    """What models are examined on, by name; the first is the run's own perturbation."""
+    """What models are examined on, by name; the first are the perturbations of the runs."""
     plan: RetrainingPlan
     recipe: Recipe
     folder: ExperimentFolder
@@ -87,7 +87,8 @@ class Retraining:
     def passes(self) -> int:
         """Per campaign on the judge seeds; by default as many after the clean sweep as the run had."""
         parts = self.source.parts
-        return self.plan.passes or self.source.passes - len(parts.search) + len(parts.judge)
+        spent = max(source.passes for source in self.source.all)
+        return self.plan.passes or spent - len(parts.search) + len(parts.judge)
 
     def check(self) -> None:
         """Raise if a step is bound to fail, before the first one runs."""
@@ -168,6 +169,7 @@ class Retraining:
             passes=self.passes,
             random_seed=settings.random_seed,
             before=before,
+            strengths=plan.strengths,
             min_ssim=settings.min_ssim,
         )
 
@@ -188,7 +190,7 @@ class Retraining:
         tuned = tune(
             target,
             material,
-            self.source.perturbation,
+            self.source.perturbations,
             recipe,
             oracle=self.source.oracle,
             folder=None if weights is None else weights.parent,

@@ -133,6 +133,7 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
     rows += [_row("withstood a campaign", change.held, 1, n_runs)] if change.held is not None else []
     for name, shift in (("distinct faults found", change.distinct_faults), ("failing seeds", change.failing_seeds)):
         rows += [_row(name, shift, 0, n_runs)] if shift is not None else []
+    rows += [_row("smallest breaking strength", change.strength, None, n_runs)] if change.strength is not None else []
     if change.mended is not None:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), n_runs)
