@@ -14,6 +14,7 @@ from http.client import HTTPConnection
 
 import pytest
 import torch
+from warm_python import warm_python
 
 import themis
 from themis.cli import main
@@ -34,7 +35,7 @@ def run(tmp_path_factory):
 @contextmanager
 def watching(run, *options, **environment):
     """The command, and what it has printed up to the address."""
-    command = [sys.executable, "-m", "themis", "watch", str(run), *options]
+    command = [warm_python(), "-m", "themis", "watch", str(run), *options]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **how)
     try:

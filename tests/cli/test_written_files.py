@@ -265,7 +265,7 @@ def test_output_that_cannot_be_written_is_one_line(here):
 
 def test_two_reports_and_an_export_at_the_same_time_all_succeed(here):
     words = [["report", "run"], ["report", "run"], ["faults", "run", "--export", "run/faults.csv"]]
-    running = [subprocess.Popen([sys.executable, "-m", "themis", *each], stdout=-3, stderr=-1) for each in words]
+    running = [subprocess.Popen([warm_python(), "-m", "themis", *each], stdout=-3, stderr=-1) for each in words]
     errors = [process.communicate(timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], errors
     assert not list((here / "run").glob(".themis-*"))
@@ -284,7 +284,7 @@ def wait_for(find):
 @pytest.mark.parametrize("number", STOPS)
 def test_a_signal_stops_a_campaign_and_everything_is_kept(here, number):
     words = ["run", "--model", "mine:slow", *BASE[3:], "--max-tests", "100000", "--out", "stopped"]
-    with subprocess.Popen([sys.executable, "-m", "themis", *words], stdout=-1, stderr=-1, text=True) as process:
+    with subprocess.Popen([warm_python(), "-m", "themis", *words], stdout=-1, stderr=-1, text=True) as process:
         wait_for(lambda: (here / "stopped/run.sqlite").exists() and Reader("stopped", is_brief=True).rounds())
         process.send_signal(number)
         output, errors = process.communicate(timeout=240)
@@ -301,7 +301,7 @@ def test_a_signal_stops_a_campaign_and_everything_is_kept(here, number):
 def test_a_signal_stops_a_comparison_and_finished_campaigns_are_kept(here):
     plan = "--seeds 10 --judge-seeds 10 --grid-seeds 5 --magnitudes paper --techniques random --max-passes 100"
     words = [*EXPERIMENTS["compare"], "--out", "compare", *plan.split(), "--campaigns", "500"]
-    with subprocess.Popen([sys.executable, "-m", "themis", *words], stdout=-1, stderr=-1, text=True) as process:
+    with subprocess.Popen([warm_python(), "-m", "themis", *words], stdout=-1, stderr=-1, text=True) as process:
         wait_for(lambda: process.poll() is not None or list((here / "compare/cells").rglob("*.json")))
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=240)

@@ -1,14 +1,15 @@
 """A Python that has imported torch already: processes of their own for tests, without the seconds of a cold start.
 
 `warm_python()` returns the path of a program that takes `-m MODULE`, `-c CODE` or a file, as `python` does. A server
-forks a process for each call, which gets the caller's folder, environment and open files. Tests that look at imports,
-signals, limits or threads start a real interpreter instead.
+forks a process for each call, which gets the caller's folder, environment, open files and signals, and ends with the
+program. Tests that look at imports, limits or threads start a real interpreter instead.
 """
 
 import atexit
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import socket
@@ -16,18 +17,22 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 CLIENT = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 words = [*{words!r}, *sys.argv[1:]]
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     request = json.dumps({{"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}})
     socket.send_fds(server, [len(request.encode()).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(request.encode())
+    process = int.from_bytes(server.recv(8), "big")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os.kill(process, number))
     answer = server.recv(8)
 sys.exit(int(answer or b"70"))
 """
@@ -93,7 +98,7 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Run what the client asks for in a child, and send its exit code."""
+    """Run what the client asks for in a child, and send the number of its process and its exit code."""
     header, files, _, _ = socket.recv_fds(connection, 8, 3)
     size, content = int.from_bytes(header, "big"), b""
     while len(content) < size:
@@ -105,8 +110,15 @@ def _answer(connection: socket.socket) -> None:
             os.dup2(file, number)
             os.close(file)
         os._exit(_run(json.loads(content)))
+    with suppress(OSError):  # the client was killed
+        connection.sendall(child.to_bytes(8, "big"))
+    child_end = os.pidfd_open(child)
+    ended, _, _ = select.select([child_end, connection], [], [])  # a client says no more: it has ended
+    if child_end not in ended:
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    connection.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
+    with suppress(OSError):
+        connection.sendall(str(os.waitstatus_to_exitcode(status) % 256).encode())
     os._exit(0)
 
 

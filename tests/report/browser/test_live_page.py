@@ -2,11 +2,11 @@
 
 import signal
 import subprocess
-import sys
 from threading import Thread
 
 import pytest
 from browsing import is_as_wide_as_the_window, need_browser, violations, visited
+from warm_python import warm_python
 
 need_browser()
 pytestmark = pytest.mark.xdist_group("browser")
@@ -40,7 +40,7 @@ def test_a_running_campaign_is_followed_and_filters_are_kept(browser, server, tm
     with visited(browser, server.url) as page:
         page.set_default_timeout(60_000)
         assert "Waiting" in page.inner_text("h1")
-        running = subprocess.Popen([sys.executable, "-c", CAMPAIGN, str(tmp_path / "run")])
+        running = subprocess.Popen([warm_python(), "-c", CAMPAIGN, str(tmp_path / "run")])
         try:
             page.wait_for_selector("#cards article")
             assert page.locator("#state").inner_text() == "running"

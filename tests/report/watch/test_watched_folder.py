@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from asking import ALWAYS, ask, served
+from warm_python import warm_python
 
 from themis.report.view import read_view
 from themis.report.watch import folder
@@ -169,7 +170,7 @@ def test_a_campaign_in_another_process_is_followed_from_start_to_end(trained, tm
     (tmp_path / "watched.py").write_text(MODULE)
     words = ["--model", "watched:net", "--data", "digits", "--perturb", "gaussian", "--magnitude", "0.3", "--quiet"]
     limits = ["--max-tests", "1000000", "--max-seeds", "200", "--tolerance", "1e-9", "--plateau", "none"]
-    command = [sys.executable, "-m", "themis", "run", *words, *limits, "--out", "run"]
+    command = [warm_python(), "-m", "themis", "run", *words, *limits, "--out", "run"]
     with served(tmp_path / "run") as server:
         assert ask(server)[0] == 503
         campaign = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
