@@ -42,6 +42,27 @@ def faults(net, perturbation, pictures, labels=None, n=24):
     return verdict.is_fault
 
 
+class BlindDetector(torch.nn.Module):
+    """Finds nothing, or nothing but in pictures without a grey edge: those that were not moved."""
+
+    def __init__(self, finds_clean):
+        super().__init__()
+        self.finds_clean = finds_clean
+
+    def forward(self, pictures):
+        found = [self.finds_clean and bool(picture[0, 0, 0] == 1) for picture in pictures]
+        box = torch.tensor([[1.0, 1, 5, 5]])
+        return [{"boxes": box[:n], "labels": torch.ones(n).long(), "scores": torch.ones(n)} for n in map(int, found)]
+
+
+@pytest.mark.parametrize("finds_clean", [False, True])
+def test_nothing_is_found_in_any_moved_picture(finds_clean):
+    pictures = 0.5 * torch.rand(2, 1, 12, 12)
+    pictures[:, :, 0, 0] = 1
+    are_faults = faults(BlindDetector(finds_clean), "shift(x=0.3:0.4, y=0.3:0.4)", pictures, n=4)
+    assert are_faults.all() == are_faults.any() == finds_clean
+
+
 @pytest.mark.parametrize("name", [*MOVING, *STRONG])
 def test_a_perfect_detector_never_fails(name):
     pictures, labels = blobs(4)

@@ -380,8 +380,8 @@ def _moved(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
     points, places = _points_inside(boxes.detach(), FEW)
     flat = motion.points(points.reshape(n, -1, 2)).detach()
     is_seen = motion.is_inside(flat)  # a part that has left the picture in an earlier step does not come back
-    is_there = is_seen.view(n, n_boxes, -1).float().mean(2) >= MUCH
-    is_whole = _deformation(flat.view(n, n_boxes, -1, 2), places) <= MOST_DEFORMED
+    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= MUCH
+    is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MOST_DEFORMED
     return moved, (share >= MUCH) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
 
 
@@ -412,7 +412,7 @@ def _seen_through(outputs: Tensor, motion: Motion, objects: Objects) -> Tensor:
     n, n_boxes = boxes.shape[:2]
     points, _ = _points_inside(boxes, GRID)
     flat = points.reshape(n, -1, 2)
-    is_inside = motion.is_inside(flat).view(n, n_boxes, -1)
+    is_inside = motion.is_inside(flat).view(n, n_boxes, points.shape[2])
     half = (boxes[..., 2:] - boxes[..., :2]) / (2 * GRID)
     least = torch.where(is_inside[..., None], points, torch.inf).amin(2) - half
     most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
@@ -422,7 +422,7 @@ def _seen_through(outputs: Tensor, motion: Motion, objects: Objects) -> Tensor:
     _, is_expected = _moved(objects.boxes, motion)
     is_lost = (objects.classes != PADDING) & ~is_expected
     if bool(is_lost.any()):
-        source = motion.sources(flat).view(n, n_boxes, 1, -1, 2)
+        source = motion.sources(flat).view(n, n_boxes, 1, points.shape[2], 2)
         bounds = objects.boxes[:, None, :, None]
         is_from = ((source >= bounds[..., :2]) & (source <= bounds[..., 2:])).all(-1).to(boxes.dtype).mean(-1)
         is_same = outputs[..., CLASS][:, :, None] == objects.classes[:, None]

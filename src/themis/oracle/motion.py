@@ -135,7 +135,8 @@ class Motion:
             return boxes, torch.ones(boxes.shape[:-1], dtype=boxes.dtype, device=boxes.device)
         height, width = self.steps[0].size
         n, n_boxes = boxes.shape[:2]
-        moved = self.points(_outline(boxes, outline).reshape(n, -1, 2)).view(n, n_boxes, -1, 2)
+        lines = _outline(boxes, outline)
+        moved = self.points(lines.reshape(n, -1, 2)).view(n, n_boxes, lines.shape[2], 2)
         least, most = moved.amin(2), moved.amax(2)
         ends = (end[..., axis].clamp(0, length) for end in (least, most) for axis, length in enumerate((width, height)))
         clipped = torch.stack(list(ends), -1)
@@ -150,7 +151,7 @@ class Motion:
         steps = (torch.arange(BOX_POINTS, dtype=boxes.dtype, device=boxes.device) + 0.5) / BOX_POINTS
         share = torch.cartesian_prod(steps, steps)
         points = boxes[:, :, None, :2] + share * (boxes[..., 2:] - boxes[..., :2])[:, :, None]
-        return self.is_inside(points.view(n, -1, 2)).view(n, n_boxes, -1).to(boxes.dtype).mean(-1)
+        return self.is_inside(points.view(n, -1, 2)).view(n, n_boxes, len(share)).to(boxes.dtype).mean(-1)
 
 
 def _positions(points: Tensor, size: Size) -> tuple[Tensor, Tensor]:
