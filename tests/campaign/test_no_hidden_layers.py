@@ -10,8 +10,11 @@ from rich.console import Console
 from torch import nn
 
 import themis
+from themis.report.gates.gates import Gates, check_gates, write_junit, write_markdown
+from themis.report.gates.testing.messages import describe_properties, properties_of
 from themis.report.page import write_report
 from themis.report.progress import ShowProgress
+from themis.report.trackers.tracker import results_of, verdict_of
 from themis.report.view import read_view
 from themis.runs.store import Reader
 
@@ -47,6 +50,23 @@ def test_the_report_has_no_coverage(tmp_path):
     assert not read_view(reader).covers_neurons
     reader.close()
     assert json.loads((out / "summary.json").read_text())["requests"]["inputs"] > 1000
+
+
+def test_gates_and_trackers_say_nothing_of_coverage(tmp_path):
+    result = run(themis.BlackBox(predict), out=tmp_path / "run")
+    for source in (result, tmp_path / "run"):
+        results = check_gates(source, Gates.of(max_fault_rate=1.0))
+        write_markdown(tmp_path / "summary.md", results)
+        write_junit(tmp_path / "junit.xml", results)
+        for metric in ("coverage", "coverage_all", "coverage_low", "coverage_uniform"):
+            with pytest.raises(
+                themis.UsageError, match="no hidden layers, so there are no neurons to cover: remove this"
+            ):
+                check_gates(source, Gates.of(fail_under={metric: 0.5}))
+    texts = [(tmp_path / name).read_text() for name in ("summary.md", "junit.xml")]
+    texts += [str(results_of(result)), str(properties_of(result, tmp_path, None, 1)), verdict_of(result)]
+    texts += describe_properties(dict(properties_of(result, tmp_path, None, 1)))
+    assert not [word for word in WORDS for text in texts if word in text.lower()]
 
 
 @pytest.mark.parametrize("target", [themis.BlackBox(predict), nn.Linear(8, 3)], ids=["function", "linear"])

@@ -25,7 +25,7 @@ from themis.runs.estimates import (
     rates_by_theta,
     uniform_estimates,
 )
-from themis.runs.run import covers_neurons
+from themis.runs.run import record_covers_neurons
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def read_view(
         residual_risk=estimates.residual_risk,
         reach=_reach(last),
         coverage=_coverage(ended, last),
-        covers_neurons=_covers_neurons(run.record),
+        covers_neurons=record_covers_neurons(run.record),
         goal=run.record["settings"].get("coverage"),
         clean=CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores))),
         outcomes=outcome_names(task, answers, classes),
@@ -302,11 +302,6 @@ def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
         neurons=start.get("n_neurons", 0),
         layers=len(start.get("layers", ())),
     )
-
-
-def _covers_neurons(record: dict[str, Any]) -> bool:
-    layers = record.get("start", {}).get("layers")
-    return not layers or covers_neurons((layer["name"] for layer in layers), record["settings"].get("preset"))
 
 
 def _coverage(summary: dict[str, Any], last: Round | None) -> CoverageRow | None:

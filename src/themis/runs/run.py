@@ -78,6 +78,12 @@ def covers_neurons(layers: Iterable[str], preset: str | None) -> bool:
     return preset == "paper" or any(name != OUTPUT for name in layers)
 
 
+def record_covers_neurons(record: dict[str, Any]) -> bool:
+    """The same of a recorded run; True if it does not tell."""
+    layers = record.get("start", {}).get("layers")
+    return not layers or covers_neurons((layer["name"] for layer in layers), record["settings"].get("preset"))
+
+
 ESTIMATES = ("residual_risk", "reachable_faults", "reachable_seeds", "recall", "forecast_faults_tests")
 """The estimates of a round."""
 

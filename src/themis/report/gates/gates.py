@@ -12,7 +12,7 @@ from themis.errors import StoreError, UsageError
 from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
-from themis.runs.run import counted
+from themis.runs.run import counted, record_covers_neurons
 from themis.settings import MAX_RISK
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def _describe(run: Any, folder: Path | None) -> tuple[str, Path | None, dict[str
     from themis.runs.run import Run
 
     if isinstance(run, Run):
-        return "the run" if folder is None else str(folder), folder, run.summary()
+        name = "the run" if folder is None else str(folder)
+        return name, folder, _figures(run.summary(), run.start.covers_neurons)
     reader = run.run if isinstance(run, Replayer) else run
     summary = reader.summary()
     if summary is None:
@@ -160,7 +161,14 @@ def _describe(run: Any, folder: Path | None) -> tuple[str, Path | None, dict[str
             f"a run must have a summary to be checked, but {reader.path} was killed: resume it with "
             f"themis resume {reader.path}"
         )
-    return str(reader.path), reader.path, summary
+    return str(reader.path), reader.path, _figures(summary, record_covers_neurons(reader.record))
+
+
+def _figures(summary: dict[str, Any], covers_neurons: bool) -> dict[str, Any]:
+    """The summary, without coverage if the model has no hidden layers, and so nothing to cover."""
+    if covers_neurons:
+        return summary
+    return {name: None if name.startswith("coverage") else value for name, value in summary.items()}
 
 
 def _check_end(summary: dict[str, Any], name: str) -> GateResult:
@@ -180,7 +188,10 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
     metric = METRICS[name]
     value = metric.read(summary)
     if value is None or not math.isfinite(value):
-        raise UsageError(f"the gate on {name} needs a figure that the run does not have: {metric.missing}")
+        missing = metric.missing
+        if name.startswith("coverage") and summary.get("coverage") is None:
+            missing = "the model has no hidden layers, so there are no neurons to cover: remove this gate"
+        raise UsageError(f"the gate on {name} needs a figure that the run does not have: {missing}")
     is_share = name != "criterion" or bool(summary["criterion"].get("is_share", True))
     shown, limit = _distinguishable(value, least, is_share)
     forecasts = {"recall": "forecast_faults_tests", **dict.fromkeys(("coverage", "coverage_all"), "forecast_tests")}

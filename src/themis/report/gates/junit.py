@@ -64,7 +64,8 @@ def _suite(results: GateResults, number: int, name: str, report: str | Path | No
     )
     properties = _element(suite, "properties")
     for key in ("version", "perturbation", "random_seed", "tests", "passes", "distinct_faults", "coverage"):
-        _element(properties, "property", name=key, value=str(results.summary.get(key)))
+        if key != "coverage" or results.summary.get(key) is not None:
+            _element(properties, "property", name=key, value=str(results.summary.get(key)))
     for k, result in enumerate(results.results):
         time = seconds if k == 0 else 0.0  # the first case is the campaign itself
         case = _element(suite, "testcase", classname=f"themis.{results.run}", name=result.gate, time=f"{time:.3f}")

@@ -92,5 +92,6 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     if reachable is not None:
         low, high = f"{reachable['low']:,.0f}", f"{reachable['high']:,.0f}"
         rows.append(("distinct faults within reach", f"{reachable['value']:,.0f}", f"{low} to {high}"))
-    rows.append(("coverage of the sampled neurons", percent(summary["coverage"]), ""))
+    if summary["coverage"] is not None:
+        rows.append(("coverage of the sampled neurons", percent(summary["coverage"]), ""))
     return rows

@@ -70,6 +70,7 @@ class Tracker(Callback):
 
     def on_start(self, start: Start) -> None:
         self.parameters, self._tests = parameters_of(start), start.tests_before
+        self._covers_neurons = start.covers_neurons
         title = start.perturbation if self.run is None else self.run.resolve().name
         with no_warnings():
             self.begin(title, self.parameters, start.tests_before)
@@ -78,7 +79,7 @@ class Tracker(Callback):
     def on_round(self, round: Round) -> None:
         self._tests = round.tests
         with no_warnings():
-            self.log_scalars(scalars_of(round), round.tests)
+            self.log_scalars(scalars_of(round, covers_neurons=self._covers_neurons), round.tests)
 
     def on_end(self, run: Run) -> None:
         drawn, summary = telling_pictures(run, self.n_pictures), None if self.run is None else self.run / "summary.json"
@@ -136,11 +137,9 @@ def parameters_of(start: Start) -> dict[str, Plain]:
     return plain
 
 
-def scalars_of(round: Round) -> dict[str, float]:
-    """The figures of a round."""
+def scalars_of(round: Round, *, covers_neurons: bool) -> dict[str, float]:
+    """The figures of a round; a model without hidden layers has no coverage."""
     values = {
-        "coverage": round.coverage.sampled,
-        "coverage_all": round.coverage.all,
         "distinct_faults": round.distinct_faults,
         "faults": round.faults,
         "failing_seeds": round.failing_seeds,
@@ -149,6 +148,8 @@ def scalars_of(round: Round) -> dict[str, float]:
         "seconds": round.seconds,
     }
     optional = {
+        "coverage": round.coverage.sampled if covers_neurons else None,
+        "coverage_all": round.coverage.all if covers_neurons else None,
         "criterion_score": round.criterion_score,
         "residual_risk_high": None if round.residual_risk is None else round.residual_risk.high,
         "reachable_faults": None if round.reachable_faults is None else round.reachable_faults.value,
@@ -161,7 +162,7 @@ def scalars_of(round: Round) -> dict[str, float]:
 def results_of(run: Run) -> dict[str, float]:
     """The figures of the campaign with their intervals."""
     last = run.rounds[-1]
-    results: dict[str, float] = {"tests": last.tests, **scalars_of(last)}
+    results: dict[str, float] = {"tests": last.tests, **scalars_of(last, covers_neurons=run.start.covers_neurons)}
     if run.start.clean_accuracy is not None:
         results["clean_accuracy"] = run.start.clean_accuracy
     estimates: dict[str, Estimate | None] = {
@@ -169,7 +170,7 @@ def results_of(run: Run) -> dict[str, float]:
         "residual_risk": run.residual_risk,
         "reachable_faults": last.reachable_faults,
         "reachable_seeds": last.reachable_seeds,
-        "coverage_interval": run.coverage_interval,
+        "coverage_interval": run.coverage_interval if run.start.covers_neurons else None,
     }
     for name, estimate in estimates.items():
         if estimate is not None:

@@ -105,7 +105,7 @@ def properties_of(run: Run, folder: Path, report: Path | None, call: int) -> lis
         "fault_rate": None if rate is None else rate.value,
         "fault_rate_low": None if rate is None else rate.low,
         "fault_rate_high": None if rate is None else rate.high,
-        "coverage": run.coverage,
+        "coverage": run.coverage if run.start.covers_neurons else None,
         "stop": run.stop,
         "run": str(folder),
         "report": None if report is None else str(report),
@@ -124,9 +124,10 @@ def describe_properties(properties: dict[str, Any]) -> list[str]:
         if properties.get(f"{PREFIX}fault_rate{ending}") is not None:
             ends = (percent(properties[f"{PREFIX}fault_rate{end}{ending}"], 2) for end in ("", "_low", "_high"))
             rates = "{} (95%: {} to {})".format(*ends)
-        text = (
-            f"{values['perturbation']}, fault rate {rates}, coverage {percent(properties[f'{PREFIX}coverage{ending}'])}"
-        )
+        text = f"{values['perturbation']}, fault rate {rates}"
+        coverage = properties.get(f"{PREFIX}coverage{ending}")
+        if coverage is not None:
+            text += f", coverage {percent(coverage)}"
         place = values["report"] or values["run"]
         lines += [f"  {text}, {values['tests']:,} tests", f"  {values['stop']} See {place}"]
     return lines
