@@ -160,6 +160,7 @@ def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
 def test_bad_options_are_one_line(home, capsys):
     for words, why in (
         (["retrain", "run", "--mix", "2"], "mix must lie in [0, 1], got 2"),
+        (["retrain", "run", "--keep-clean", "0.1"], "keep_clean must be written as tolerance"),
         (["retrain", "run", "--workers", "2"], "--workers must come with --from"),
         (["retrain", "nowhere"], "a run must be a folder with run.sqlite, but nowhere is not one"),
         (["retrain"], "RUN must be given"),

@@ -14,6 +14,7 @@ from themis.data.hashes import seed_hashes
 from themis.data.seeds import read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining.batches import hold_out, walk
+from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
     FEARED_LOSS,
     N_PRIOR,
@@ -234,6 +235,15 @@ def test_only_named_layers_are_trained(case):
     assert all(each.requires_grad for each in tuned.target.module.parameters())
     with pytest.raises(UsageError, match=r"'cnv\*' matches none: known: conv1"):
         tune(target, material, NOISE, Recipe(layers=["cnv*"]), oracle=WRONG)
+
+
+def test_frozen_parameters_stay_frozen_unless_all_are():
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    assert choose_parameters(net, None) == list(net[1].parameters())
+    assert choose_parameters(net, ["0.*"]) == list(net[0].parameters())
+    net.requires_grad_(False)
+    assert choose_parameters(net, None) == list(net.parameters())
 
 
 def test_training_that_cannot_run_is_refused(case):

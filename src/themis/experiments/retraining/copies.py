@@ -47,11 +47,18 @@ def check_layers(module: nn.Module, globs: list[str] | None) -> None:
 
 
 def choose_parameters(module: nn.Module, globs: list[str] | None) -> list[nn.Parameter]:
-    """Choose the parameters to train and freeze all others."""
+    """Choose the parameters to train and freeze all others.
+
+    Without patterns, parameters that the model's author froze stay frozen, unless all of them are, as for inference.
+    """
     check_layers(module, globs)
-    chosen = []
-    for name, parameter in _trainable(module).items():
-        is_chosen = globs is None or any(fnmatchcase(name, glob) for glob in globs)
+    chosen, trainable = [], _trainable(module)
+    are_all_frozen = not any(parameter.requires_grad for parameter in trainable.values())
+    for name, parameter in trainable.items():
+        if globs is None:
+            is_chosen = are_all_frozen or parameter.requires_grad
+        else:
+            is_chosen = any(fnmatchcase(name, glob) for glob in globs)
         parameter.requires_grad_(is_chosen)
         chosen += [parameter] if is_chosen else []
     return chosen
