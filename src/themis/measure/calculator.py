@@ -594,7 +594,7 @@ class Calculator:
                 {layer.name: self.kept.all(layer.name) for layer in self.layers},
                 self._panel,
                 lambda rows, theta, noise_seed: self.disturb(rows, theta, noise_seed, len(rows)),
-                partial(self._forward, observer=self.observer),
+                partial(self._run_model, observer=self.observer),
                 self.compare,
                 are_finite,
                 self.device,
@@ -910,6 +910,12 @@ class Calculator:
 
     def _forward(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         """One forward pass; `on_activation` gets activations `[inputs, neurons]`, the observer as they are."""
+        return self._run_model(
+            inputs, lambda layer, activation: on_activation(layer, flatten(activation, layer, len(inputs))), observer
+        )
+
+    def _run_model(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
+        """One forward pass; both get activations as they are."""
         n_layers = 0
         if observer is not None:
             observer.begin(len(inputs), self.device, self.dtype)
@@ -917,7 +923,7 @@ class Calculator:
         def show(name: str, activation: Tensor) -> None:
             nonlocal n_layers
             layer = self.by_name[name]
-            on_activation(layer, flatten(activation, layer, len(inputs)))
+            on_activation(layer, activation)
             if observer is not None:
                 observer.on_activation(layer, activation)
             n_layers += 1

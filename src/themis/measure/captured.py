@@ -7,6 +7,7 @@ gradient ascents run beside the many others.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +25,19 @@ from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict
-from themis.target.activations import Layer
+from themis.target.activations import Layer, flatten
 
 WARM_UP = 1
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
+LAG = 4
+"""Layers that the model may be ahead of the fold, which runs beside it."""
 MOST_CHUNKS, KEPT_BYTES = 16, 1 << 29
 """Maximum number of chunks of a launch, and of bytes of the inputs and outputs that are kept of them."""
 
 Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Motion | None]]
 """Maps seeds, theta and noise seeds to clean and disturbed inputs, and how the disturbed ones have moved."""
 Forward = Callable[[Tensor, Callable[[Layer, Tensor], None]], Tensor]
-"""Runs the model on inputs and shows each layer's activations `[inputs, neurons]`."""
+"""Runs the model on inputs and shows each layer's activations."""
 Compare = Callable[[Tensor, Tensor, Motion | None], Verdict]
 """Maps seeds, outputs and the motion of the inputs to a verdict."""
 
@@ -119,6 +122,8 @@ class CapturedChunk:
         self._weight = torch.zeros(n_neurons if ascends == "sensitivity" else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
+        self._overwritten: set[str] = set()
+        self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         priority = 0 if ascends is None else -1  # small kernels go first
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
         self._capture()
@@ -134,10 +139,10 @@ class CapturedChunk:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream), torch.set_grad_enabled(self.ascends is not None):
                 for _ in range(WARM_UP):
-                    self._body()
+                    self._body(is_forked=False)
             self._graph = torch.cuda.CUDAGraph()
             with torch.set_grad_enabled(self.ascends is not None), torch.cuda.graph(self._graph, stream=self._stream):
-                self._body()
+                self._body(is_forked=self.ascends is None)
             torch.cuda.synchronize(self.device)
         except Exception as error:
             if is_out_of_memory(error):
@@ -145,23 +150,50 @@ class CapturedChunk:
             torch.cuda.synchronize(self.device)
             raise CaptureError(str(error)) from error
 
-    def _body(self) -> None:
-        """What is captured: one chunk, from the tests in its slot to the results in the same slot."""
+    def _body(self, *, is_forked: bool) -> None:
+        """What is captured: one chunk, from the tests in its slot to the results in the same slot.
+
+        If it is forked, a layer is folded while the model computes the next ones, unless the model was seen to
+        overwrite it meanwhile.
+        """
         value = torch.zeros((), device=self.device)
         rows, theta, noise_seed, n_tests = (given.index_select(0, self._slot)[0] for given in self._given)
+        in_use: deque[tuple[str, Tensor, int, torch.cuda.Event]] = deque()
 
-        def on_activation(layer: Layer, activations: Tensor) -> None:
+        def on_activation(layer: Layer, activation: Tensor) -> None:
+            forks, folded = is_forked and layer.name not in self._overwritten, torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+            stream = self._fold_stream if forks else self._stream
+            stream.wait_stream(self._stream)
+            with torch.cuda.stream(stream):
+                fold(layer, activation)
+                folded.record(stream)
+            in_use.append((layer.name, activation, activation._version, folded))
+            if len(in_use) > LAG:
+                let_go()
+
+        def fold(layer: Layer, activation: Tensor) -> None:
             nonlocal value
-            activations, clean = activations.contiguous(), self.clean[layer.name]
+            activations, clean = flatten(activation, layer, self.chunk).contiguous(), self.clean[layer.name]
             part = slice(layer.start, layer.stop)
             if self.ascends == "sensitivity":
                 weighted: Any = _WeightedSensitivity
                 value = value + weighted.apply(activations, clean, rows, self._weight[part])
             self._folder.fold(layer.name, activations.detach(), clean, rows, self._shift[part], n_tests)
 
+        def let_go() -> None:
+            """Wait for the fold of the first layer in use: its memory may be used again."""
+            name, activation, version, folded = in_use.popleft()
+            self._stream.wait_event(folded)
+            if activation._version != version:
+                if is_forked and name not in self._overwritten:
+                    raise CaptureError(f"the model overwrites {name!r} in some passes and not in others")
+                self._overwritten.add(name)
+
         theta.requires_grad_(self.ascends is not None)
         _, disturbed, motion = self._disturb(rows, theta, noise_seed)
         outputs = self._forward(disturbed, on_activation).float()
+        while in_use:
+            let_go()
         if self.ascends == "margin":
             value = -self._compare(rows, outputs, motion).margin.sum()
         gradient = [] if self.ascends is None else [by_backward(value, theta).nan_to_num(0.0).double()]
