@@ -177,6 +177,43 @@ def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
     assert run.faults.most_telling(1)[0].replay().is_same
 
 
+@pytest.mark.parametrize("worth", [0.0, np.inf])
+def test_chunks_run_as_one_where_that_is_faster(net, inputs, tmp_path, monkeypatch, worth):
+    monkeypatch.setattr(calculator_module, "WORTH", worth)
+    options = {"magnitude": 0.5, "coverage": None, "plateau": None, "out": tmp_path}
+    run = themis.run(Target(net), inputs, "gaussian", max_tests=10_000, **options)
+    sizes = set(run.faults.columns["chunk"].tolist())
+    assert (1024 in sizes) == (worth > 0)
+    monkeypatch.setattr(calculator_module, "WORTH", 0.0)  # what was decided is recorded
+    resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=20_000)
+    last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 18_000]
+    assert (1024 in last.tolist()) == (worth > 0)
+    assert all(fault.replay().is_same for fault in resumed.faults.most_telling(3))
+
+
+class Overwrites(nn.Module):
+    """Adds to the result of an activation in place, and does so at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(784, 60), nn.Linear(60, 10)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x.flatten(1)))
+        hidden += 1000.0
+        return self.second(hidden)
+
+
+def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, monkeypatch):
+    torch.manual_seed(0)
+    net = Overwrites().cuda().eval()
+    run = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    plain = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
+    assert run.design_effect == pytest.approx(plain.design_effect, rel=1e-2)
+
+
 def test_a_run_that_was_stored_resumes_and_replays(net, inputs, tmp_path):
     options = {"magnitude": 0.5, "coverage": None, "plateau": None}
     whole = themis.run(Target(net), inputs, "gaussian", max_tests=5120, **options)

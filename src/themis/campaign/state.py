@@ -149,6 +149,8 @@ class State:
     passes: int
     chunk: int
     clock: Clock
+    wide_chunk: int | None = None
+    """See `Calculator.wide_chunk`."""
     partial_round: PartialRound | None = None
     rounds: list[Round] = field(default_factory=list)
 
@@ -176,7 +178,7 @@ class State:
     def add(self, tests: Tests, measurement: Measurement, stream: str) -> None:
         """Count the tests of one chunk."""
         self.passes += measurement.passes
-        self.chunk = measurement.chunk
+        self.chunk, self.wide_chunk = measurement.chunk, measurement.wide_chunk
         self.tally.add(tests, measurement.results, stream == "uniform")
 
     def add_panel(self, measurement: Measurement, *, is_shape_sample: bool) -> None:
@@ -206,6 +208,7 @@ class State:
             "under_way": None if self.partial_round is None else self.partial_round.state(),
             "passes": self.passes,
             "chunk": self.chunk,
+            "wide_chunk": self.wide_chunk,
             "seconds": self.clock.state(),
         }
         arrays: dict[str, Tensor] = {}
@@ -251,6 +254,8 @@ class State:
         saved_round = tree["under_way"]
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
         self.passes = tree["passes"]
+        if "wide_chunk" in tree:  # earlier runs have none
+            self.wide_chunk = setup.calculator.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
 
 

@@ -18,7 +18,7 @@ from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.captured import CapturedChunk, CaptureError, Launch
-from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size
+from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, is_out_of_memory, padded, pass_size
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
@@ -43,6 +43,9 @@ PROBED = 2
 """Tests that `probe_gradient` runs."""
 FEW_TESTS = (32, 128)
 """Tests with a gradient up to which a smaller graph is captured than that of a whole chunk."""
+WIDE, WORTH, LONG = 4, 0.9, 10.0
+"""On a GPU, this many chunks run as one where that takes at most this share of their time; it is not tried if one takes
+longer than this, in milliseconds, since it then occupies the GPU."""
 REPEATED = 2
 """Clean inputs of a black box that `check_repeats` runs twice."""
 REPEAT_TOLERANCE = 1e-4
@@ -111,6 +114,8 @@ class Measurement:
     """Tests per forward pass from now on."""
     pass_size: int
     """Rows of the forward pass that the tests were run in, padding included."""
+    wide_chunk: int | None = None
+    """See `Calculator.wide_chunk`."""
 
     def __len__(self) -> int:
         return len(self.results)
@@ -182,6 +187,9 @@ class Calculator:
         self.captures = target.device.type == "cuda"
         """Whether chunks are captured as a CUDA graph if they can be."""
         self._captured: dict[tuple[str | None, int], CapturedChunk | None] = {}
+        self.wide_chunk: int | None = None if self.captures and batch_size is None else 0
+        """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
+        self._graphs_chunk = size
         self._without_faults: FaultDetails | None = None
         self._in_flight: dict[CapturedChunk, tuple[Accumulator, Launch]] = {}
 
@@ -402,7 +410,9 @@ class Calculator:
         results = measurement.results
         if self.observer is not None:
             results = replace(results, raised=self.observer.take(results.was_run))
-        return replace(measurement, results=results, passes=self.passes - before, chunk=self.chunk)
+        return replace(
+            measurement, results=results, passes=self.passes - before, chunk=self.chunk, wide_chunk=self.wide_chunk
+        )
 
     def run_chunk(self, tests: Tests, chunk: int) -> ChunkAnswers:
         """Run at most `chunk` tests at that shape; nothing is folded."""
@@ -565,16 +575,39 @@ class Calculator:
         if objective is not None:
             is_sensitivity = objective.output_term is None and not objective.is_activation and objective.weight == 1
             ascends = "margin" if objective.is_margin else "sensitivity" if is_sensitivity else ""
-        size = self.chunk
-        if objective is not None:
-            size = min([self.chunk, *(few for few in FEW_TESTS if n_tests <= few)])
         if ascends == "":
             return None
-        if any(captured is not None and captured.chunk > self.chunk for captured in self._captured.values()):
-            self._drop_graphs()  # memory ran out
+        if self._graphs_chunk != self.chunk:  # memory ran out
+            self._drop_graphs()
+            self._graphs_chunk, self.wide_chunk = self.chunk, 0
+        if objective is not None:
+            return self._graph(ascends, min([self.chunk, *(few for few in FEW_TESTS if n_tests <= few)]))
+        if n_tests >= WIDE * self.chunk and self.wide_chunk is None:
+            self._decide_wide_chunk()
+        return self._graph(None, self._plain_size(n_tests))
+
+    def _plain_size(self, n_tests: int) -> int:
+        """Rows of a forward pass of tests without an objective."""
+        return self.wide_chunk if self.wide_chunk and n_tests >= self.wide_chunk else self.chunk
+
+    def _graph(self, ascends: str | None, size: int) -> CapturedChunk | None:
         if (ascends, size) not in self._captured:
             self._captured[ascends, size] = self._new_capture(ascends, size)
         return self._captured[ascends, size]
+
+    def _decide_wide_chunk(self) -> None:
+        """Decide by measurement, once for a campaign, whether several chunks run as one."""
+        self.wide_chunk, usual = 0, self._graph(None, self.chunk)
+        if self.observer is not None or usual is None or usual.milliseconds() > LONG:
+            return
+        try:
+            wide = self._new_capture(None, WIDE * self.chunk)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        if wide is not None and wide.milliseconds() <= WORTH * WIDE * usual.milliseconds():
+            self.wide_chunk, self._captured[None, wide.chunk] = wide.chunk, wide
 
     def _new_capture(self, ascends: str | None, size: int) -> CapturedChunk | None:
         is_plain = self.min_ssim is None and not self._reruns_clean and self.seeds.others is None
@@ -620,11 +653,12 @@ class Calculator:
 
         An observer sees one chunk at a time, before the next one overwrites what it has read.
         """
-        first, following = tests[: captured.most_tests], tests[captured.most_tests :]
+        first = self._launched(captured, tests)
+        following = tests[len(first) :]
         launch = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
         if self.observer is None:
-            if len(following) and self._capture(objective, len(following)) is captured:
-                self._start(captured, following, into, objective)
+            if len(following):
+                self._start(self._capture(objective, len(following)), following, into, objective)
             for others, aim in ahead:
                 self._start(self._capture(aim, len(others)), others, into, aim)
         columns = captured.columns(launch)
@@ -688,13 +722,18 @@ class Calculator:
     def expect(self, tests: Tests, into: Accumulator) -> None:
         """Start tests that `measure` will probably be given next, if there is a graph for them already."""
         if len(tests) and into.count and self.observer is None:
-            self._start(self._captured.get((None, self.chunk)), tests, into, None)
+            self._start(self._captured.get((None, self._plain_size(len(tests)))), tests, into, None)
 
     def _start(
         self, captured: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None
     ) -> None:
         if captured is not None and captured not in self._in_flight:
-            self._in_flight[captured] = (into, captured.launch(tests[: captured.most_tests], into, objective))
+            self._in_flight[captured] = (into, captured.launch(self._launched(captured, tests), into, objective))
+
+    def _launched(self, captured: CapturedChunk, tests: Tests) -> Tests:
+        """The first of the tests, as many as are launched at once; wide chunks are never padded."""
+        n = len(tests) // captured.chunk * captured.chunk if captured.chunk > self.chunk else len(tests)
+        return tests[: min(n, captured.most_tests)]
 
     def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> Launch | None:
         """What was started ahead, if it is what is to be measured."""
@@ -851,7 +890,8 @@ class Calculator:
     def _no_faults(self, no_inputs: Tensor) -> FaultDetails:
         numbers, signatures = np.empty(0, dtype=np.float32), np.empty((0, len(self.layers)), dtype=np.float32)
         position = np.empty(0, dtype=np.int64)
-        return FaultDetails(*[numbers] * 5, signatures, position, no_inputs.cpu(), self.clean_outputs[:0].cpu())
+        inputs, outputs = no_inputs.cpu(), self.clean_outputs[:0].cpu()
+        return FaultDetails(numbers, numbers, numbers, numbers, numbers, signatures, position, inputs, outputs)
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
         """The measurement of tests that were all dropped."""

@@ -29,6 +29,8 @@ from themis.target.activations import Layer, flatten
 
 WARM_UP = 1
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
+TIMED = 3
+"""Runs from which the duration of a chunk is taken."""
 LAG = 4
 """Layers that the model may be ahead of the fold, which runs beside it."""
 MOST_CHUNKS, KEPT_BYTES = 16, 1 << 29
@@ -249,6 +251,20 @@ class CapturedChunk:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
         done.record(self._stream)
         return Launch(tests, done, self._half)
+
+    def milliseconds(self) -> float:
+        """How long a chunk takes, by measurement; only while at most one launch has not been taken."""
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
+        with torch.cuda.stream(self._stream):
+            for number in range(1 + TIMED):
+                if number == 1:
+                    began.record(self._stream)
+                self._slot.fill_((1 - self._half) * self.most_chunks)
+                self._graph.replay()
+            ended.record(self._stream)
+        ended.synchronize()
+        elapsed: float = began.elapsed_time(ended)
+        return elapsed / TIMED
 
     def columns(self, launch: Launch) -> NDArray[np.float64]:
         """Waits for a launch. Returns is_fault, outcome, margin, value, is_finite and the gradient in theta, if any."""
