@@ -91,6 +91,17 @@ def test_labels_move_and_what_leaves_the_picture_becomes_optional():
     assert moved[0, 2, 4] == -1
 
 
+def test_a_moved_picture_in_which_nothing_is_found_has_lost_its_objects():
+    labels, clean = torch.tensor([[[10.0, 10, 30, 30, 0]]]), torch.tensor([[[10.0, 10, 30, 30, 0.9, 0]]])
+    context = Context(motion=Motion())
+    perturb(
+        choose_perturbation("rotate"), torch.rand(1, 3, 40, 40), torch.tensor([[5.0]]), torch.zeros(1).long(), context
+    )
+    nothing = torch.tensor([[[0.0, 0, 0, 0, 0, -1]]])
+    verdict = Detection().verdict(clean, nothing, labels, context.motion)
+    assert verdict.is_fault.tolist() == [True]
+
+
 def test_the_bounds_of_a_rotated_object_may_be_those_of_a_box_or_of_an_ellipse():
     labels = torch.tensor([[[10.0, 10, 30, 30, 0]]])
     clean = torch.tensor([[[10.0, 10, 30, 30, 0.9, 0]]])
