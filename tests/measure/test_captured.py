@@ -181,12 +181,12 @@ def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
 def test_chunks_run_as_one_where_that_is_faster(net, inputs, tmp_path, monkeypatch, worth):
     monkeypatch.setattr(calculator_module, "WORTH", worth)
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "out": tmp_path}
-    run = themis.run(Target(net), inputs, "gaussian", max_tests=10_000, **options)
+    run = themis.run(Target(net), inputs, "gaussian", max_tests=120_000, **options)
     sizes = set(run.faults.columns["chunk"].tolist())
     assert (1024 in sizes) == (worth > 0)
     monkeypatch.setattr(calculator_module, "WORTH", 0.0)  # what was decided is recorded
-    resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=20_000)
-    last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 18_000]
+    resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=160_000)
+    last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 130_000]
     assert (1024 in last.tolist()) == (worth > 0)
     assert all(fault.replay().is_same for fault in resumed.faults.most_telling(3))
 
