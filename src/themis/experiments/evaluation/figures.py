@@ -66,14 +66,14 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     height = 1.7 + 0.42 * len(theory)
     figure, axes = _axes(height, "Share of a reference run's distinct faults found when a campaign could stop")
     kinds = (
-        ("preset", "#0072B2", "o", "paper-preset at 100%"),
-        ("default", "#D55E00", "s", "scheduled at 100%"),
-        ("rule", "#009E73", "D", "default rule"),
+        ("preset", 0.2, "#0072B2", "o", "paper-preset at 100%"),
+        ("default", 0.0, "#D55E00", "s", "scheduled at 100%"),
+        ("rule", -0.2, "#009E73", "D", "default rule"),
     )
     for y in range(len(theory)):
         axes.axhline(y, color=FAINT, linewidth=0.5)
-    for name, colour, marker, label in kinds:
-        found = [(record[name]["of_faults"], y) for y, record in enumerate(reversed(theory)) if record[name]]
+    for name, offset, colour, marker, label in kinds:
+        found = [(record[name]["of_faults"], y + offset) for y, record in enumerate(reversed(theory)) if record[name]]
         style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
         axes.scatter([share for share, _ in found], [y for _, y in found], **style)
     labels = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}" for record in reversed(theory)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,12 @@ def _text(name: str, value: Any) -> Any:
     return str(value) if name in ("techniques", "magnitudes", "variants", "questions") else value
 
 
+@cache
+def has_criterion(technique: str) -> bool:
+    """Whether a technique is guided by a criterion; executors ask this of every cell again and again."""
+    return choose_technique(technique).criterion is not None
+
+
 @dataclass(frozen=True)
 class EvaluationCell:
     """One unit of work of an evaluation."""
@@ -316,8 +323,8 @@ class EvaluationCell:
     @property
     def group(self) -> str:
         """A criterion is fitted once for all campaigns of its technique on a model."""
-        is_guided = self.kind in (CAMPAIGNS, DONE) and choose_technique(self.technique).criterion is not None
-        return f"{self.model} {self.technique}" if is_guided else self.model
+        fits = self.kind in (CAMPAIGNS, DONE) and has_criterion(self.technique)
+        return f"{self.model} {self.technique}" if fits else self.model
 
     def __str__(self) -> str:
         parts = [self.model, self.perturbation, self.technique]
