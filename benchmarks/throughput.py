@@ -103,14 +103,16 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| campaign | chunk | passes per second | bare passes per second | share | before | aim | peak memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "| campaign | chunk | tests | passes per second | bare per second | share | before | aim | peak memory |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in results.items():
-        spread = f"{row['share']:.2f} ({min(row['shares']):.2f} to {max(row['shares']):.2f})"
+        least, most = min(row["shares"]), max(row["shares"])
+        share = f"{row['share']:.2f}" + (f" ({least:.2f} to {most:.2f})" if len(row["shares"]) > 1 else "")
         lines.append(
-            f"| {name} | {row['chunk']:,} | {row['passes_per_second']:,} | {row['bare_per_second']:,} | {spread} | "
-            f"{row['before']:.2f} | {row['aim']:.2f} | {row['peak_gib']:.1f} GiB |"
+            f"| {name} | {row['chunk']:,} | {row['tests']:,} | {row['passes_per_second']:,} | "
+            f"{row['bare_per_second']:,} | {share} | {row['before']:.2f} | {row['aim']:.2f} | "
+            f"{row['peak_gib']:.1f} GiB |"
         )
     return "\n".join(lines)
 

@@ -211,6 +211,7 @@ def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:
     def rate(row: MemberRow) -> float:
         return 0.0 if row.fault_rate is None else row.fault_rate.value
 
+    subject = subject[:1].upper() + subject[1:]
     ordered = sorted(rated, key=rate, reverse=True)
     worst = ordered[0]
     broken = [row for row in ordered if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
