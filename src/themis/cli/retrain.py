@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from themis.experiments.retraining.result import Retrained
 
 HELP = (
-    "Retrain a model on the faults of a run, with the labels of their seeds, and measure the gain on judge seeds, "
-    "which were neither searched nor trained on: clean and disturbed score, old faults that are now answered "
-    "correctly, and the faults that a new campaign finds. The run must have been split (themis run --split "
+    "Train a copy of a model on disturbances like those that broke it in a run, made anew in every batch, move the "
+    "weights as far as --tolerance allows, and measure the gain on judge seeds, which were neither searched nor "
+    "trained on: clean and disturbed score, old faults that are now answered correctly, and the faults that a new "
+    "campaign finds. The run must have been split (themis run --split "
     "0.5,0.2,0.3), or --judge must name other data. Writes weights.safetensors, retrain.json, table.md and figure.png. "
     "Ctrl-C keeps every finished step, and the same command with the same --out resumes. Exit code 1 if --fail-under "
     "is given and not reached. "
@@ -37,7 +38,7 @@ HELP = (
 )
 EXAMPLES = """
 themis retrain runs/first --out runs/better
-themis retrain runs/first --epochs 30 --fresh 1 --also rain,gaussian:0.3 --fail-under 0.02
+themis retrain runs/first --tolerance 0.01 --also rain,gaussian:0.3 --fail-under 0.02
 themis retrain runs/first --rounds 5 --out runs/loop
 themis retrain runs/noise runs/fog --out runs/both
 themis retrain runs/first --from themis,nc,kmnc,idc,lsa,random,corners
@@ -126,7 +127,7 @@ def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} must come with --from, whose trainings can run in parallel: leave it out")
         return
-    for name in ("rounds", "also", "fail_under", "tolerance", "patience"):
+    for name in ("rounds", "also", "strengths", "fail_under", "patience"):
         if name in explicit_options:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} must be left out with --from, which compares techniques in one round")

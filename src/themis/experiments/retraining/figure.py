@@ -7,6 +7,7 @@ from typing import Any
 
 from themis.experiments.retraining.changes import Shift
 from themis.experiments.retraining.result import Retrained
+from themis.experiments.retraining.table import inputs_of
 from themis.runs.display.figure import INK, QUIET, blank_figure
 from themis.runs.run import counted
 
@@ -26,8 +27,8 @@ def draw(result: Retrained) -> bytes:
     height = max(3.4, 1.8 + 0.55 * len(rows))
     width = 17.0 if has_rounds else 14.0
     figure = blank_figure(width, height)
-    faults, seeds = counted(result.stage.n_faults, "fault"), counted(result.seeds["judge"], "judge seed")
-    title = f"Before and after retraining on {faults}, on {seeds}"
+    seeds = counted(result.seeds["judge"], "judge seed")
+    title = f"Before and after retraining on {inputs_of(result)}, on {seeds}"
     figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
     bottom, top = 0.65 / height, 1 - 1.35 / height
     _scores(_axes(figure, (1.7 / width, bottom, 3.8 / width, top)), rows)

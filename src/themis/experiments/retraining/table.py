@@ -95,10 +95,16 @@ def opening(result: Retrained) -> list[str]:
     seeds, stage = result.seeds, result.stage
     models = plural(len(stage.models), "random seed")
     return [
-        f"Retrained on {plural(stage.n_faults, 'fault')} ({result.perturbation}), with {models}",
+        f"Retrained on {inputs_of(result)} ({result.perturbation}), with {models}",
         f"Seeds: {seeds['search']:,} searched, {seeds['train']:,} trained on clean, and {seeds['judge']:,} judge "
         "seeds, which no model was trained on.",
     ]
+
+
+def inputs_of(result: Retrained) -> str:
+    """What the models were trained on."""
+    faults, fresh = plural(result.stage.n_faults, "fault"), "fresh disturbances"
+    return fresh if result.recipe.fresh == 1 else faults if not result.recipe.fresh else f"{fresh} and {faults}"
 
 
 def closing(result: Retrained) -> list[str]:
@@ -180,7 +186,7 @@ def frontier_note(result: Retrained) -> str:
 def round_table(result: Retrained) -> Table:
     """How the fault rate fell from round to round."""
     original = result.stages[0].outcomes[0].before
-    columns = ("round", "faults learned from", "fault rate", "clean score", "distinct faults", "next campaign")
+    columns = ("round", "faults so far", "fault rate", "clean score", "distinct faults", "next campaign")
     distinct = NONE if original.found is None else format_count(original.found.distinct_faults)
     rate, clean = percent(1 - original.disturbed_score, 2), percent(original.clean_score)
     rows: list[tuple[str, ...]] = [("original", NONE, rate, clean, distinct, NONE)]
