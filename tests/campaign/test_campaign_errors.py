@@ -15,6 +15,8 @@ import themis
 from themis import Callback, DataError, ModelError, Target, UsageError
 from themis.runs.store import Reader
 
+pytestmark = pytest.mark.xdist_group("campaign")
+
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_model_is_restored_to_its_previous_state(fails):

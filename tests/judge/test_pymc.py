@@ -12,6 +12,7 @@ from themis.errors import MissingExtraError
 from themis.judge.pymc import pymc
 from themis.measure.moments import Moments
 
+pytestmark = pytest.mark.xdist_group("pymc")  # importing it takes seconds
 needs_pymc = pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason="the extra bayes is not installed")
 MOMENTS = Moments(torch.tensor([3, 30, 300]), torch.tensor([0.1, 0.2, 0.3]).double(), torch.tensor([1, 2, 3]).double())
 

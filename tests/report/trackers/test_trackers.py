@@ -5,6 +5,7 @@ import sys
 from time import sleep
 
 import pytest
+from warm_python import warm_python
 
 import themis
 from themis import UsageError
@@ -221,7 +222,7 @@ def test_the_command_line_logs_into_the_run_folder(tmp_path):
 
     def themis_run(*more):
         options = {"cwd": tmp_path, "capture_output": True, "text": True}
-        return subprocess.run([sys.executable, "-m", "themis", "run", *words, *more], **options)
+        return subprocess.run([warm_python(), "-m", "themis", "run", *words, *more], **options)
 
     refused = themis_run("--track", "tensorbord")
     assert refused.returncode == 2
