@@ -52,6 +52,7 @@ OPTIONAL = {
     "SQLAlchemy": ("MLflow's database file", "themis-dl[mlflow]"),
     "alembic": ("MLflow's database file", "themis-dl[mlflow]"),
     "wandb": ("the tracker wandb", "themis-dl[wandb]"),
+    "ray": ("workers on a cluster, --executor ray", "themis-dl[ray]"),
     "pandas": ("faults as a DataFrame", "themis-dl[notebook]"),
     "albumentations": ("picture operations to compare with", "themis-dl[bench]"),
 }

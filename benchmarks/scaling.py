@@ -1,0 +1,397 @@
+"""Campaigns on Ray beside local ones: time, memory, and a simulation that is checked against both.
+
+    [THEMIS_DATA=FOLDER] python benchmarks/scaling.py [--tests 4000] [--seeds 400] [--workers 1,2,4] [--json FILE]
+    python benchmarks/scaling.py --table FILE      # the tables of docs/scaling.md, from a JSON file
+
+ResNet-56 on CIFAR-10 with its real weights, or with random ones if there is no data folder; every process has one
+thread. Each campaign runs in a process of its own. The local one records how long its chunks take, in CPU seconds,
+which other work on the machine changes little; the simulation predicts from them how long a campaign takes with any
+number of workers, and what a driver has to move and merge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from searching.files import write_results
+
+import themis
+from themis import RayExecutor, Target
+from themis.campaign import hiring, remote
+from themis.campaign.measurer import LocalMeasurer
+from themis.measure.moments import Accumulator
+from themis.zoo import data, load, resnet56
+
+LATENCY = 2e-3
+"""Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""
+SIMULATED, ON_PAPER = (1, 2, 4, 8, 16), (1, 10, 100, 1000)
+"""Numbers of workers."""
+
+
+@dataclass
+class Trace:
+    """What a local campaign did: its chunks, by portion, and what the driver did between them, in CPU seconds."""
+
+    chunks: list[list[float]] = field(default_factory=list)
+    seeds: list[list[list[int]]] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    """Before the first chunk of each portion: learning from the portion before, proposing, judging."""
+    recording: float = 0.0
+    """After a chunk: counting its results and recording its faults."""
+    clean: float = 0.0
+    """One chunk of clean inputs."""
+    last: int = -1
+    ended: float = 0.0
+
+
+class TracingMeasurer(LocalMeasurer):
+    """The local measurer, which notes what it does."""
+
+    trace = Trace()
+
+    def sweep(self) -> Any:
+        began = time.process_time()
+        moments = super().sweep()
+        n_chunks = -(-len(self.calculator.inputs) // self.calculator.chunk)
+        self.trace.clean = (time.process_time() - began) / n_chunks
+        return moments
+
+    def measure(self, pending: Any, *rest: Any) -> Any:
+        trace, began = self.trace, time.process_time()
+        since, last = began - trace.ended, int(pending.number[-1])
+        if last != trace.last:
+            trace.between.append(since)
+            trace.chunks.append([])
+            trace.seeds.append([])
+        else:
+            trace.recording = trace.recording or since
+            trace.recording += (since - trace.recording) / 20
+        trace.last = last
+        measurement = super().measure(pending, *rest)
+        trace.ended = time.process_time()
+        trace.chunks[-1].append(trace.ended - began)
+        trace.seeds[-1].append(np.unique(pending.seed[: len(measurement)]).tolist())
+        return measurement
+
+
+class Watch(themis.Callback):
+    """Notes when the tests begin and end, and the memory and CPU time of workers while they still exist."""
+
+    began = ended = driver_cpu = 0.0
+    workers: list[dict[str, float]]
+    worker_cpu: dict[int, float]
+
+    def on_start(self, start: Any) -> None:
+        self.began, self.driver_cpu = time.perf_counter(), time.process_time()
+        TracingMeasurer.trace.ended = self.driver_cpu
+        self.worker_cpu = {pid: _describe(pid)["cpu"] for pid in _workers()}
+
+    def on_end(self, run: Any) -> None:
+        self.ended, self.driver_cpu = time.perf_counter(), time.process_time() - self.driver_cpu
+        self.workers = [_describe(pid) for pid in self.worker_cpu]
+        for worker, before in zip(self.workers, self.worker_cpu.values(), strict=True):
+            worker["cpu"] -= before
+
+
+def _workers() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if line.startswith(b"ray::WorkerHost"):
+            found.append(int(name))
+    return found
+
+
+def _describe(pid: int) -> dict[str, float]:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {"peak_mib": int(status["VmHWM"].split()[0]) / 1024, "cpu": (int(times[11]) + int(times[12])) / ticks}
+
+
+def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
+    """One campaign in this process; without workers, the local one."""
+    torch.set_num_threads(1)
+    if os.environ.get("THEMIS_DATA"):
+        target, inputs = load("resnet56-cifar10"), data("resnet56-cifar10")
+    else:
+        torch.manual_seed(0)
+        target = Target(resnet56())
+        inputs = torch.rand(n_seeds, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    watch, replies = Watch(), []
+    if n_workers:
+        merge = remote.RemoteMeasurer._measurement
+
+        def note(self: Any, measured: Any) -> Any:
+            replies.append(len(pickle.dumps(measured)))
+            return merge(self, measured)
+
+        remote.RemoteMeasurer._measurement = note  # type: ignore[method-assign]
+    else:
+        hiring.LocalMeasurer = TracingMeasurer  # type: ignore[misc]
+    began = time.perf_counter()
+    run = themis.run(
+        target,
+        inputs,
+        "gaussian",
+        max_tests=n_tests,
+        max_seeds=n_seeds,
+        coverage=None,
+        plateau=None,
+        callbacks=[watch],
+        executor=RayExecutor(workers=n_workers) if n_workers else None,
+    )
+    total = time.perf_counter() - began
+    trace = TracingMeasurer.trace
+    return {
+        "workers": n_workers,
+        "tests": n_tests,
+        "seeds": n_seeds,
+        "chunk": run.start.chunk,
+        "neurons": run.start.n_neurons,
+        "faults": run.summary()["distinct_faults"],
+        "passes": run.summary()["passes"],
+        "seconds": total,
+        "test_seconds": watch.ended - watch.began,
+        "driver_cpu": watch.driver_cpu,
+        "worker_cpu": [worker["cpu"] for worker in watch.workers],
+        "driver_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "worker_mib": [worker["peak_mib"] for worker in watch.workers],
+        "bytes_per_chunk": float(np.mean(replies)) if replies else None,
+        "load": os.getloadavg()[0],
+        "trace": None if n_workers else vars(trace),
+    }
+
+
+def merge_seconds(n_neurons: int) -> float:
+    """What folding the sums of one chunk takes the driver: the shortest of several times, since machines are shared."""
+    into = Accumulator(n_neurons)
+    sums = np.random.default_rng(0).random(n_neurons, dtype=np.float32)
+    times = []
+    for _ in range(50):
+        began = time.process_time()
+        into.commit_sums(torch.from_numpy(sums.copy()), torch.from_numpy(sums.copy()), 32)
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def simulate(trace: dict[str, Any], n_workers: int, n_seeds: int, chunk: int, merge: float) -> dict[str, float]:
+    """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
+
+    Every process has a core of its own.
+
+    A worker takes the next chunk of the portion when it is free, and first runs the clean inputs that it lacks; it runs
+    those also while it would wait for others. The driver merges chunks in their order, and proposes the next portion
+    once the last one is merged.
+    """
+    now, busy, driver = 0.0, 0.0, 0.0
+    swept = [range(first, min(first + chunk, n_seeds)) for first in range(0, n_seeds, chunk)]
+    has = [{seed for rows in swept[k::n_workers] for seed in rows} for k in range(n_workers)]
+    begin_at = [0.0] * n_workers
+    for chunks, seeds, between in zip(trace["chunks"], trace["seeds"], trace["between"], strict=True):
+        now, driver = now + between, driver + between
+        free = [(max(now, begin_at[k]), k) for k in range(n_workers)]
+        heapq.heapify(free)
+        ends = []
+        for seconds, rows in zip(chunks, seeds, strict=True):
+            begin, k = heapq.heappop(free)
+            missing = [seed for seed in rows if seed not in has[k]]
+            if missing:
+                n_passes = -(-len(missing) // chunk)
+                seconds += n_passes * trace["clean"]
+                has[k].update(missing)
+                has[k].update(
+                    [seed for seed in range(n_seeds) if seed not in has[k]][: n_passes * chunk - len(missing)]
+                )
+            heapq.heappush(free, (begin + seconds, k))
+            ends.append(begin + seconds + LATENCY)
+            busy += seconds
+        last = max(ends)
+        for idle, k in free:
+            while idle < last and len(has[k]) < n_seeds:
+                has[k].update([seed for seed in range(n_seeds) if seed not in has[k]][:chunk])
+                idle, busy = idle + trace["clean"], busy + trace["clean"]
+            begin_at[k] = idle
+        for end in ends:
+            now = max(now, end) + merge + trace["recording"]
+            driver += merge + trace["recording"]
+    return {"seconds": now, "cpu": busy + driver, "driver": driver / now}
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """A model on paper: what one worker does in a second, and what the driver is sent."""
+
+    name: str
+    neurons: float
+    chunk: int
+    tests_per_second: float
+    """Of one worker."""
+
+    @property
+    def chunk_bytes(self) -> float:
+        """Sums and squares of every neuron, in float64 from a GPU, and the panel's differences."""
+        return 16 * self.neurons + 4 * PANEL * self.chunk
+
+    @property
+    def chunk_seconds(self) -> float:
+        return self.chunk / self.tests_per_second
+
+
+PANEL = 1000
+"""Neurons of the panel."""
+PER_WORKER = 4
+"""Chunks of a round per worker."""
+GROUP, FAN_IN = 16, 16
+"""Chunks that a worker would sum before it sends them, and messages that each node of a tree would merge."""
+LINK = 12.5e9
+"""Bytes per second of a network of 100 Gbit/s."""
+PAPER_MODELS = (
+    PaperModel("ResNet-50, channels", 26_560, 256, 3_600),
+    PaperModel("ResNet-50, elements", 9.6e6, 64, 2_500),
+    PaperModel("a billion neurons", 1e9, 8, 10),
+)
+
+
+def paper_rows(rate: float) -> list[list[str]]:
+    """Passes and bytes per round, and the seconds of workers and driver, which takes in `rate` bytes per second."""
+    rows = []
+    for model in PAPER_MODELS:
+        for n in ON_PAPER:
+            compute, n_bytes = PER_WORKER * model.chunk_seconds, PER_WORKER * n * model.chunk_bytes
+            driver = n_bytes / rate
+            passes = PER_WORKER * n * model.chunk
+            share = compute / max(compute, driver)
+            rows.append(
+                [
+                    *(model.name, f"{n:,}", f"{passes:,}", _size(n_bytes), _seconds(compute)),
+                    *(_seconds(driver), "under 1%" if share < 0.005 else f"{share:.0%}"),
+                ]
+            )
+    return rows
+
+
+def saturation_rows(rate: float) -> list[list[str]]:
+    """The number of workers at which the driver takes as long as they do: as it is, and with less to merge."""
+    rows = []
+    for model in PAPER_MODELS:
+        panel = 4 * PANEL * model.chunk
+        sizes = {
+            "as it is": model.chunk_bytes,
+            "groups": 16 * model.neurons / GROUP + panel,
+            "masks": model.neurons / 8 + panel,
+        }
+        most = [model.chunk_seconds * rate / n_bytes for n_bytes in sizes.values()]
+        level = FAN_IN * model.chunk_bytes / rate  # a node of the tree merges this long per round
+        tree = f"any, rounds of {_seconds(max(level, model.chunk_seconds))}"
+        rows.append([model.name, *(f"{n:,.0f}" if n >= 1 else "none" for n in most), tree])
+    return rows
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _size(n_bytes: float) -> str:
+    unit = next(unit for unit in ("kB", "MB", "GB", "TB", "PB") if n_bytes < 1000 ** (2 + "kMGTP".index(unit[0])))
+    return f"{n_bytes / 1000 ** (1 + 'kMGTP'.index(unit[0])):.3g} {unit}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The results as Markdown tables."""
+    local = results["local"]
+    merge = results["merge_seconds"]
+    rows = []
+    for row in [local, *results["ray"]]:
+        n = row["workers"]
+        predicted = None if not n else simulate(local["trace"], n, row["seeds"], row["chunk"], merge)
+        cpu = row["driver_cpu"] + sum(row["worker_cpu"])
+        rows.append(
+            [
+                (f"Ray, {n} worker" + "s" * (n > 1)) if n else "local",
+                f"{row['test_seconds']:.1f} s",
+                "" if predicted is None else f"{predicted['seconds']:.1f} s",
+                "" if predicted is None else f"{local['driver_cpu'] / predicted['seconds'] / n:.0%}",
+                f"{cpu:.1f} s",
+                "" if predicted is None else f"{predicted['cpu']:.1f} s",
+                f"{row['driver_mib']:.0f} MiB",
+                "" if not n else f"{np.mean(row['worker_mib']):.0f} MiB",
+                "" if not n else _size(row["bytes_per_chunk"]),
+                f"{row['load']:.1f}",
+            ]
+        )
+    head = ["executor", "tests", "predicted", "predicted efficiency", "CPU", "predicted CPU"]
+    head += ["driver's peak", "a worker's peak", "per chunk", "load of the machine"]
+    n = local["tests"]
+    first = (
+        f"ResNet-56, {n:,} tests, {local['seeds']:,} seeds, chunks of {local['chunk']}, {local['neurons']:,} neurons"
+    )
+    more = [
+        [f"{k:,}", f"{s['seconds']:.1f} s", f"{local['driver_cpu'] / s['seconds'] / k:.0%}", f"{s['driver']:.0%}"]
+        for k in SIMULATED
+        for s in [simulate(local["trace"], k, local["seeds"], local["chunk"], merge)]
+    ]
+    second = _table(["workers", "seconds", "efficiency", "driver busy"], more)
+    rate = min(LINK, 8 * local["neurons"] / merge)
+    third = f"The driver merges {_size(rate)} per second."
+    columns = ["model", "workers", "passes per round", "to the driver", "workers take", "driver takes", "efficiency"]
+    fourth = _table(columns, paper_rows(rate))
+    remedies = ["model", "as it is", f"{GROUP} chunks per message", "masks", f"a tree of {FAN_IN}"]
+    return "\n\n".join([first, _table(head, rows), second, third, fourth, _table(remedies, saturation_rows(rate))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tests", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=400)
+    parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--json", type=str)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(tables(json.loads(arguments.table.read_text())["results"]))
+        return
+    if arguments.one is not None:
+        print(json.dumps(run_one(arguments.one, arguments.tests, arguments.seeds)))
+        return
+    if find_spec("ray") is None:
+        print("This benchmark needs Ray: pip install 'themis-dl[ray]'.")
+        return
+    rows = []
+    for n_workers in (0, *map(int, arguments.workers.split(","))):
+        words = [sys.executable, __file__, "--one", str(n_workers)]
+        words += ["--tests", str(arguments.tests), "--seeds", str(arguments.seeds)]
+        output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(output.splitlines()[-1]))
+        shown = {name: value for name, value in rows[-1].items() if name != "trace"}
+        print(json.dumps(shown), flush=True)
+    results = {"local": rows[0], "ray": rows[1:], "merge_seconds": merge_seconds(rows[0]["neurons"])}
+    if arguments.json:
+        write_results(arguments.json, "cpu", results)
+    print(tables(results))
+
+
+if __name__ == "__main__":
+    main()
