@@ -35,17 +35,28 @@ FIGURES = ("passes", "seconds", "distinct_faults")
 
 def single_runs(origin: Origin, seeds: Any, tests: int, out: Path) -> dict[str, Any]:
     """Twenty calls of `themis.run`, each with a target of its own."""
-    passes = faults = 0
-    by_name = {}
+    passes, by_name, found = 0, {}, {}
     began = time.perf_counter()
     for name in PERTURBATIONS:
         run = themis.run(
             origin.target(), seeds, name, out=out / name, max_tests=tests, uniform_share=UNIFORM_SHARE, max_stored=100
         )
         passes += run.rounds[-1].passes
-        faults += run.rounds[-1].distinct_faults
         by_name[name] = run.rounds[-1].distinct_faults
-    return {"seconds": time.perf_counter() - began, "passes": passes, "distinct_faults": faults, "by_name": by_name}
+        found[name] = faults_of(run)
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "passes": passes,
+        "distinct_faults": sum(by_name.values()),
+        "by_name": by_name,
+        "found": found,
+    }
+
+
+def faults_of(run: themis.Run) -> list[tuple[Any, ...]]:
+    """What each fault of a run is: its seed, theta, noise and answer, in the order in which they were found."""
+    return [(fault.seed_id, *fault.theta.values(), fault.noise_seed, fault.answer) for fault in run.faults]
 
 
 def suite(origin: Origin, seeds: Any, tests: int, out: Path, share: float) -> dict[str, Any]:
@@ -67,6 +78,7 @@ def suite(origin: Origin, seeds: Any, tests: int, out: Path, share: float) -> di
         "distinct_faults": sum(by_name.values()),
         "tests": result.tests,
         "by_name": by_name,
+        "found": {name: faults_of(result[name]) for name in result},
     }
 
 
@@ -95,8 +107,11 @@ def main() -> None:
         for name, run in ways.items():
             with tempfile.TemporaryDirectory() as folder:
                 measured[name].append(run(Path(folder)))
-    if measured["single runs"][0]["by_name"] != measured["suite, equal shares"][0]["by_name"]:
-        raise SystemExit("a suite with equal shares must find exactly what single runs find")
+    single, equal = (measured[name][0]["found"] for name in ("single runs", "suite, equal shares"))
+    if single != equal:
+        differing = [name for name in PERTURBATIONS if single[name] != equal[name]]
+        raise SystemExit(f"a suite with equal shares must find exactly the faults of single runs: {differing}")
+    print(f"single runs and equal shares: the same {sum(map(len, single.values())):,} faults, one by one")
     rows = []
     print(f"{len(PERTURBATIONS)} perturbations, {arguments.seeds:,} seeds, {arguments.tests:,} tests each")
     print(f"{'':<22}{'passes':>10}{'ratio':>8}{'seconds':>10}{'ratio':>8}{'distinct faults':>18}{'ratio':>8}")

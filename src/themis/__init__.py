@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from themis.measure.moments import Moments
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
-    from themis.runs.diff.api import diff
     from themis.runs.faults import Fault
     from themis.runs.open import open_run
     from themis.runs.run import Run
     from themis.suites.api import resume_suite, run_suite
+    from themis.suites.diff import diff
     from themis.suites.result import SuiteRun, open_suite
     from themis.target.blackbox import BlackBox
     from themis.target.detections import Detections
@@ -53,7 +53,7 @@ _HOMES = {
     "Theta": "perturb",
     "UsageError": "errors",
     "compare": "experiments.comparison.api",
-    "diff": "runs.diff.api",
+    "diff": "suites.diff",
     "open_run": "runs.open",
     "open_suite": "suites.result",
     "resume": "campaign.api",

@@ -152,6 +152,7 @@ def test_two_suites_are_compared_member_by_member(there, capsys):
     assert main(["diff", "a", "b", "--tests", "100", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["members"]) == {"fog", "gaussian-0.4"}
+    assert themis.diff("a", "b", tests=100).as_dict() == result
     assert main(["diff", "a", "b/fog"]) == 2
     assert "a is a suite" in capsys.readouterr().err
 

@@ -165,13 +165,34 @@ def test_a_suite_that_was_stopped_ends_as_if_it_had_not_been(suite, tmp_path, n_
     assert more.tests == 700
 
 
+def test_a_suite_whose_time_is_over_can_be_resumed(suite, tmp_path):
+    net = classifier()
+    data = pictures(net)
+    stopped = themis.run_suite(net, data, {"members": MEMBERS}, out=tmp_path / "s", max_tests=600, max_seconds=1e-6)
+    assert stopped.state == "out of time"
+    assert stopped.tests < 600
+    assert stopped.record["options"] == suite.record["options"]
+    again = themis.resume_suite(tmp_path / "s", net, data, max_seconds=1e-6)
+    assert again.state == "out of time"
+    resumed = themis.resume_suite(tmp_path / "s", net, data)
+    assert (resumed.state, resumed.tests) == ("ended", 600)
+    assert_same_faults(resumed["fog"], suite["fog"])
+
+
+def test_a_suite_is_compared_with_suites_only(suite):
+    with pytest.raises(UsageError, match="a suite must be compared with a suite, got one suite and one run"):
+        themis.diff(suite, suite.path / "fog")
+    with pytest.raises(UsageError, match="curves must be left out for suites"):
+        themis.diff(suite, suite.path, curves=True)
+
+
 REFUSED = {
     "another suite": ({"suite": ["fog"]}, "holds another suite"),
     "another share": ({"share": 0.9}, "share differs"),
     "another setting": ({"random_seed": 5}, "random_seed differs"),
     "fewer tests": ({"max_tests": 100}, "max_tests must be at least 600"),
     "a magnitude": ({"magnitude": 0.2}, "a suite does not take magnitude: give it to a member"),
-    "a time limit": ({"max_seconds": 10}, "a suite does not take max_seconds"),
+    "a time limit": ({"max_seconds": 0}, "max_seconds must be positive"),
     "an unknown option": ({"max_test": 10}, "did you mean 'max_tests'"),
 }
 

@@ -104,16 +104,18 @@ def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def _resume_suite(arguments: Namespace, explicit_options: set[str], gates: Gates) -> int:
-    """Continue a suite; its only limit is the number of tests of all its members."""
+    """Continue a suite; its limits are the number of tests of all its members, and the time."""
     from themis.cli.suite import ShowSuite, finish_suite
     from themis.suites.api import resume_suite
     from themis.suites.result import SuiteRun
 
     limits = explicit_fields(arguments, Settings, explicit_options)
     for name in limits:
-        if name != "max_tests":
+        if name not in ("max_tests", "max_seconds"):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests")
+            raise UsageError(
+                f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests, and --max-seconds"
+            )
     if arguments.track:
         raise UsageError("--track must be left out for a suite: resume one of its members with it")
     if arguments.executor != "local":

@@ -236,7 +236,9 @@ def finish_suite(suite: SuiteRun, arguments: Namespace, gates: Gates, *, out: st
         print_text(f"Results in {out}")
         if page is not None:
             print_text(f"Report: {page}")
-        if is_interrupted:
+        if suite.state == "out of time":
+            print_text("Stopped because the time of the suite is over.")
+        if suite.state != "ended":
             print_text(f"Resume: themis resume {quote(out)}")
     if is_interrupted:
         return INTERRUPTED

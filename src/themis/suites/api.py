@@ -20,7 +20,7 @@ from themis.data.seeds import read_seeds
 from themis.errors import UsageError
 from themis.runs.checkpoint import read_progress
 from themis.runs.environment import as_plain_data, threads
-from themis.runs.run import Run
+from themis.runs.run import Round, Run
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.ownership import is_database
 from themis.runs.store.reader import Reader
@@ -68,8 +68,8 @@ def run_suite(
 ) -> SuiteRun:
     """Test `target` on `data` under every perturbation of a suite; all results are in one folder.
 
-    The same call with the same `out` resumes a suite that was stopped. Options are `max_tests`, `share` and
-    `level_seeds` of the suite, and the fields of `Settings` for its campaigns.
+    The same call with the same `out` resumes a suite that was stopped. Options are `max_tests`, `max_seconds`,
+    `share` and `level_seeds` of the suite, and the fields of `Settings` for its campaigns.
 
     Args:
         target: The model under test, as for `themis.run`.
@@ -112,6 +112,7 @@ def resume_suite(
     metadata: Any = None,
     origin: Origin | None = None,
     max_tests: int | None = None,
+    max_seconds: float | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
     trust: Trusted = False,
@@ -119,7 +120,7 @@ def resume_suite(
     """Resume the suite in the folder `out`; it ends as if it had never been stopped.
 
     The model, the data and perturbations of your own are needed only if the suite cannot create them again. A larger
-    `max_tests` continues a suite that has spent its budget.
+    `max_tests` continues a suite that has spent its budget; `max_seconds` is the time of this call.
     """
     record = read_record(out)
     permission = permit(out, record, trust)
@@ -137,8 +138,7 @@ def resume_suite(
             definition = _recorded_definition(record, imports=permission.is_granted)
     settings = Settings.recorded(record["settings"])
     options = SuiteOptions(**record["options"])
-    if max_tests is not None:
-        options = replace(options, max_tests=max_tests)
+    options = replace(options, max_tests=options.max_tests if max_tests is None else max_tests, max_seconds=max_seconds)
     if target is None:
         assert origin is not None
         target = origin.target()
@@ -210,13 +210,14 @@ def _run(
                 record["metadata"] = str(Path(metadata).absolute())
             _check_environment(record, series, folder.path)
             seconds_before = record["seconds"]
-            record = signed({**record, "state": "running", "options": asdict(options)})
-            work = _SuiteWork(suite, options, series, folder, record, tuple(callbacks), listener, columns)
+            record = signed({**record, "state": "running", "options": _recorded_options(options)})
+            limit = TimeLimit(None if options.max_seconds is None else began + options.max_seconds)
+            work = _SuiteWork(suite, options, series, folder, record, (*callbacks, limit), listener, columns, limit)
             assert options.max_tests is not None
             listener.on_start(suite, len(series.seeds), options.max_tests)
             state = "failed"
             try:
-                state = "ended" if work.run() else "interrupted"
+                state = "ended" if work.run() else "out of time" if limit.is_over else "interrupted"
             except KeyboardInterrupt:
                 state = "interrupted"
             finally:
@@ -239,6 +240,7 @@ class _SuiteWork:
     callbacks: tuple[Callback, ...]
     listener: SuiteListener
     columns: list[SliceColumn]
+    limit: TimeLimit
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the members that have run, by name."""
 
@@ -259,6 +261,8 @@ class _SuiteWork:
                 return False
         rows = graded_rows(len(self.series.seeds), self.options.level_seeds, self.series.settings.random_seed)
         for member in self.suite.members:
+            if self.limit.is_over:
+                return False
             self._grade(member, rows)
         n_steps = sum(step["reason"] != "share" for step in self.record["schedule"])
         while True:
@@ -272,7 +276,9 @@ class _SuiteWork:
             n_steps += 1
 
     def _plan(self, step: Step, member: SuiteMember) -> bool:
-        """Take a new step, which is recorded before it begins."""
+        """Take a new step, which is recorded before it begins; returns whether it was not interrupted."""
+        if self.limit.is_over:
+            return False
         self.record["schedule"].append(asdict(step))
         self.folder.write(self.record)
         return self._take(step, member)
@@ -342,6 +348,26 @@ class _SuiteWork:
         return list(self.record["slices"])
 
 
+class TimeLimit(Callback):
+    """Stops the campaign that is running when the time of its suite is over; the suite can be resumed."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+
+    @property
+    def is_over(self) -> bool:
+        return self.deadline is not None and perf_counter() >= self.deadline
+
+    def on_round(self, round: Round) -> None:
+        if self.is_over:
+            raise KeyboardInterrupt
+
+
+def _recorded_options(options: SuiteOptions) -> dict[str, Any]:
+    """The options that a suite keeps when it is resumed: all but the time of this call."""
+    return {name: value for name, value in asdict(options).items() if name != "max_seconds"}
+
+
 def _new_record(
     suite: SuiteDefinition,
     options: SuiteOptions,
@@ -355,7 +381,7 @@ def _new_record(
         "name": suite.name,
         "members": [{**member.plain(), "range": member.range} for member in suite.members],
         "notes": list(suite.notes),
-        "options": asdict(options),
+        "options": _recorded_options(options),
         "settings": {name: as_plain_data(value) for name, value in asdict(settings).items()},
         "origin": None if series.origin is None else series.origin.as_dict(),
         "perturbation": " + ".join(member.perturbation.name for member in suite.members),

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from themis.errors import UsageError
-from themis.runs.diff.api import TESTS, diff
+from themis.runs.diff.api import NAMES, TESTS
+from themis.runs.diff.api import diff as diff_runs
 from themis.runs.diff.markdown import escape, table
 from themis.runs.diff.result import Diff
+from themis.runs.replay import RunSource
 from themis.runs.run import percent
 from themis.runs.trust import Trusted
+from themis.suites.folder import is_suite
 from themis.suites.members import Rebuild, open_members
 from themis.suites.result import SuiteRun
 
@@ -84,6 +87,65 @@ class SuiteDiff:
         return "\n".join([head, "", *table(HEAD, self.rows()), "", *(escape(line) for line in self.lines()), ""])
 
 
+def diff(
+    before: RunSource | SuiteRun,
+    after: RunSource | SuiteRun,
+    *,
+    kind: str = "auto",
+    tests: int = TESTS,
+    curves: bool = False,
+    random_seed: int = 0,
+    names: tuple[str, str] = NAMES,
+    remedies: tuple[str, str] = ("", ""),
+    trust: Trusted = False,
+) -> Diff | SuiteDiff:
+    """Compare two runs, or two suites member by member.
+
+    Args:
+        before: The first run, as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data; or
+            the first suite, as `themis.run_suite` returned it, or its folder.
+        after: The second run or suite.
+        kind: `versions` replays the faults of both runs, and new tests, on both models; `techniques` compares what two
+            runs found on one model; `auto` is `techniques` if both tested the same model.
+        tests: Number of new tests, per member of a suite.
+        curves: Whether to add robustness curves; not for suites.
+        random_seed: The same seed gives the same new tests.
+        names: How messages name the runs.
+        remedies: What messages recommend if a model is not the one that was tested.
+        trust: Folders whose code may run although they were not made on this machine by this user; True for both.
+    """
+    suites = [side for side in (before, after) if _is_suite(side)]
+    if not suites:
+        return diff_runs(
+            before,  # type: ignore[arg-type]
+            after,  # type: ignore[arg-type]
+            kind=kind,
+            tests=tests,
+            curves=curves,
+            random_seed=random_seed,
+            names=names,
+            remedies=remedies,
+            trust=trust,
+        )
+    if len(suites) == 1:
+        raise UsageError("a suite must be compared with a suite, got one suite and one run: compare one of its members")
+    if curves:
+        raise UsageError("curves must be left out for suites: compare two of their members for them")
+    return diff_suites(
+        before,  # type: ignore[arg-type]
+        after,  # type: ignore[arg-type]
+        kind=kind,
+        tests=tests,
+        random_seed=random_seed,
+        trust=trust,
+        remedies=remedies,
+    )
+
+
+def _is_suite(side: Any) -> bool:
+    return isinstance(side, SuiteRun) or (isinstance(side, str | Path) and is_suite(side))
+
+
 def diff_suites(
     before: SuiteRun | str | Path,
     after: SuiteRun | str | Path,
@@ -108,7 +170,7 @@ def diff_suites(
                 "none: run the same suite on both models"
             )
         members = {
-            name: diff(old[name], new[name], kind=kind, tests=tests, random_seed=random_seed, remedies=remedies)
+            name: diff_runs(old[name], new[name], kind=kind, tests=tests, random_seed=random_seed, remedies=remedies)
             for name in names
         }
     return SuiteDiff(first, second, members, tuple(sorted(old.keys() ^ new.keys())))

@@ -16,7 +16,6 @@ from themis.reading import (
     items,
     number,
     one_of,
-    open_regular,
     optional,
     parse_json,
     read_regular,
@@ -25,7 +24,7 @@ from themis.reading import (
     values_of,
     whole,
 )
-from themis.runs.store.files import Lock, as_json, explained, refuse_links, remove_leftovers, write_file
+from themis.runs.store.files import Lock, as_json, explained, is_locked, refuse_links, remove_leftovers, write_file
 from themis.runs.store.ownership import has_mark, list_folder, made_by, refuse_folder, was_signed
 from themis.runs.store.validation import HASH, MAX_JSON, MAX_TESTS, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
@@ -64,7 +63,7 @@ FORM = record(
         "origin": optional(record({})),
         "environment": record({"model_sha256": HASH, "data_sha256": HASH, "threads": whole(1, 1 << 16)}),
         "schedule": items(_STEP),
-        "state": one_of("running", "ended", "interrupted", "failed"),
+        "state": one_of("running", "ended", "interrupted", "out of time", "failed"),
         "passes": _COUNT,
         "seconds": number(0),
         "grades": values_of(items(_GRADE)),
@@ -128,18 +127,7 @@ def is_suite(path: str | Path) -> bool:
 
 def is_running(path: str | Path) -> bool:
     """Whether a process is running the suite; if the system cannot tell, yes."""
-    try:
-        import fcntl
-
-        with open_regular(Path(path) / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return False
+    return is_locked(Path(path) / LOCK) is not False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ MEMBER_DEFAULTS = {"uniform_share": 0.5, "max_stored": 100}
 OF_THE_SUITE = {
     "magnitude": "give it to a member: {perturb: gaussian, magnitude: 0.2}",
     "max_passes": "the budget of a suite is max_tests",
-    "max_seconds": "the budget of a suite is max_tests, which makes it reproducible; Ctrl-C stops it, and it resumes",
     "criterion": "test one perturbation with a criterion with themis run",
     "train_inputs": "it is for criteria, which a suite does not have",
 }
@@ -28,6 +27,9 @@ class SuiteOptions:
     """How the budget of a suite is divided, and how it is graded."""
 
     max_tests: int | None = option(None, f"tests of the whole suite (default: {TESTS_PER_MEMBER:,} per member)")
+    max_seconds: float | None = option(
+        None, "stop after this many seconds; the same command, or themis resume, continues the suite"
+    )
     share: float = option(0.5, "share of the tests divided among all members by weight; the rest is adaptive")
     level_seeds: int | None = option(1000, "seeds that are graded at each level, a random sample; null grades all")
 
@@ -35,6 +37,7 @@ class SuiteOptions:
         check_numbers(self)
         rules = {
             "max_tests": (self.max_tests is None or self.max_tests > 0, "be positive, or None"),
+            "max_seconds": (self.max_seconds is None or self.max_seconds > 0, "be positive, or None"),
             "share": (0 < self.share <= 1, "lie above 0 and up to 1"),
             "level_seeds": (self.level_seeds is None or self.level_seeds > 0, "be positive, or None for all"),
         }

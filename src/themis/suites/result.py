@@ -99,7 +99,7 @@ class SuiteRun:
 
     @property
     def state(self) -> str:
-        """running, ended, interrupted, failed or killed."""
+        """running, ended, interrupted, out of time, failed or killed."""
         state = str(self.record["state"])
         return "killed" if state == "running" and not is_running(self.path) else state
 

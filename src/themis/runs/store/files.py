@@ -20,6 +20,7 @@ from time import sleep
 from typing import Any
 
 from themis.errors import StoreError, UsageError
+from themis.reading import open_regular
 
 LEFTOVER = re.compile(r"\.themis-[0-9a-f]{16}\.part(-wal|-shm|-journal)?")
 """Names of temporary files, and of those that SQLite writes beside them."""
@@ -27,6 +28,22 @@ SIGNATURE = b"Themis, process "
 """The beginning of a lock file; the number of the process follows."""
 _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: int = os.O_RDWR | _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of a folder; None if the system cannot tell."""
+    try:
+        import fcntl
+
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return False
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -16,8 +16,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
-from themis.reading import check_form, open_regular, optional, parse_json, read_regular, values_of
+from themis.reading import check_form, optional, parse_json, read_regular, values_of
 from themis.runs.store import schema
+from themis.runs.store.files import is_locked
 from themis.runs.store.schema import DATABASE
 from themis.runs.store.validation import (
     CHECKPOINT,
@@ -119,18 +120,8 @@ class Reader:
 
     def is_running(self) -> bool:
         """Whether a campaign is writing to the folder; if the system cannot tell, whether it has no summary."""
-        try:
-            import fcntl
-
-            with open_regular(self.path / "run.lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        except (ImportError, OSError):
-            return self.summary() is None
-        return False
+        held = is_locked(self.path / "run.lock")
+        return self.summary() is None if held is None else held
 
     def state(self, summary: dict[str, Any] | None) -> str:
         """running, ended, interrupted, failed or killed; `summary` is the run's."""
