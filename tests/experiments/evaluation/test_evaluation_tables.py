@@ -40,12 +40,15 @@ def cell(values, degenerate=None):
     rates = [0.1, 0.4, 0.8]
     grid = {"name": "paper", "rows": rows, "rates": rates, "box_rates": rates, "ratios": {}}
     grid |= {"degenerate": degenerate, "box_degenerate": "too flat"}
-    return {"model": "net", "perturbation": "fgsm", "budgets": {"passes": [grid]}, "limits": {"passes": 9}}
+    pair = {"model": "net", "perturbation": "fgsm", "grids": [grid], "grid_refused": ""}
+    return {**pair, "budgets": {"passes": [grid]}, "limits": {"passes": 9}}
 
 
 def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     pairs = [cell({"scheduled": 0.9, "nc": -0.2}), cell({"scheduled": 0.3, "nc": 0.8}), cell({"scheduled": 1}, "flat")]
-    counts, full, box = capability_tables(Evaluation({"pairs": pairs}))
+    rates, counts, full, box = capability_tables(Evaluation({"pairs": pairs}))
+    assert [row[2] for row in rates.rows] == ["-", "-", "degenerate"]
+    assert "Degenerate are 1 of 3 cells at full strength and 3 over the whole range" in rates.notes[0]
     assert counts.rows[0][:3] == ("scheduled", "1 of 2, 0.60", "-")
     assert counts.rows[1][1] == "1 of 2, 0.30"
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]

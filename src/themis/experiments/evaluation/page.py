@@ -45,9 +45,14 @@ def opening(evaluation: Evaluation) -> list[str]:
     """What was run, and which models are missing."""
     content = evaluation.content
     n_models = len({pair["model"] for pair in content["pairs"]})
+    n_run = sum(any(pair["budgets"].values()) for pair in content["pairs"])
     pairs = f"{plural(n_models, 'model')}, {plural(len(content['pairs']), 'pair')} of a model and a perturbation"
+    if n_run < len(content["pairs"]):
+        pairs += f", {n_run} of them with campaigns and the others with error rates only"
     lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
+    if content["unfinished"]:
+        lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
     if content["failed"]:
         lines.append(f"{plural(len(content['failed']), 'cell')} failed and will run again with the next call.")
     return lines
@@ -71,11 +76,38 @@ def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict
 
 def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iterable[Table]:
     """The correlation of faults with the error rate: counted over all cells, and cell by cell."""
+    for name in TITLES:
+        if any(grid["name"] == name for pair in evaluation.content["pairs"] for grid in pair["grids"]):
+            yield _rate_table(evaluation.content["pairs"], name)
     for name, budget in _grids(evaluation):
         cells = _cells(evaluation, name, budget)
         yield _count_table(cells, name, budget)
         for key in () if is_brief else DEFINITIONS:
             yield _r_table(cells, name, budget, key)
+
+
+def _rate_table(pairs: list[Record], name: str) -> Table:
+    """Error rates on a grid under both definitions, and which cells are degenerate."""
+    cells = [(pair, grid) for pair in pairs for grid in pair["grids"] if grid["name"] == name]
+    rows: list[tuple[str, ...]] = [
+        (
+            _pair(pair),
+            ", ".join(percent(rate, 0) for rate in grid["rates"]),
+            NONE if grid["degenerate"] is None else DEGENERATE,
+            ", ".join(percent(rate, 0) for rate in grid["box_rates"]),
+            NONE if grid["box_degenerate"] is None else DEGENERATE,
+        )
+        for pair, grid in cells
+    ]
+    n_full, n_box = (sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values())
+    refused = [f"{_pair(pair)}: {pair['grid_refused']}" for pair in pairs if pair["grid_refused"] and name == "grid"]
+    notes = [
+        f"Error rates by magnitude. Degenerate are {n_full} of {plural(len(cells), 'cell')} at full strength and "
+        f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
+        *(f"No grid for {text}." for text in refused),
+    ]
+    columns = ("cell", "at full strength", "", "over the whole range", "")
+    return Table(f"Error rates, {TITLES[name]}", columns, rows, notes)
 
 
 def _grids(evaluation: Evaluation) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from themis.experiments.comparison.grid import Grid
 from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
-from themis.experiments.comparison.statistics import correlate, why_degenerate
+from themis.experiments.comparison.statistics import Array, correlate, why_degenerate
 from themis.experiments.comparison.summary import summarise
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
@@ -64,12 +64,14 @@ def conclude_evaluation(
             if (cell.model, cell.perturbation) == (rates["model"], rates["perturbation"]) and cell.kind == CAMPAIGNS
         }
         pairs.append(_summarise_pair(plan, rates, cells))
+    begun = {record["model"] for record in kinds[RATES]}
     return Evaluation(
         {
             "version": __version__,
             "plan": plan.as_dict(),
             "rows": {model.name: model.row or model.name for model in plan.models},
             "missing": missing,
+            "unfinished": [model.name for model in plan.models if model.name not in {*begun, *missing}],
             "failed": failed,
             "pairs": pairs,
             "done": _summarise_done(kinds[DONE]),
@@ -115,8 +117,22 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
         "seeds": rates["seeds"],
         "grid_refused": rates["grid_refused"],
         "limits": {"passes": options.passes, "tests": options.tests, "campaigns": n_campaigns},
+        "grids": [_describe_grid(grid, errors, box_errors) for grid in read_grids(rates)],
         "budgets": budgets,
         "sensitivity": _correlate_sensitivity(rates, cells),
+    }
+
+
+def _describe_grid(grid: Grid, errors: dict[float, Array], box_errors: dict[float, Array]) -> Record:
+    """The error rates of a grid under both definitions, and why they cannot be correlated with anything."""
+    rates, box_rates = (np.array([by[at].mean() for at in grid.magnitudes]) for by in (errors, box_errors))
+    return {
+        "name": grid.name,
+        "magnitudes": list(grid.magnitudes),
+        "rates": rates.tolist(),
+        "degenerate": why_degenerate(rates),
+        "box_rates": box_rates.tolist(),
+        "box_degenerate": why_degenerate(box_rates),
     }
 
 
