@@ -2,18 +2,21 @@
 
     python benchmarks/floor.py [--device cuda] [--models lenet5,resnet56] [--json FILE]
 
-Campaigns and bare passes alternate, and the ratio is that of their medians. The profile comes from another campaign
-whose parts are timed by wrapping them; it shows where the remaining time is spent.
+Campaigns and bare passes alternate, and the ratio is that of their medians. On a CPU that other programs use too, the
+ratio of the CPU times says more. The profile comes from another campaign whose parts are timed by wrapping them; it
+shows where the remaining time is spent.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 from collections import defaultdict
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from rich.console import Console
@@ -31,7 +34,7 @@ from themis.measure.moments import Accumulator
 from themis.runs.environment import describe_environment
 from themis.zoo import lenet5, resnet56
 
-AIM = 1.3
+AIMS = {"lenet5": 1.35, "resnet56": 1.25}
 MODELS = {
     # builder, input shape, seeds, tests (about ten per seed, as in real campaigns), magnitude
     "lenet5": (lenet5, (1, 28, 28), 2000, 19_200, 0.25),
@@ -70,17 +73,18 @@ def make(name: str, device: torch.device, scale: float) -> tuple[Target, torch.T
     return Target(model.eval().to(device)), inputs, options
 
 
-def bare(target: Target, inputs: torch.Tensor, n_passes: int, chunk: int) -> float:
-    """Seconds for `n_passes` forward passes in batches of `chunk`, without anything else."""
+def bare(target: Target, inputs: torch.Tensor, n_passes: int, chunk: int) -> tuple[float, float]:
+    """Seconds, and CPU seconds, for `n_passes` forward passes in batches of `chunk`, without anything else."""
     batches = [inputs[k : k + chunk].to(target.device) for k in range(0, len(inputs) - chunk + 1, chunk)]
     with target.opened(), torch.no_grad():
         target.module(batches[0])
         synchronize(target.device)
-        start = perf_counter()
+        start, cpu_start = perf_counter(), process_time()
         for k in range(n_passes // chunk):
             target.module(batches[k % len(batches)])
         synchronize(target.device)
-        return (perf_counter() - start) * n_passes / (n_passes // chunk * chunk)
+        rest = n_passes / (n_passes // chunk * chunk)
+        return (perf_counter() - start) * rest, (process_time() - cpu_start) * rest
 
 
 @contextmanager
@@ -119,11 +123,15 @@ def timed(parts, device):
 def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict[str, object]:
     target, inputs, options = make(name, device, scale)
     themis.run(target, inputs, "gaussian", **{**options, "max_tests": 640})  # warm up
-    campaigns, floors = [], []
+    campaigns, floors, cpu_campaigns, cpu_floors = [], [], [], []
     for _ in range(repeats):
+        start = process_time()
         result = themis.run(target, inputs, "gaussian", **options)
+        cpu_campaigns.append(process_time() - start)
         campaigns.append(result.seconds.total)
-        floors.append(bare(target, inputs, result.rounds[-1].passes, result.start.chunk))
+        floor, cpu_floor = bare(target, inputs, result.rounds[-1].passes, result.start.chunk)
+        floors.append(floor)
+        cpu_floors.append(cpu_floor)
     with timed(PARTS, device) as spent:
         profiled = themis.run(target, inputs, "gaussian", **options).seconds.total
     traced = spent.pop("forward passes, traced")
@@ -139,7 +147,10 @@ def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict
         "passes": last.passes,
         "campaign_seconds": campaigns,
         "bare_seconds": floors,
+        "campaign_cpu_seconds": cpu_campaigns,
+        "bare_cpu_seconds": cpu_floors,
         "ratio": statistics.median(campaigns) / floor,
+        "cpu_ratio": statistics.median(cpu_campaigns) / statistics.median(cpu_floors),
         "profile_seconds": profile,
     }
 
@@ -154,14 +165,25 @@ def main() -> None:
     arguments = parser.parse_args()
     device, console = torch.device(arguments.device), Console()
     results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
-    table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads, aim {AIM}")
-    for column in ("model", "neurons", "chunk", "tests", "passes", "campaign s", "bare s", "ratio", "aim"):
+    table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads")
+    for column in (
+        "model",
+        "neurons",
+        "chunk",
+        "tests",
+        "passes",
+        "campaign s",
+        "bare s",
+        "ratio",
+        "of CPU time",
+        "aim",
+    ):
         table.add_column(column, justify="left" if column == "model" else "right")
     for r in results:
         table.add_row(
             r["model"], f"{r['neurons']:,}", str(r["chunk"]), f"{r['tests']:,}", f"{r['passes']:,}",
             f"{statistics.median(r['campaign_seconds']):.2f}", f"{statistics.median(r['bare_seconds']):.2f}",
-            f"{r['ratio']:.2f}", "met" if r["ratio"] <= AIM else "missed",
+            f"{r['ratio']:.2f}", f"{r['cpu_ratio']:.2f}", f"{AIMS[r['model']]:.2f}",
         )  # fmt: skip
     console.print(table)
     for r in results:
@@ -174,8 +196,10 @@ def main() -> None:
             profile.add_row(part, f"{seconds:.3f}", f"{seconds / floor:.1%}")
         console.print(profile)
     if arguments.json:
+        command = shlex.join(["python", *sys.argv])
         with open(arguments.json, "w") as file:
-            json.dump({"environment": describe_environment(device), "results": results}, file, indent=2)
+            content = {"command": command, "environment": describe_environment(device), "results": results}
+            json.dump(content, file, indent=2)
 
 
 if __name__ == "__main__":

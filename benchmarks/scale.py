@@ -259,6 +259,7 @@ def plot(results: dict[str, Any], path: str) -> None:
             points = axis.loglog(size, cost, "o", label=f"{unit}, exponent {slope:.2f}")
             axis.loglog(size, line, color=points[0].get_color())
         axis.set_xlabel(subject)
+        axis.xaxis.set_minor_formatter("")
         axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,13 @@ class Task:
         perturbation = choose_perturbation(row.perturbation, row.magnitude)
         in_passes = self.unit == "passes"
         clean = len(bench.seeds) + FINDING_LAYERS
+        cpu_start = process_time()
         run = themis.run(
             bench.target, bench.seeds, perturbation, policy=policy, criterion=criterion, random_seed=random_seed,
             max_passes=clean + self.limit if in_passes else None, max_tests=None if in_passes else self.limit,
             coverage=None, plateau=None, round_size=ROUND_SIZE,
         )  # fmt: skip
+        cpu_seconds = process_time() - cpu_start
         n_tests, n_passes = run.rounds[-1].tests, run.rounds[-1].passes - clean
         none = dict.fromkeys(("id", "seed_id", "answer"), np.zeros(0, int))
         columns = run.faults.columns if len(run.faults) else none
@@ -91,6 +93,8 @@ class Task:
             "kinds": run.kinds,
             "seconds": asdict(run.seconds),
             "policy_seconds": own[0],
+            "policy_cpu_seconds": own[1],
+            "cpu_seconds": cpu_seconds,
         }
         return record, set(columns["seed_id"].tolist())
 
@@ -139,16 +143,17 @@ def make_policy(name: str) -> Policy:
 
 
 def time_policy(policy: Policy) -> list[float]:
-    """Time a policy from now on; its total seconds are the only element of the returned list."""
-    spent = [0.0]
+    """Time a policy from now on; its total seconds, and CPU seconds, are the elements of the returned list."""
+    spent = [0.0, 0.0]
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            start = perf_counter()
+            start, cpu_start = perf_counter(), process_time()
             try:
                 return function(*arguments)
             finally:
                 spent[0] += perf_counter() - start
+                spent[1] += process_time() - cpu_start
 
         return call
 

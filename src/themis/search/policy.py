@@ -83,7 +83,8 @@ class Space:
     def uniform_theta(self, *words: int | Ints) -> Floats:
         """Theta drawn uniformly from the box, `[tests, dimensions]`."""
         draws = self.uniforms(FOR_THETA, range(len(self.low)), *words)
-        return (self.low + draws * self.reach).astype(np.float32).clip(self.low, self.high)
+        theta: Floats = (self.low + draws * self.reach).astype(np.float32)
+        return np.minimum(np.maximum(theta, self.low), self.high)
 
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
         """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
