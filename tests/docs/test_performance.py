@@ -1,5 +1,7 @@
-"""The table of the performance page is the one that its benchmark makes from the stored results."""
+"""The tables of the performance page are those that its benchmarks make from the stored results."""
 
+import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,3 +14,10 @@ def test_the_table_is_made_from_the_results():
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     assert len(made.splitlines()) == 11
     assert made in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_table_of_scaling_is_made_from_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = importlib.import_module("scale").tables
+    results = json.loads((ROOT / "benchmarks" / "results" / "scale_cpu.json").read_text())["results"]
+    assert tables(results) in (ROOT / "docs" / "performance.md").read_text()
