@@ -23,7 +23,7 @@ ARG EXTRAS=demo,images,tables,onnx
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" "torch==$TORCH"
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(ls /wheels/themis_dl-*.whl)[$EXTRAS]" && rm -rf /wheels && themis doctor --quick
-RUN useradd --create-home themis
+RUN useradd --create-home themis && install --directory --owner themis /work
 USER themis
 WORKDIR /work
 ENTRYPOINT ["themis"]

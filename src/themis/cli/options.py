@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -121,8 +121,12 @@ def add_fields(
     only: Collection[str] | None = None,
     required: Collection[str] = (),
     shows_default: bool = True,
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`."""
+    """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`.
+
+    defaults: those that differ from the defaults of the fields.
+    """
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):
@@ -130,7 +134,7 @@ def add_fields(
                 group,
                 field.name,
                 hints[field.name],
-                field.default,
+                (defaults or {}).get(field.name, field.default),
                 field.metadata["help"],
                 is_required=field.name in required,
                 shows_default=shows_default,

@@ -57,7 +57,7 @@ class RepeatedText(Option):
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.suites.options import SuiteOptions
+    from themis.suites.options import MEMBER_DEFAULTS, SuiteOptions
 
     parser.add_argument("suite", metavar="SUITE", nargs="?", help="name of a suite, or a YAML file")
     add_config(parser)
@@ -78,7 +78,8 @@ def add_arguments(parser: Parser) -> None:
     add_option(suite, "metadata", str | None, None, text)
     suite.add_argument("--print-suite", action="store_true", help="print the suite as YAML to edit, and exit")
     campaign = parser.add_argument_group("campaigns")
-    add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*NOT_OF_A_SUITE})
+    of_members = {field.name for field in fields(Settings)} - {*NOT_OF_A_SUITE}
+    add_fields(campaign, Settings, only=of_members, defaults=MEMBER_DEFAULTS)
     add_gates(parser)
     add_mce(parser)
     output = parser.add_argument_group("output")
