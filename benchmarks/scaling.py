@@ -20,6 +20,7 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,15 +109,18 @@ class Watch(themis.Callback):
 
 
 def _workers() -> list[int]:
+    """The workers of this process: children of the raylet that it has started."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            line = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if line.startswith(b"ray::WorkerHost"):
-            found.append(int(name))
+        with suppress(OSError):  # it has ended
+            is_worker = Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ray::WorkerHost")
+            if is_worker and _parent(_parent(int(name))) == os.getpid():
+                found.append(int(name))
     return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _describe(pid: int) -> dict[str, float]:

@@ -28,8 +28,8 @@ pytestmark = [
 ]
 HELPERS = str(Path(__file__).parents[1] / "helpers")
 MEMORY = 100 << 20
-MARK = f"started by the test {os.getpid()}"
-"""In the environment of the commands that are started here, and of all their processes."""
+CLUSTER, COMMAND = (f"{name} of the test {os.getpid()}" for name in ("cluster", "command"))
+"""Marks in the environment of what is started here: only processes that have them are killed or looked for."""
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,14 @@ def cluster():
     """Four machines, which are processes of this one; the driver is on the first, which has no room for workers."""
     from ray.cluster_utils import Cluster
 
+    os.environ["THEMIS_TEST"] = CLUSTER
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": MEMORY})
     nodes.workers = [nodes.add_node(num_cpus=1, object_store_memory=MEMORY) for _ in range(3)]
     ray.init(address=nodes.address, log_to_driver=False)
     yield nodes
     ray.shutdown()
     nodes.shutdown()
+    del os.environ["THEMIS_TEST"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def local():
 def test_any_number_of_workers_finds_the_same(cluster, local, n_workers):
     assert len(local.faults) > 100
     assert_same_end(local, campaign(executor=RayExecutor(workers=n_workers)))
-    _wait(lambda: not workers(), 30)
+    _wait(lambda: not workers(CLUSTER), 30)
 
 
 def test_workers_and_machines_die_at_random(cluster, local):
@@ -67,7 +69,7 @@ def test_workers_and_machines_die_at_random(cluster, local):
 
         def kill_some(chance=chance, has_ended=has_ended, counts=counts, kills_machine=number % 4 == 3):
             while not has_ended.wait(chance.uniform(0.3, 1.5)):
-                found = workers()
+                found = workers(CLUSTER)
                 if found and counts[0] < 3:
                     kill(chance.choice(found))
                     counts[0] += 1
@@ -113,7 +115,7 @@ def test_too_many_workers_are_refused(cluster):
 
 def _command(*words, **rest):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([HELPERS, *sys.path]), "OMP_NUM_THREADS": "1"}
-    environment["THEMIS_TEST"] = MARK
+    environment["THEMIS_TEST"] = COMMAND
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
         [sys.executable, "-m", "themis", *map(str, words)],
@@ -155,7 +157,7 @@ def test_a_stopped_driver_leaves_no_process_and_resumes(stop, tmp_path):
         os.killpg(process.pid, stop) if stop == signal.SIGINT else process.send_signal(stop)
         _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    _wait(lambda: not processes("environ", MARK), 30)
+    _wait(lambda: not processes("environ", COMMAND), 30)
     with _command("resume", tmp_path / "run", *RAY, "--no-report") as process:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

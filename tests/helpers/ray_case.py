@@ -84,9 +84,17 @@ def processes(file, part):
     return found
 
 
-def workers():
-    """The ids of the processes of workers."""
-    return processes("cmdline", "ray::WorkerHost")
+def workers(mark):
+    """The ids of the processes of workers whose raylet has this mark in its environment; others are left alone."""
+    raylets = processes("environ", mark)
+    return [pid for pid in processes("cmdline", "ray::WorkerHost") if _parent(pid) in raylets]
+
+
+def _parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return None
 
 
 def kill(pid):
