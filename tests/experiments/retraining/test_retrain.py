@@ -75,7 +75,8 @@ def test_the_folder_has_all_results(small, done):
     assert kept["outcomes"][0]["change"]["disturbed"]["after"] == result.outcomes[0].change.disturbed.after
     assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.5", "gaussian:0.3"]
     assert kept["recipe"]["epochs"] == 3
-    frontier = kept["rounds"][0]["models"][0]["frontier"]
+    assert len({model["share"] for model in kept["rounds"][0]["models"]}) == 1  # chosen together
+    frontier = kept["rounds"][0]["frontier"]
     assert sum(point["is_chosen"] for point in frontier) == 1
     assert frontier[0]["lost"] == 0
     assert kept["seeds"] == result.seeds

@@ -22,6 +22,8 @@ from themis.experiments.retraining.frontier import (
     FrontierPoint,
     choose_point,
     estimate_loss,
+    join_frontiers,
+    measure_falls,
     next_point,
 )
 from themis.experiments.retraining.heldout import HeldOutScore
@@ -327,15 +329,29 @@ def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_litt
             sum(part * n for part, n in parts) / sum(counts), 0.0, tuple(part for part, _ in parts), counts
         )
 
+    def loss(before, after, share):
+        return estimate_loss(measure_falls(before, after), share)
+
     before = score((1.0, 100), (1.0, 900))
-    assert estimate_loss(before, before, 0.0) == 0
-    assert estimate_loss(before, before, 1.0) == pytest.approx(FEARED_LOSS * N_PRIOR / (100 + N_PRIOR))
+    assert loss(before, before, 0.0) == 0
+    assert loss(before, before, 1.0) == pytest.approx(FEARED_LOSS * N_PRIOR / (100 + N_PRIOR))
     prior = N_PRIOR * FEARED_LOSS / 4
     worse = score((0.97, 100), (1.0, 900))
-    assert estimate_loss(before, worse, 0.5) == pytest.approx((0.03 * 100 + prior) / (100 + N_PRIOR))
+    assert loss(before, worse, 0.5) == pytest.approx((0.03 * 100 + prior) / (100 + N_PRIOR))
     worse = score((1.0, 100), (0.98, 900))
-    assert estimate_loss(before, worse, 0.5) == pytest.approx((0.018 * 1000 + prior) / (1000 + N_PRIOR))
-    assert estimate_loss(score((0.9, 10_000)), score((0.91, 10_000)), 1.0) == pytest.approx(-0.01, rel=0.05)
+    assert loss(before, worse, 0.5) == pytest.approx((0.018 * 1000 + prior) / (1000 + N_PRIOR))
+    assert loss(score((0.9, 10_000)), score((0.91, 10_000)), 1.0) == pytest.approx(-0.01, rel=0.05)
+
+
+def test_the_seeds_that_several_trainings_held_out_count_together():
+    def point(fall, n, disturbed):
+        falls = ((fall, n), (fall, n))
+        return FrontierPoint(0.5, 1 - fall, disturbed, estimate_loss(falls, 0.5), {"noise": disturbed}, 1.0, falls)
+
+    (joined,) = join_frontiers([[point(0.01, 100, 0.7)], [point(0.0, 300, 0.8)]])
+    assert joined.falls == ((pytest.approx(0.0025), 400),) * 2
+    assert joined.disturbed == joined.by_perturbation["noise"] == pytest.approx(0.75)
+    assert joined.lost == estimate_loss(joined.falls, 0.5)
 
 
 def test_large_batches_can_be_trained_in_parts_and_in_lower_precision(case):

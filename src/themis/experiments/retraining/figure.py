@@ -87,20 +87,18 @@ def _faults(axes: Any, result: Retrained) -> None:
 
 
 def _frontier(axes: Any, result: Retrained) -> None:
-    """Gained disturbed score over lost clean score, on the seeds held out: the returned model's, and others in grey."""
-    for model in result.stage.models:
-        is_returned = model is result.stage.model
-        first = model.frontier[0]
-        lost = [100 * point.lost for point in model.frontier]
-        gained = [100 * (point.disturbed - first.disturbed) for point in model.frontier]
-        style = {"color": AFTER, "marker": "o", "zorder": 3} if is_returned else {"color": GREY, "linewidth": 0.8}
+    """Gained disturbed score over lost clean score on the seeds held out: the mean, and each random seed in grey."""
+    stage = result.stage
+    for frontier in (*(model.frontier for model in stage.models), stage.frontier):
+        lost = [100 * point.lost for point in frontier]
+        gained = [100 * (point.disturbed - frontier[0].disturbed) for point in frontier]
+        is_mean = frontier is stage.frontier
+        style = {"color": AFTER, "marker": "o", "zorder": 3} if is_mean else {"color": GREY, "linewidth": 0.8}
         axes.plot(lost, gained, markersize=4, **style)
-        if not is_returned:
-            continue
-        axes.plot([lost[model.chosen]], [gained[model.chosen]], color=CLEAN, marker="o", markersize=10, zorder=4)
-        text = f"{100 * model.point.share:.0f}% of the way"
-        style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "left", "va": "top"}
-        axes.annotate(text, (lost[model.chosen], gained[model.chosen]), xytext=(7, -3), **style)
+    place, share = (lost[stage.model.chosen], gained[stage.model.chosen]), stage.model.point.share
+    axes.plot(*place, color=CLEAN, marker="o", markersize=10, zorder=4)
+    style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "left", "va": "top"}
+    axes.annotate(f"{100 * share:.0f}% of the way", place, xytext=(7, -3), **style)
     limit = 100 * result.recipe.tolerance
     if result.recipe.share is None and limit < 100:
         axes.axvline(limit, color=QUIET, linewidth=0.8, linestyle=":")

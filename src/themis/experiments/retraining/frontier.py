@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from themis.experiments.retraining.heldout import HeldOutScore
 
@@ -14,6 +15,10 @@ FEARED_LOSS = 0.02
 N_PRIOR = 100
 """How many seeds the feared loss counts as."""
 ROUNDING = 1e-9
+
+
+Fall = tuple[float, int]
+"""The fall of a score, and the number of seeds that show it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class FrontierPoint:
     """The disturbed score by perturbation."""
     loss: float
     """Mean of the clean and the disturbed loss."""
+    falls: tuple[Fall, ...] = ()
+    """The fall of the clean score as measured: on the searched seeds held out, and on all seeds held out."""
 
 
 def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
@@ -42,18 +49,47 @@ def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
     return max(within, key=lambda k: (points[k].disturbed, -points[k].loss))
 
 
-def estimate_loss(before: HeldOutScore, after: HeldOutScore, share: float) -> float:
+def measure_falls(before: HeldOutScore, after: HeldOutScore) -> tuple[Fall, ...]:
+    """The fall of the clean score on the searched seeds held out, and on all seeds held out."""
+    return (
+        (before.part_scores[0] - after.part_scores[0], before.part_counts[0]),
+        (before.score - after.score, sum(before.part_counts)),
+    )
+
+
+def estimate_loss(falls: Sequence[Fall], share: float) -> float:
     """By how much the clean score falls, on the searched seeds held out or on all seeds held out, whichever is more.
 
     Clean seeds that the model knows by heart must not hide what others lose. A few seeds say little, so each estimate
     is drawn towards `FEARED_LOSS`, which grows with the square of the share, as if `N_PRIOR` more seeds had shown it.
     """
     prior = N_PRIOR * FEARED_LOSS * share**2
-    falls = (
-        (before.part_scores[0] - after.part_scores[0], before.part_counts[0]),
-        (before.score - after.score, sum(before.part_counts)),
-    )
     return max((fall * n + prior) / (n + N_PRIOR) for fall, n in falls)
+
+
+def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[FrontierPoint, ...]:
+    """The mean frontier of trainings that held out different seeds, whose falls count together."""
+    joined = []
+    for points in zip(*frontiers, strict=True):
+        share, names = points[0].share, points[0].by_perturbation
+        falls = tuple(_join_falls(same) for same in zip(*(point.falls for point in points), strict=True))
+        joined.append(
+            FrontierPoint(
+                share,
+                fmean(point.clean for point in points),
+                fmean(point.disturbed for point in points),
+                estimate_loss(falls, share),
+                {name: fmean(point.by_perturbation[name] for point in points) for name in names},
+                fmean(point.loss for point in points),
+                falls,
+            )
+        )
+    return tuple(joined)
+
+
+def _join_falls(falls: Sequence[Fall]) -> Fall:
+    n = sum(count for _, count in falls)
+    return sum(fall * count for fall, count in falls) / n, n
 
 
 def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from themis.experiments.retraining.changes import Changes, changes
+from themis.experiments.retraining.checkpoint import put_weights
 from themis.experiments.retraining.examine import Reading
-from themis.experiments.retraining.frontier import FrontierPoint, next_point
+from themis.experiments.retraining.frontier import FrontierPoint, join_frontiers, next_point
 from themis.experiments.retraining.plan import RetrainingPlan
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.tune import Epoch
+from themis.experiments.retraining.tune import Epoch, interpolate
 from themis.target.ledger import Ledger
 from themis.target.target import Target
 
@@ -33,6 +36,14 @@ class TrainedModel:
     chosen: int
     """The index of the point of the frontier that the weights are at."""
     weights: Path | None
+    ends: tuple[dict[str, Tensor], dict[str, Tensor]] = field(repr=False)
+    """The weights at both ends of the frontier."""
+
+    def at(self, chosen: int) -> TrainedModel:
+        """The model with its weights moved to a point of the frontier, which changes the target's module."""
+        put_weights(self.target.module, interpolate(*self.ends, self.frontier[chosen].share))
+        best = max(range(1, len(self.history)), key=lambda k: (self.history[k].score, -self.history[k].loss))
+        return replace(self, chosen=chosen, best=best if chosen else 0)
 
     @property
     def point(self) -> FrontierPoint:
@@ -44,21 +55,13 @@ class TrainedModel:
         """The score on the seeds that training held out, clean and disturbed in equal parts."""
         return (self.point.clean + self.point.disturbed) / 2
 
-    @property
-    def next(self) -> int | None:
-        """The index of the next point of the frontier that gains more; None if there is none."""
-        return next_point(self.frontier, self.chosen)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "random_seed": self.random_seed,
             "best_epoch": self.best,
             "share": self.point.share,
-            "frontier": [
-                {**asdict(point), "is_chosen": k == self.chosen, "is_next": k == self.next}
-                for k, point in enumerate(self.frontier)
-            ],
+            "frontier": [{**asdict(point), "is_chosen": k == self.chosen} for k, point in enumerate(self.frontier)],
             "held_out": self.held_out,
             "epochs": [asdict(epoch) for epoch in self.history],
             "weights": None if self.weights is None else str(self.weights),
@@ -111,6 +114,16 @@ class Stage:
     def model(self) -> TrainedModel:
         return self.models[self.chosen]
 
+    @cached_property
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """The mean frontier of all models; they are at the same point of it."""
+        return join_frontiers([model.frontier for model in self.models])
+
+    @property
+    def next(self) -> int | None:
+        """The index of the next point of the frontier that gains more; None if there is none."""
+        return next_point(self.frontier, self.model.chosen)
+
     @property
     def fault_rate(self) -> float:
         """The share of the uniform tests of judge seeds that the chosen model answers incorrectly."""
@@ -123,6 +136,10 @@ class Stage:
             "faults_learnt_from": self.n_faults,
             "fault_rate": self.fault_rate,
             "chosen": self.models[self.chosen].random_seed,
+            "frontier": [
+                {**asdict(point), "is_chosen": k == self.model.chosen, "is_next": k == self.next}
+                for k, point in enumerate(self.frontier)
+            ],
             "models": [model.as_dict() for model in self.models],
             "outcomes": [outcome.as_dict() for outcome in self.outcomes],
             "campaign": self.campaign,

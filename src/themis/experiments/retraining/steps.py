@@ -10,6 +10,7 @@ from themis.errors import UsageError
 from themis.experiments.retraining import readings
 from themis.experiments.retraining.copies import check_layers
 from themis.experiments.retraining.examine import Reading, examine
+from themis.experiments.retraining.frontier import choose_point, join_frontiers
 from themis.experiments.retraining.losses import Loss
 from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.plan import RetrainingPlan
@@ -128,18 +129,22 @@ class Retraining:
     ) -> Stage:
         """Train copies of a model, one per random seed, and examine each of them."""
         copies = _Copies(self, target, ledger, material, original)
-        steps: list[Step] = []
-        for seed in range(self.plan.random_seeds):
-            steps.append(TrainingStep(number, seed))
-            steps += [ExaminationStep(case, name, number, seed) for case, name in enumerate(self.cases)]
-        finished = run_cells(
-            steps,
-            lambda: copies.run,
-            results=copies,
-            describe=lambda step, _: self.describe(step),
-            listener=self.listener,
-            noun="step",
-        )
+        seeds = range(self.plan.random_seeds)
+
+        def run(steps: list[Step]) -> dict[Step, Reading | TrainedModel]:
+            return run_cells(
+                steps,
+                lambda: copies.run,
+                results=copies,
+                describe=lambda step, _: self.describe(step),
+                listener=self.listener,
+                noun="step",
+            )
+
+        run([TrainingStep(number, seed) for seed in seeds])
+        copies.settle(number)
+        cases = list(enumerate(self.cases))
+        finished = run([ExaminationStep(case, name, number, seed) for seed in seeds for case, name in cases])
         after: dict[str, list[Reading]] = {name: [] for name in self.cases}
         for step, result in finished.items():
             if isinstance(step, ExaminationStep) and isinstance(result, Reading):
@@ -208,6 +213,7 @@ class Retraining:
             tuned.frontier,
             tuned.chosen,
             weights,
+            tuned.ends,
         )
 
     def metadata(self, number: int, random_seed: int) -> dict[str, str]:
@@ -236,7 +242,7 @@ class _Readings:
 class _Copies:
     """The copies of one round: how they are trained, examined, stored and loaded.
 
-    A copy is examined after it was trained, by the same process: the steps of a round run in order.
+    All copies are trained before the first one is examined, by the same process: the steps of a round run in order.
     """
 
     def __init__(
@@ -272,9 +278,7 @@ class _Copies:
         weights = self.retraining.folder.within(step.file)
         if weights is None or not weights.exists():
             return None
-        model = self._train(step, lambda epoch: None)  # all of its epochs are stored
-        self.save(step, model)  # another tolerance may choose another share
-        return model
+        return self._train(step, lambda epoch: None)  # all of its epochs are stored
 
     def save(self, step: Step, result: Reading | TrainedModel) -> None:
         if isinstance(step, ExaminationStep) and isinstance(result, Reading):
@@ -282,6 +286,18 @@ class _Copies:
         elif isinstance(result, TrainedModel) and result.weights is not None:
             metadata = self.retraining.metadata(step.round, result.random_seed)
             write_weights(result.weights, result.target.module, result.ledger, metadata)
+
+    def settle(self, number: int) -> None:
+        """Move all copies to one point of their mean frontier, which all seeds that they held out decide together."""
+        recipe = self.retraining.recipe
+        models = [self.models[seed] for seed in range(len(self.models))]
+        if recipe.share is None:
+            chosen = choose_point(join_frontiers([model.frontier for model in models]), recipe.tolerance)
+        else:
+            chosen = models[0].chosen
+        for seed, model in enumerate(models):
+            self.models[seed] = model.at(chosen)
+            self.save(TrainingStep(number, seed), self.models[seed])
 
     def _at_share(self, step: ExaminationStep) -> ExaminationStep:
         """The step, with the share at which its copy is."""

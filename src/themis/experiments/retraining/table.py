@@ -148,26 +148,27 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
 
 
 def frontier_table(result: Retrained) -> Table:
-    """Clean and disturbed score over the share of the way from the old weights to the trained ones."""
-    model = result.stage.model
-    first, cases = model.frontier[0], tuple(model.frontier[0].by_perturbation)
+    """Clean and disturbed score over the share of the way to the trained weights, a mean over random seeds."""
+    stage = result.stage
+    first, cases = stage.frontier[0], tuple(stage.frontier[0].by_perturbation)
     columns = ("share of the way", "clean", "estimated loss", *cases, "gain", "")
     rows = []
-    for k, point in enumerate(model.frontier):
+    for k, point in enumerate(stage.frontier):
         scores = [percent(point.by_perturbation[name]) for name in cases]
         lost, gained = (
             NONE if not k else format_number(100 * change, 2, signed=True)
             for change in (point.lost, point.disturbed - first.disturbed)
         )
-        mark = "chosen" if k == model.chosen else "next" if k == model.next else ""
+        mark = "chosen" if k == stage.model.chosen else "next" if k == stage.next else ""
         rows.append((percent(point.share, 0), percent(point.clean), lost, *scores, gained, mark))
     return Table("The frontier, on seeds held out of training", columns, rows, [frontier_note(result)])
 
 
 def frontier_note(result: Retrained) -> str:
     """Why a point of the frontier was chosen, and what the next one would give and cost."""
-    model, recipe = result.stage.model, result.recipe
-    chosen = f"{percent(model.point.share, 0)} of the way from the old weights to the trained ones"
+    stage, recipe = result.stage, result.recipe
+    point = stage.frontier[stage.model.chosen]
+    chosen = f"{percent(point.share, 0)} of the way from the old weights to the trained ones"
     if recipe.share is not None:
         reason = f"The weights are {chosen}, as requested with --share."
     else:
@@ -175,10 +176,10 @@ def frontier_note(result: Retrained) -> str:
             f"The weights are {chosen}: the highest disturbed score at which the clean score falls by at most "
             f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on seeds held out, where a few say little."
         )
-    if model.next is None:
+    if stage.next is None:
         return f"{reason} No further point gains more."
-    further = model.frontier[model.next]
-    gain, cost = further.disturbed - model.point.disturbed, further.lost - model.point.lost
+    further = stage.frontier[stage.next]
+    gain, cost = further.disturbed - point.disturbed, further.lost - point.lost
     price = "at no further clean loss" if cost <= 0 else f"and cost {points(cost, 2)} of clean score"
     return f"{reason} The next point, {percent(further.share, 0)}, would give {points(gain, 2)} more {price}."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -20,7 +20,7 @@ from themis.errors import ModelError, StoreError, first_line
 from themis.experiments.retraining.batches import Batches, hold_out
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
-from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, estimate_loss
+from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, estimate_loss, measure_falls
 from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.heldout import HeldOut, HeldOutScore
 from themis.experiments.retraining.losses import Loss, choose_loss, distances, name_loss
@@ -77,6 +77,8 @@ class Tuned:
     """The index of the point of the frontier that the weights are at; 0 for those of the original model."""
     ledger: Ledger
     """All seeds that were used, including those held out."""
+    ends: tuple[dict[str, Tensor], dict[str, Tensor]] = field(repr=False)
+    """The weights at both ends of the frontier."""
 
 
 def tune(
@@ -145,7 +147,8 @@ def tune(
         training.move(training.frontier[chosen].share)
         remember(trained.module, ledger)
     best = training.best if chosen else 0
-    return Tuned(trained, tuple(training.history), best, tuple(training.frontier), chosen, ledger)
+    ends = (training.original, training.best_weights)
+    return Tuned(trained, tuple(training.history), best, tuple(training.frontier), chosen, ledger, ends)
 
 
 class _Training:
@@ -220,8 +223,9 @@ class _Training:
         clean, disturbed = self.held_out.clean(), self.held_out.disturbed()
         scores = {name: case.score for name, case in disturbed.items()}
         loss = (clean.loss + fmean(case.loss for case in disturbed.values())) / 2
-        lost = estimate_loss(self.before, clean, share)
-        return FrontierPoint(share, clean.score, fmean(scores.values()), lost, scores, loss)
+        falls = measure_falls(self.before, clean)
+        lost = estimate_loss(falls, share)
+        return FrontierPoint(share, clean.score, fmean(scores.values()), lost, scores, loss, falls)
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """Train for one epoch; returns the mean loss, and the mean of each parameter over the steps."""
