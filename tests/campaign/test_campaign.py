@@ -197,7 +197,7 @@ def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
     class Interrupts(nn.Module):
         def __init__(self, net):
             super().__init__()
-            self.net, self.left = net, 17
+            self.net, self.left = net, 16
 
         def forward(self, x):
             self.left -= 1
@@ -207,7 +207,7 @@ def test_an_interrupt_within_a_round_keeps_the_finished_chunks(trained):
 
     model, digits = trained
     result = themis.run(Target(Interrupts(model)), digits, "gaussian", magnitude=0.9, max_seeds=300)
-    # 2 find the layers, 2 are clean, 2 check repeats, 2 run inputs alone, 1 probes the gradient, then both streams up
+    # 2 find the layers, 2 are clean, 1 checks repeats, 2 run inputs alone, 1 probes the gradient, then both streams up
     # to 16, 32 and 64 tests, and 13 uniform tests
     assert result.stop_reason == "user"
     assert result.rounds[-1].tests == 64 + 13
