@@ -51,7 +51,7 @@ class PairOptions:
     reference_tests: int = option(40_000, "tests of the reference run that the theory is checked against")
     seed_sets: int = option(4, "disjoint sets of seeds on which mean sensitivities are inferred")
     variants: str = option(
-        "all", "time and parameters: all, or names of variants such as sample-50,tolerance-0.001,judge-gibbs"
+        "all", "time and parameters: all, or names of variants such as sample-50,tolerance-0.001,judge-exact"
     )
     variant_tests: int = option(4000, "tests after which a variant is stopped")
     retrain_inputs: int = option(2000, "maximum number of inputs that retraining divides into its three parts")
