@@ -1,4 +1,4 @@
-"""The tables of the performance page are those that its benchmarks make from the stored results."""
+"""Tables of the documentation are those that benchmarks make from the stored results."""
 
 import importlib
 import json
@@ -21,3 +21,12 @@ def test_the_table_of_scaling_is_made_from_the_results(monkeypatch):
     tables = importlib.import_module("scale").tables
     results = json.loads((ROOT / "benchmarks" / "results" / "scale_cpu.json").read_text())["results"]
     assert tables(results) in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_table_of_attempts_is_that_of_the_stored_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import attempts
+
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attempts.json").read_text())["results"]["rows"]
+    assert [row["name"] for row in rows] == [row.name for row in attempts.ATTEMPTS]
+    assert attempts.table(rows) in (ROOT / "docs" / "support.md").read_text()
