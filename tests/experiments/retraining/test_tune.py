@@ -20,6 +20,7 @@ from themis.experiments.retraining.frontier import (
     N_PRIOR,
     SHARES,
     FrontierPoint,
+    beyond_chance,
     choose_point,
     estimate_loss,
     join_frontiers,
@@ -332,14 +333,17 @@ def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_litt
     def loss(before, after, share):
         return estimate_loss(measure_falls(before, after), share)
 
+    assert beyond_chance(0.01, 100) == 0  # one lost seed may be chance
+    assert beyond_chance(0.04, 100) == pytest.approx(0.02)
+    assert beyond_chance(-0.04, 100) == -0.04
     before = score((1.0, 100), (1.0, 900))
     assert loss(before, before, 0.0) == 0
     assert loss(before, before, 1.0) == pytest.approx(FEARED_LOSS * N_PRIOR / (100 + N_PRIOR))
     prior = N_PRIOR * FEARED_LOSS / 4
     worse = score((0.97, 100), (1.0, 900))
-    assert loss(before, worse, 0.5) == pytest.approx((0.03 * 100 + prior) / (100 + N_PRIOR))
+    assert loss(before, worse, 0.5) == pytest.approx((beyond_chance(0.03, 100) * 100 + prior) / (100 + N_PRIOR))
     worse = score((1.0, 100), (0.98, 900))
-    assert loss(before, worse, 0.5) == pytest.approx((0.018 * 1000 + prior) / (1000 + N_PRIOR))
+    assert loss(before, worse, 0.5) == pytest.approx((beyond_chance(0.018, 1000) * 1000 + prior) / (1000 + N_PRIOR))
     assert loss(score((0.9, 10_000)), score((0.91, 10_000)), 1.0) == pytest.approx(-0.01, rel=0.05)
 
 

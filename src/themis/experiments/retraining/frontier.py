@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -60,11 +61,17 @@ def measure_falls(before: HeldOutScore, after: HeldOutScore) -> tuple[Fall, ...]
 def estimate_loss(falls: Sequence[Fall], share: float) -> float:
     """By how much the clean score falls, on the searched seeds held out or on all seeds held out, whichever is more.
 
-    Clean seeds that the model knows by heart must not hide what others lose. A few seeds say little, so each estimate
-    is drawn towards `FEARED_LOSS`, which grows with the square of the share, as if `N_PRIOR` more seeds had shown it.
+    Clean seeds that the model knows by heart must not hide what others lose. A fall is reduced by its standard error:
+    one lost seed may be chance. A few seeds say little, so each estimate is drawn towards `FEARED_LOSS`, which grows
+    with the square of the share, as if `N_PRIOR` more seeds had shown it.
     """
     prior = N_PRIOR * FEARED_LOSS * share**2
-    return max((fall * n + prior) / (n + N_PRIOR) for fall, n in falls)
+    return max((beyond_chance(fall, n) * n + prior) / (n + N_PRIOR) for fall, n in falls)
+
+
+def beyond_chance(fall: float, n: int) -> float:
+    """A fall on `n` seeds less its standard error, but not less than 0; a rise is as measured."""
+    return fall if fall <= 0 else max(0.0, fall - math.sqrt(fall / n))
 
 
 def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[FrontierPoint, ...]:
