@@ -162,12 +162,13 @@ def resume(
         if workers is not None:
             workers = replace(workers, cpus_per_worker=n_threads)
             check_workers(workers, rebuilt.target, chosen, settings)
+        with threads(n_threads):
+            environment = _check_environment(rebuilt, run)
         with (
             threads(n_threads),
             hired(workers, rebuilt.target, rebuilt.seeds, rebuilt.perturbation, settings, rebuilt.origin) as hire,
             _opened(rebuilt.target, chosen),
         ):
-            environment = _check_environment(rebuilt, run)
             own_criterion = _recorded_criterion(run, criterion, rebuilt, chosen, settings, train)
             record = describe_run(settings, rebuilt.origin, rebuilt.perturbation, run.record["environment"])
             checkpoint = run.checkpoint()
