@@ -335,6 +335,7 @@ def tables(results: dict[str, Any]) -> str:
             [
                 (f"Ray, {n} worker" + "s" * (n > 1)) if n else "local",
                 f"{row['test_seconds']:.1f} s",
+                "" if not n else f"{local['test_seconds'] / row['test_seconds'] / n:.0%}",
                 "" if predicted is None else f"{predicted['seconds']:.1f} s",
                 "" if predicted is None else f"{local['driver_cpu'] / predicted['seconds'] / n:.0%}",
                 f"{cpu:.1f} s",
@@ -345,7 +346,7 @@ def tables(results: dict[str, Any]) -> str:
                 f"{row['load']:.1f}",
             ]
         )
-    head = ["executor", "tests", "predicted", "predicted efficiency", "CPU", "predicted CPU"]
+    head = ["executor", "tests", "efficiency", "predicted", "predicted efficiency", "CPU", "predicted CPU"]
     head += ["driver's peak", "a worker's peak", "per chunk", "load of the machine"]
     n = local["tests"]
     first = (
