@@ -88,7 +88,7 @@ def test_it_has_every_file_of_the_package(wheel):
 
 def test_doctor_is_content(environment, tmp_path):
     said = run(str(environment / "themis"), "doctor", cwd=tmp_path)
-    assert "one replayed" in said
+    assert "one replay in" in said
 
 
 def test_a_campaign_runs_with_the_extension(environment, tmp_path):

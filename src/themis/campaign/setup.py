@@ -122,7 +122,17 @@ def sweep_clean(
     moments = measurer.sweep()
     calculator.check_repeats()
     warn_of_batch_dependence(calculator.batch_dependence())
+    _warn_of_guesses(calculator)
     return CleanSweep(calculator, measurer, moments, view)
+
+
+def _warn_of_guesses(calculator: Calculator) -> None:
+    """Warn of a classifier that is no better than chance on the clean inputs."""
+    oracle, outputs, labels = calculator.oracle, calculator.clean_outputs, calculator.labels
+    if outputs.ndim != 2 or oracle.spec() not in ("wrong", "changed") or warn_of_unused_outputs(outputs, labels):
+        return
+    if labels is not None:
+        warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
 
 
 def prepare(
@@ -225,12 +235,9 @@ def _search_space(calculator: Calculator, policy: Policy, facts: SeedFacts, marg
 
 
 def describe_start(setup: Setup, tests_before: int) -> Start:
-    """What is known after the clean sweep; warns of a model that is no better than chance."""
+    """What is known after the clean sweep."""
     calculator, oracle, outputs = setup.calculator, setup.calculator.oracle, setup.calculator.clean_outputs
     grade = {} if calculator.labels is None else oracle.grade(outputs, calculator.labels)
-    is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
-    if is_classifier and not warn_of_unused_outputs(outputs, calculator.labels):
-        warn_of_chance(grade.get("accuracy"), len(setup.seeds), outputs.shape[1])
     return Start(
         bounds=setup.target.bounds,
         perturbation=setup.perturbation.name,

@@ -80,7 +80,7 @@ def open_run(
             kinds=figures.get("kinds", {} if progress is None else progress.kinds),
             raised=(criterion or ({} if progress is None else progress.counts)).get("raised", 0),
             policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
-            of_criterion=_criterion_figures(criterion, run.record["start"]["criterion"] or {}),
+            of_criterion=_criterion_figures(criterion, run.record["start"].get("criterion") or {}),
             environment=run.record["environment"],
             requests=figures.get("requests"),
         )

@@ -44,6 +44,7 @@ def test_timm_names_its_normalisation(tmp_path, monkeypatch):
 
 def test_transformers_names_its_normalisation(tmp_path):
     transformers = installed("transformers")
+    installed("torchvision")  # which its models of pictures import
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16
     )
@@ -108,6 +109,7 @@ def test_a_keras_file_is_tested_with_pictures(tmp_path, monkeypatch):
     if keras.backend.backend() != "torch":
         pytest.skip("Keras was imported with another backend")
     monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
     layers = keras.layers
     net = keras.Sequential([keras.Input((8, 6, 3)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten()])
     net.add(layers.Dense(3))
@@ -115,7 +117,7 @@ def test_a_keras_file_is_tested_with_pictures(tmp_path, monkeypatch):
     last = PICTURES[:, :, :8, :6].movedim(1, -1).numpy()
     np.savez("last.npz", inputs=last, labels=net.predict(last, verbose=0).argmax(1))
     origin = Origin(model="net.keras", data="npz:last.npz", neurons="channel")
-    result = themis.run(origin.target(), origin.read(), "rotate", origin=origin, out="run", max_tests=32)
+    result = themis.run(origin.target(), origin.read(), "rotate", origin=origin, out="run", max_tests=200)
     assert result.start.clean_accuracy == 1
     assert [layer.n_neurons for layer in result.start.layers] == [4, 3]
     assert themis.open_run("run").faults[0].replay().is_same

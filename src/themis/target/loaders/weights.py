@@ -30,6 +30,8 @@ LOAD_ERRORS = (
     OSError,
     ValueError,
     KeyError,
+    IndexError,
+    TypeError,
     AttributeError,
     ImportError,
 )
