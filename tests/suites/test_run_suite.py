@@ -248,6 +248,15 @@ def test_shares_follow_weights_and_the_rest_goes_where_faults_and_doubt_are():
     assert next_step(members, closed, 0, 1000, 0.5) is None
 
 
+def test_a_suite_warns_once_of_a_model_that_guesses(tmp_path):
+    net = classifier()
+    inputs, labels = pictures(net)
+    labels = torch.randint(4, labels.shape, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(RuntimeWarning, match="no more often than by chance") as caught:
+        themis.run_suite(net, (inputs, labels), ["gaussian", "brightness"], out=tmp_path / "a", max_tests=60)
+    assert len(caught) == 1
+
+
 def test_a_suite_of_attacks_and_of_data_without_labels_runs(tmp_path):
     net = classifier()
     with warnings.catch_warnings():
