@@ -21,7 +21,7 @@ CHAIN_NEURONS, CHAIN_WARPS = 128, 1
 HALF_NEURONS, HALF_WARPS = 128, 1
 """Neurons of a program of `sum_halves`, and its warps."""
 LAGS = 32
-"""Lags whose autocovariances `sum_halves` computes: of a million neurons about three need more."""
+"""Lags whose autocovariances `sum_halves` computes; hardly any neuron needs more."""
 PADDING = 256
 """Neurons are padded to a multiple of this, so that programs need not mask them."""
 
