@@ -128,3 +128,9 @@ def test_shape_is_unknown_if_nothing_varies():
     shape.add(torch.tensor([[0.0, 0.3]] * 50))
     assert shape.signed()[0].isnan().all()
     assert shape.absolute()[1].isnan().all()
+
+
+def test_a_shift_of_another_length_is_refused():
+    state = Panel.empty(torch.arange(3)).state()
+    with pytest.raises(ValueError, match="has 3 neurons, and its shift 2"):
+        Panel.empty(torch.arange(3)).restore({**state, "shift": torch.zeros(2)}, torch.device("cpu"))

@@ -96,6 +96,8 @@ class Panel:
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Continue from a state."""
+        if len(state["shift"]) not in (0, len(self.neurons)):
+            raise ValueError(f"the panel has {len(self.neurons)} neurons, and its shift {len(state['shift'])}")
         if len(state["shift"]):
             self._start(state["shift"][None].to(device))
         for name in ("count", "sums", "recent"):
