@@ -39,11 +39,9 @@ def test_digits_that_nobody_has_used_are_read_better(retrained):
         assert change.mended[0] > 0.2
         assert change.verdict == "mended"
         assert change.distinct_faults.over_seeds.high < -5
-        assert change.failing_seeds.over_seeds.high < 0
-        assert change.held.over_seeds.low > 0
+        assert change.failing_seeds.over_seeds.high < -30
+        assert change.held.over_seeds.low > 0.05
         assert change.clean.difference > -0.015
-    assert np.mean([each.failing_seeds.over_seeds.value for each in changes]) < -30
-    assert np.mean([each.held.over_seeds.value for each in changes]) > 0.05
     assert np.mean([each.disturbed.difference for each in changes]) > 0.08
     assert np.mean([each.clean.difference for each in changes]) >= -0.005
 
