@@ -32,7 +32,7 @@ def test_a_block_runs(block, capsys, tmp_path, monkeypatch):
     elif "suite" in space:
         assert space["suite"].tests > 0
         assert "True" in capsys.readouterr().out
-    elif {"rainy", "dimmed", "noisy", "turning"} & space.keys():
+    elif {"rainy", "dimmed", "noisy", "turning", "killed"} & space.keys():
         assert "True" in capsys.readouterr().out
     else:
         pytest.fail("a block that nothing is checked of")
