@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log2
 
 import numpy as np
+from numpy.typing import NDArray
 
-from themis.measure.tests import Tests
 from themis.search.ascent import ASCENTS
 from themis.settings import Settings
 
@@ -20,7 +20,8 @@ FIRST_PORTION, PORTION, PORTIONS = 16, 128, 8
 then a chunk, then an eighth of the tests run so far, in powers of 2. It learns as often as that changes what it knows,
 at little cost."""
 LAST_STAGE = 512
-"""Up to this number of tests, both streams take turns, so that a campaign of any length has searched."""
+"""Up to this number of tests, both streams take short turns, so that a campaign of any length has searched; the policy
+then learns from the uniform tests at once."""
 
 
 def stage_end(n_tests: int, round_end: int, uniform_share: float) -> int:
@@ -40,11 +41,14 @@ def portion(n: int, n_tests: int, chunk: int) -> int:
     return min(n, PORTION, max(FIRST_PORTION, n_tests))
 
 
-def affordable(tests: Tests, passes_left: int | None, cost: int, ascent_cost: int) -> int:
-    """How many of the first tests the remaining passes suffice for. `ascent_cost` is the cost of ascent tests."""
+def affordable(kind: NDArray[np.str_], passes_left: int | None, cost: int, ascent_cost: int) -> int:
+    """How many of the first tests, given their kinds, the remaining passes suffice for.
+
+    `ascent_cost` is the cost of ascent tests.
+    """
     if passes_left is None:
-        return len(tests)
-    costs = np.where(np.isin(tests.kind, list(ASCENTS)), ascent_cost, cost)
+        return len(kind)
+    costs = np.where(np.isin(kind, list(ASCENTS)), ascent_cost, cost)
     return int(np.searchsorted(costs.cumsum(), passes_left, side="right"))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from themis.campaign.budget import affordable, default_round_size, portion, round_size, stage_end
+from themis.campaign.budget import LAST_STAGE, affordable, default_round_size, portion, round_size, stage_end
 from themis.campaign.interrupt import Terminated
 from themis.campaign.judging import conclude, judge
+from themis.campaign.measurer import Portion
 from themis.campaign.objectives import choose_objective
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, describe_start
@@ -72,7 +73,7 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """One round: propose tests (phase 3), measure them chunk by chunk (phase 1), and judge (phase 2)."""
     if state.partial_round is None:
         with recorder.atomic(), state.clock.timed("search"):
-            state.partial_round = _begin_round(setup, state)
+            state.partial_round = PartialRound(_round_size(setup, state, state.tally.tests))
     while not state.partial_round.is_done:
         with recorder.atomic():
             if state.partial_round.n_pending:
@@ -84,58 +85,63 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
     recorder.keep(state.checkpoint)
 
 
-def _begin_round(setup: Setup, state: State) -> PartialRound:
-    """The next round, before its first test."""
-    n = round_size(
+def _round_size(setup: Setup, state: State, n_tests: int) -> int:
+    """The number of tests of the round that begins after `n_tests` tests."""
+    return round_size(
         setup.settings,
-        _default_round_size(setup, state.tally.tests),
-        n_tests=state.tally.tests,
+        _default_round_size(setup, n_tests),
+        n_tests=n_tests,
         passes=state.passes,
         cost=setup.test_cost,
         elapsed=state.clock.elapsed(),
     )
-    return PartialRound(n)
 
 
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
-    """Propose the next tests of the round: of the uniform stream if its share is due, otherwise of the policy."""
+    """Propose the next tests of the round: those of the uniform stream if its share is due, then those of the policy.
+
+    In the first stages, the policy learns the results of the uniform tests before it proposes. Later they teach it
+    little, and both are proposed together, so that the uniform tests run while the policy thinks.
+    """
     with state.clock.timed("search"):
         first = state.tally.tests
         end = stage_end(first, first + partial.n_unproposed, setup.settings.uniform_share)
-        stream, tests = "uniform", _uniform_tests_due(setup, state, end)
-        if not len(tests):
-            # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
-            is_ascent = state.policy.needs_gradient
-            most = len(setup.space.seeds) if is_ascent else portion(end - first, first, setup.calculator.chunk)
-            stream, tests = "search", state.policy.propose(np.arange(first, min(end, first + most)))
-        n_affordable = _affordable(setup, state, tests)
-        if n_affordable < len(tests):  # ascents cost more than the size of the round allowed for
+        uniform = _uniform_tests_due(setup, first, state.tally.uniform_tests, end)
+        if len(uniform) == 0 or (first >= LAST_STAGE and first + len(uniform) < end):
+            search = _search_tests(setup, state, first + len(uniform), end)
+        else:
+            search = uniform[:0]
+        n_affordable = _affordable(setup, state, uniform, search)
+        if n_affordable < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
             partial.n_unproposed = n_affordable
         if n_affordable:
-            partial.propose(stream, state.novelty.ensure(tests[:n_affordable]))
+            uniform, search = uniform[:n_affordable], search[: max(0, n_affordable - len(uniform))]
+            partial.propose(state.novelty.ensure(uniform), state.novelty.ensure(search))
 
 
-def _uniform_tests_due(setup: Setup, state: State, end: int) -> Tests:
-    """The tests that the uniform stream lacks to have its share of the first `end` tests."""
-    first, n_uniform = state.tally.tests, state.tally.uniform_tests
+def _uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tests:
+    """The tests, numbered from `first`, that the uniform stream lacks to have its share of the first `end` tests."""
     n_due = max(0, min(end - first, round(end * setup.settings.uniform_share) - n_uniform))
     number, counter = np.arange(first, first + n_due), np.arange(n_uniform, n_uniform + n_due)
     return setup.space.uniform_tests(number, UNIFORM_STREAM, counter)
 
 
+def _search_tests(setup: Setup, state: State, first: int, end: int) -> Tests:
+    """The tests that the policy proposes next, numbered from `first` and up to `end`."""
+    # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
+    is_ascent = state.policy.needs_gradient
+    most = len(setup.space.seeds) if is_ascent else portion(end - first, first, setup.calculator.chunk)
+    return state.policy.propose(np.arange(first, min(end, first + most)))
+
+
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
     stream = partial.stream
-
-    def choose(tests: Tests) -> tuple[Tests, Objective | None]:
-        if stream == "uniform":
-            return tests, None
-        calculator, open_neurons = setup.calculator, state.open_neurons
-        return choose_objective(tests, state.policy, setup.criterion, calculator, open_neurons, setup.scale)
-
     with state.clock.timed("measure"):
         measurement = setup.measurer.measure(
-            partial.pending, choose, stream, state.moments[stream], _passes_left(setup, state.passes)
+            _portion(setup, state, stream, partial.pending),
+            lambda: _upcoming(setup, state, partial),
+            _passes_left(setup, state.passes),
         )
         tests = partial.pending[: len(measurement)]
         state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
@@ -146,13 +152,39 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
         n_rounds = len(state.rounds) + 1
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)
-        partial.truncate(_affordable(setup, state, partial.pending))
-        if partial.is_done and calculator.captures:  # the next round begins with tests that depend on nothing
-            first = state.tally.tests
-            end = stage_end(first, first + _begin_round(setup, state).n_unproposed, setup.settings.uniform_share)
-            calculator.expect(_uniform_tests_due(setup, state, end), state.moments["uniform"])
-        if not partial.n_pending:
+        partial.truncate(_affordable(setup, state, partial.pending, partial.following))
+        if not len(partial.pending):
             state.policy.observe(partial.tests, Results.join(partial.results))
+            if len(partial.following):
+                partial.advance()
+
+
+def _portion(setup: Setup, state: State, stream: str, tests: Tests) -> Portion:
+    """Tests of a stream as they are measured."""
+
+    def choose(tests: Tests) -> tuple[Tests, Objective | None]:
+        if stream == "uniform":
+            return tests, None
+        calculator, open_neurons = setup.calculator, state.open_neurons
+        return choose_objective(tests, state.policy, setup.criterion, calculator, open_neurons, setup.scale)
+
+    return Portion(stream, tests, state.moments[stream], choose)
+
+
+def _upcoming(setup: Setup, state: State, partial: PartialRound) -> list[Portion]:
+    """What is measured after the pending tests: the tests that follow, or the uniform tests of the next round.
+
+    Those depend on no result; unless a budget ends the round, they will be the ones that are proposed.
+    """
+    if len(partial.following):
+        return [_portion(setup, state, "search", partial.following)]
+    if partial.n_unproposed:
+        return []
+    n_pending = len(partial.pending)
+    first, n_uniform = state.tally.tests + n_pending, state.tally.uniform_tests
+    n_uniform += n_pending if partial.stream == "uniform" else 0
+    end = stage_end(first, first + _round_size(setup, state, first), setup.settings.uniform_share)
+    return [_portion(setup, state, "uniform", _uniform_tests_due(setup, first, n_uniform, end))]
 
 
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:
@@ -169,9 +201,11 @@ def _default_round_size(setup: Setup, n_tests: int) -> int:
     return default_round_size(setup.settings, setup.calculator.chunk, n_tests, follows_criterion=follows_criterion)
 
 
-def _affordable(setup: Setup, state: State, tests: Tests) -> int:
+def _affordable(setup: Setup, state: State, *portions: Tests) -> int:
+    """How many of the first tests of some portions the remaining passes suffice for."""
+    kind = np.concatenate([tests.kind for tests in portions])
     ascent_cost = setup.calculator.cost(needs_gradient=True)
-    return affordable(tests, _passes_left(setup, state.passes), setup.test_cost, ascent_cost)
+    return affordable(kind, _passes_left(setup, state.passes), setup.test_cost, ascent_cost)
 
 
 def _passes_left(setup: Setup, passes: int) -> int | None:

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from themis.measure.calculator import Calculator, Measurement
+from themis.measure.calculator import Calculator, Measurement, PlannedTests
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.tests import Tests
 
-Choose = Callable[[Tests], tuple[Tests, Objective | None]]
-"""Returns the first of some tests, those that share an objective, and that objective."""
+
+@dataclass(frozen=True)
+class Portion:
+    """Tests of a stream that are to be measured."""
+
+    stream: str
+    tests: Tests
+    into: Accumulator
+    """The moments that their sensitivities are added to."""
+    choose: Callable[[Tests], tuple[Tests, Objective | None]]
+    """Returns the first of some tests, those that share an objective, and that objective."""
+
+    def by_objective(self) -> list[PlannedTests]:
+        """The tests in groups that share an objective."""
+        groups, rest = [], self.tests
+        while len(rest):
+            tests, objective = self.choose(rest)
+            groups.append(PlannedTests(tests, self.into, objective))
+            rest = rest[len(tests) :]
+        return groups
 
 
 class Measurer(Protocol):
@@ -25,12 +44,11 @@ class Measurer(Protocol):
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         """Prepare for tests, of which the neurons of the panel are watched. scale: the unit of each sensitivity."""
 
-    def measure(
-        self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None
-    ) -> Measurement:
-        """Run the first chunk of the pending tests of a stream, see `Calculator.measure`.
+    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+        """Run the first chunk of the pending tests, see `Calculator.measure`.
 
-        The chunks after it may be started ahead: they are what the next calls ask for, unless a budget runs out.
+        The chunks after it and the upcoming portions may be started ahead: they are what the next calls ask for, unless
+        a budget runs out.
         """
 
 
@@ -46,12 +64,9 @@ class LocalMeasurer:
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         self.calculator.watch_panel(panel)
 
-    def measure(
-        self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None
-    ) -> Measurement:
-        tests, objective = choose(pending)
-        rest, ahead = pending[len(tests) :], []
-        while self.calculator.captures and len(rest):
-            ahead.append(choose(rest))
-            rest = rest[len(ahead[-1][0]) :]
-        return self.calculator.measure(tests, into, objective, max_passes, ahead)
+    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+        if not self.calculator.captures:
+            tests, objective = pending.choose(pending.tests)
+            return self.calculator.measure(tests, pending.into, objective, max_passes)
+        first, *ahead = [group for portion in (pending, *upcoming()) for group in portion.by_objective()]
+        return self.calculator.measure(first.tests, first.into, first.objective, max_passes, ahead)

@@ -7,7 +7,7 @@ workers, and are folded in the same order as by `LocalMeasurer`, so that every f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.measurer import Choose
+from themis.campaign.measurer import Portion
 from themis.campaign.worker import MARGIN, Array, ChunkOfTests, CleanAnswers, MeasuredChunk, SweptChunk
 from themis.compute.worker_pool import Pool
 from themis.errors import UsageError
@@ -91,12 +91,11 @@ class RemoteMeasurer:
         self.pool.broadcast("begin_tests", self.pool.share(clean))
         self.pool.when_idle("keep_more")
 
-    def measure(
-        self, pending: Tests, choose: Choose, stream: str, into: Accumulator, max_passes: int | None
-    ) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+        stream, into = pending.stream, pending.into
         if into.count and stream not in self._begun:  # the campaign was resumed
             self._begin_stream(stream, _array(into.shift), into)
-        self._start(pending, choose, stream, is_first=into.count == 0)
+        self._start(pending, is_first=into.count == 0)
         chunk = self._started.popleft()
         measured: MeasuredChunk = self.pool.result(chunk.call)
         if measured.has_unfolded and max_passes is not None:  # it depends on the passes that are left
@@ -109,16 +108,16 @@ class RemoteMeasurer:
         self.calculator.expect_passes(measured.own_passes)
         return self._measurement(measured)
 
-    def _start(self, pending: Tests, choose: Choose, stream: str, *, is_first: bool) -> None:
+    def _start(self, pending: Portion, *, is_first: bool) -> None:
         """Start all chunks of the pending tests that were not started, and drop those that are not pending."""
-        if self._is_started(pending):
+        if self._is_started(pending.tests):
             return
         for chunk in self._started:
             self.pool.discard(chunk.call)
         self._started.clear()
-        for tests, objective in self._chunks(pending, choose):
+        for tests, objective in self._chunks(pending):
             described = _describe(objective)
-            call = self._submit(stream, tests, described, is_first)
+            call = self._submit(pending.stream, tests, described, is_first)
             self._started.append(_StartedChunk(tests, described, call))
             if is_first:  # the others need what it determines
                 return
@@ -137,14 +136,12 @@ class RemoteMeasurer:
             and np.array_equal(first.theta, pending.theta[:n])
         )
 
-    def _chunks(self, pending: Tests, choose: Choose) -> Iterator[tuple[Tests, Objective | None]]:
+    def _chunks(self, pending: Portion) -> Iterator[tuple[Tests, Objective | None]]:
         """The chunks that one call of `measure` after another asks for."""
         chunk = self.calculator.chunk
-        while len(pending):
-            tests, objective = choose(pending)
-            for first in range(0, len(tests), chunk):
-                yield tests[first : first + chunk], objective
-            pending = pending[len(tests) :]
+        for group in pending.by_objective():
+            for first in range(0, len(group.tests), chunk):
+                yield group.tests[first : first + chunk], group.objective
 
     def _submit(
         self, stream: str, tests: Tests, objective: str | Ints | None, is_first: bool, max_passes: int | None = None

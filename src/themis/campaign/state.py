@@ -74,22 +74,30 @@ def _no_tests() -> Tests:
 class PartialRound:
     """The round being measured: the tests proposed last, all of one stream, and their results so far.
 
-    n_unproposed: tests of the round that have not been proposed yet.
+    n_unproposed: tests of the round that have not been proposed yet. following: tests of the search that were proposed
+    together with those of the uniform stream, and come after them.
     """
 
     n_unproposed: int
     stream: str = "uniform"
     tests: Tests = field(default_factory=_no_tests)
     results: list[Results] = field(default_factory=list)
+    following: Tests = field(default_factory=_no_tests)
 
     @property
     def is_done(self) -> bool:
         return not self.n_pending and not self.n_unproposed
 
-    def propose(self, stream: str, tests: Tests) -> None:
-        """Give a stream its next tests; those before have been run."""
-        self.stream, self.tests, self.results = stream, tests, []
-        self.n_unproposed -= len(tests)
+    def propose(self, uniform: Tests, search: Tests) -> None:
+        """Take the next tests, first those of the uniform stream; the tests before have been run."""
+        self.n_unproposed -= len(uniform) + len(search)
+        self.stream, self.tests, self.results, self.following = "uniform", uniform, [], search
+        if not len(uniform):
+            self.advance()
+
+    def advance(self) -> None:
+        """Go on to the tests of the search; those of the uniform stream have been run."""
+        self.stream, self.tests, self.results, self.following = "search", self.following, [], _no_tests()
 
     @property
     def n_done(self) -> int:
@@ -97,39 +105,51 @@ class PartialRound:
 
     @property
     def n_pending(self) -> int:
-        return len(self.tests) - self.n_done
+        """The number of proposed tests that have not been run."""
+        return len(self.tests) - self.n_done + len(self.following)
 
     @property
     def pending(self) -> Tests:
-        """The proposed tests that have not been run."""
+        """Those of them that are measured next, all of one stream."""
         return self.tests[self.n_done :]
 
     def truncate(self, n: int) -> None:
         """Keep only the first `n` of the proposed tests that have not been run."""
-        self.tests = self.tests[: self.n_done + n]
+        n_here = min(n, len(self.pending))
+        self.tests, self.following = self.tests[: self.n_done + n_here], self.following[: n - n_here]
 
     def state(self) -> dict[str, Any]:
-        done = vars(Results.join(self.results)) if self.results else {}
-        results = {name: column for name, column in done.items() if column is not None}
-        kinds, kind = np.unique(self.tests.kind, return_inverse=True)
-        tests = {**vars(self.tests), "kind": kind}
-        return {
-            "left_to_propose": self.n_unproposed,
-            self.stream: {"tests": tests, "kinds": kinds.tolist(), "results": results},
-        }
+        portions = {self.stream: _saved_portion(self.tests, self.results)}
+        if len(self.following):
+            portions["search"] = _saved_portion(self.following, [])
+        return {"left_to_propose": self.n_unproposed, **portions}
 
     @staticmethod
     def of(state: dict[str, Any]) -> PartialRound:
         """From a state."""
         partial = PartialRound(state["left_to_propose"])
-        for stream in STREAMS:
-            if stream not in state:
-                continue
-            saved = state[stream]
-            kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
-            partial.stream, partial.tests = stream, Tests(**{**columns, "kind": kinds[columns["kind"]]})
-            partial.results = [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
+        streams = [stream for stream in STREAMS if stream in state]
+        partial.stream = streams[0]
+        partial.tests, partial.results = _restored_portion(state[streams[0]])
+        if len(streams) > 1:
+            partial.following, _ = _restored_portion(state["search"])
         return partial
+
+
+def _saved_portion(tests: Tests, results: list[Results]) -> dict[str, Any]:
+    done = vars(Results.join(results)) if results else {}
+    kinds, kind = np.unique(tests.kind, return_inverse=True)
+    return {
+        "tests": {**vars(tests), "kind": kind},
+        "kinds": kinds.tolist(),
+        "results": {name: column for name, column in done.items() if column is not None},
+    }
+
+
+def _restored_portion(saved: dict[str, Any]) -> tuple[Tests, list[Results]]:
+    kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
+    tests = Tests(**{**columns, "kind": kinds[columns["kind"]]})
+    return tests, [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
 
 
 @dataclass

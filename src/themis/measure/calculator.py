@@ -56,7 +56,6 @@ BATCH_TOLERANCE, HALF_BATCH_TOLERANCE = 1e-3, 2e-2
 """Difference between an input alone and in a batch, as a share of the largest output, that rounding may cause; the
 second is for models with 16 bits. Dynamic quantisation to int8 causes about 5e-3."""
 
-TestsWithObjective = tuple[Tests, Objective | None]
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
 
@@ -76,6 +75,14 @@ class ChunkAnswers(NamedTuple):
     inputs: Tensor
     outputs: Tensor
     motion: Motion | None
+
+
+class PlannedTests(NamedTuple):
+    """Tests that will probably be measured next, the moments they are added to, and their objective."""
+
+    tests: Tests
+    into: Accumulator
+    objective: Objective | None
 
 
 class Observer(Protocol):
@@ -386,7 +393,7 @@ class Calculator:
         into: Accumulator,
         objective: Objective | None = None,
         max_passes: int | None = None,
-        ahead: Sequence[TestsWithObjective] = (),
+        ahead: Sequence[PlannedTests] = (),
     ) -> Measurement:
         """Run the first chunk of `tests`, fold its sensitivities into `into`, and return the results.
 
@@ -394,7 +401,7 @@ class Calculator:
         per dimension if there is no backward pass. If an error is raised, nothing was folded. If memory runs out, the
         chunk is halved for good. `max_passes` limits the passes spent on folding the other tests of a chunk in which
         some outputs are not finite. On a GPU, several chunks may be run without waiting for the host in between, and
-        the tests `ahead`, which are to be measured next, are started at the same time.
+        the tests `ahead` are started at the same time.
         """
         before = self.passes
         limit = None if max_passes is None else before + max_passes
@@ -647,7 +654,7 @@ class Calculator:
         into: Accumulator,
         objective: Objective | None,
         limit: int | None,
-        ahead: Sequence[TestsWithObjective],
+        ahead: Sequence[PlannedTests],
     ) -> Measurement:
         """Run the first chunks of `tests`, and start the next ones before the results are recorded.
 
@@ -659,8 +666,8 @@ class Calculator:
         if self.observer is None:
             if len(following):
                 self._start(self._capture(objective, len(following)), following, into, objective)
-            for others, aim in ahead:
-                self._start(self._capture(aim, len(others)), others, into, aim)
+            for planned in ahead:
+                self._start(self._capture(planned.objective, len(planned.tests)), *planned)
         columns = captured.columns(launch)
         if self.observer is not None:
             self.observer.begin(captured.chunk, self.device, self.dtype)
@@ -719,15 +726,10 @@ class Calculator:
     def _side_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
 
-    def expect(self, tests: Tests, into: Accumulator) -> None:
-        """Start tests that `measure` will probably be given next, if there is a graph for them already."""
-        if len(tests) and into.count and self.observer is None:
-            self._start(self._captured.get((None, self._plain_size(len(tests)))), tests, into, None)
-
     def _start(
         self, captured: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None
     ) -> None:
-        if captured is not None and captured not in self._in_flight:
+        if captured is not None and into.count and captured not in self._in_flight:
             self._in_flight[captured] = (into, captured.launch(self._launched(captured, tests), into, objective))
 
     def _launched(self, captured: CapturedChunk, tests: Tests) -> Tests:
