@@ -55,7 +55,7 @@ NAMES = {
     "statistics": ("keep", "update"),
 }
 """The names that an option accepts. They are repeated here because importing their tables would load torch."""
-FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN")
+FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN", "RUN_A", "RUN_B", "SUITE")
 """Placeholders in the help for paths."""
 
 

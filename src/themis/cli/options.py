@@ -43,10 +43,19 @@ METAVARS = {
     "weights": "FILE",
     "trust": "PATH,...",
     "data": "DATA",
+    "train": "DATA",
     "features": "FILE",
+    "metadata": "FILE",
+    "sheet": "FILE",
     "folder": "FOLDER",
     "out": "FOLDER",
+    "mce_baseline": "SUITE",
+    "techniques": "NAME,...",
+    "magnitudes": "NAME,...",
+    "also": "NAME,...",
+    "from": "NAME,...",
 }
+"""Placeholders of options by name, where that of their type says too little."""
 
 REPEATED = ("trust",)
 """Options whose flag can be repeated."""
@@ -150,6 +159,7 @@ def add_option(
     *,
     is_required: bool = False,
     shows_default: bool = True,
+    metavar: str | None = None,
 ) -> None:
     """Add a flag that takes a value, unless it can only be switched on: `max_tests` becomes `--max-tests`."""
     if kind is bool and default is False:
@@ -163,7 +173,7 @@ def add_option(
         kind=kind,
         is_required=is_required,
         default=default,
-        metavar=METAVARS.get(name) or placeholder(kind),
+        metavar=metavar or METAVARS.get(name) or placeholder(kind),
         help=text.replace("%", "%%"),
     )
 

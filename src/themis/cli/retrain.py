@@ -55,14 +55,14 @@ def add_arguments(parser: Parser) -> None:
     add_fields(training, Recipe)
     training.add_argument("--keep-clean", help=SUPPRESS)  # the former name of a limit that is now part of --tolerance
     text = (
-        "clean data to train on instead of the train part, as --data of themis run, such as the model's own training "
-        "data"
+        "clean data to train on instead of the train part, as in --data of themis run, such as the model's own "
+        "training data"
     )
     add_option(training, "train", str | None, None, text)
     measuring = parser.add_argument_group("what is measured")
     add_fields(measuring, RetrainingPlan)
-    text = "data to judge by if the run was not split, as --data of themis run"
-    add_option(measuring, "judge", str | None, None, text)
+    text = "data to judge by if the run was not split, as in --data of themis run"
+    add_option(measuring, "judge", str | None, None, text, metavar="DATA")
     text = "exit code 1 unless the disturbed score gains this much and the clean one stays within --tolerance"
     add_option(measuring, "fail_under", float | None, None, text)
     contest = parser.add_argument_group("comparing techniques instead")
