@@ -114,6 +114,7 @@ def test_wrong_data_is_rejected():
         (torch.rand(0, 1, 8, 8), "at least one seed"),
         (TensorDataset(torch.rand(0, 1, 8, 8)), "at least one seed"),
         ((good, torch.tensor([0, 1])), "labels must be one per seed"),
+        ((good, ["cat"] * len(good)), "labels must be numbers, got text such as 'cat': give each seed the index"),
         ((good, torch.eye(3)), "not one-hot rows"),
         ((good, torch.tensor([0.0, 0.5, 1.0])), "labels must be class numbers, got 0.5"),
         ((good, torch.tensor([0, 1, 3])), r"labels must lie in 0\.\.2"),

@@ -412,12 +412,16 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
             "check the path and the split"
         )
     if labels is not None and not callable(labels):
+        if isinstance(labels, list | tuple | np.ndarray) and len(labels) and isinstance(labels[0], str):
+            raise DataError(
+                f"labels must be numbers, got text such as {labels[0]!r}: give each seed the index of its class, and "
+                "name the classes with classes=[...] or --classes"
+            )
         labels = _label_tensor(_tensor(labels, "labels"))
         if labels.ndim == 0 or len(labels) != len(inputs):
             raise DataError(
                 f"labels must be one per seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check "
-                "the "
-                "number of labels"
+                "the number of labels"
             )
     if isinstance(inputs, Tensor) and not bool(inputs.isfinite().all()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
