@@ -16,7 +16,13 @@ const by = (id) => document.getElementById(id);
 
 // Replaces the contents of a section, including its heading.
 function show(id, title, ...children) {
+  setHidden(id, false);
   by(id).replaceChildren(el('h2', { id: `h-${id}` }, title), ...children.flat().filter(Boolean));
+}
+
+// Hides a section that does not apply to this run, and its link.
+function setHidden(id, isHidden) {
+  for (const node of [by(id), document.querySelector(`nav a[href="#${id}"]`).parentElement]) node.hidden = isHidden;
 }
 
 const whole = (n) => Number(n).toLocaleString('en-GB');
@@ -38,6 +44,7 @@ function percent(share, digits = 1) {
 const interval = (e, digits = 2) => (e ? `95%: ${percent(e.low, digits)} to ${percent(e.high, digits)}` : '');
 const many = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const seconds = (s) => (s < 120 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
+const forecast = (n) => `about ${whole(Number(n.toPrecision(2)))} more tests`;
 const note = (text) => el('p', { class: 'note' }, text);
 
 // A table of headings and rows. The first cell of a row is its heading; columns of numbers are aligned to the right.

@@ -16,12 +16,14 @@ function choose(changes) {
 
 const count = (column) => column.reduce((counts, value) => counts.set(value, (counts.get(value) || 0) + 1), new Map());
 
+// A list to choose from; null if it offers no choice.
 function select(name, label, options) {
   const id = `filter-${name}`;
   const change = (event) => { state[name] = event.target.value; state.page = 0; drawCards(); };
   if (!options.some(([value]) => String(value) === String(state[name]))) state[name] = options[0][0];
+  if (options.length < 3) return null; // all, and at most one value
   return el('div', { class: 'field' }, el('label', { for: id }, label),
-    el('select', { id, onchange: change, disabled: options.length < 2 }, options.map(([value, text]) =>
+    el('select', { id, onchange: change }, options.map(([value, text]) =>
       el('option', { value, selected: String(value) === String(state[name]) }, text))));
 }
 
@@ -33,14 +35,15 @@ function drawGallery(view) {
     .sort((a, b) => a[0] - b[0]).map(([value, n]) => [value, `${named(value)} (${whole(n)})`])];
   const layers = view.layers.map((layer) => layer.name);
   const brief = (text) => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
-  const hasPictures = view.inputs.kind !== 'none';
+  const { kind } = view.inputs;
+  const nShown = kind === 'none' ? 0 : Object.keys(view.inputs[kind === 'features' ? 'changes' : 'disturbed']).length;
+  const shown = nShown === n ? `${n === 1 ? 'It is' : 'All are'} shown` : `${whole(nShown)} of them ${nShown === 1 ? 'is' : 'are'} shown`;
   if (document.activeElement.closest('.filters')) return drawCards(); // keep a list open that the user has just opened
   show('gallery', 'Faults',
     note(`${many(n, 'fault')}${listed < n ? `, of which the ${whole(listed)} most telling are listed` : ''}. ${
-      { pictures: `${whole(Object.keys(view.inputs.disturbed).length)} of them ${Object.keys(view.inputs.disturbed).length === 1 ? 'is' : 'are'} shown with pictures${Object.keys(view.inputs.disturbed).length < n ? '; replay the others to see their inputs' : ''}.`,
-        signals: `${whole(Object.keys(view.inputs.disturbed).length)} of them ${Object.keys(view.inputs.disturbed).length === 1 ? 'is' : 'are'} shown with curves: clean in grey, disturbed in red.`,
-        features: `The changed features are listed for ${whole(Object.keys(view.inputs.changes).length)} of them.`,
-        none: 'No inputs were kept; replay a fault to see its input.' }[view.inputs.kind]}`),
+      { pictures: `${shown} with pictures`, clips: `${shown} with their frames`, signals: `${shown} with curves, clean in grey and disturbed in red`,
+        features: `${shown} with the features that changed`, none: 'No inputs were kept' }[kind]}${
+      nShown < n ? `; replay ${nShown ? 'the others to see their inputs' : 'a fault to see its input'}` : ''}.`),
     el('form', { class: 'filters', 'aria-label': 'Filter and sort faults', onsubmit: (event) => event.preventDefault() },
       select('clean', 'Clean answer', options('clean_answer', (k) => view.answers[k] ?? String(k))),
       select('answer', 'Wrong answer', options('answer', (k) => view.outcomes[k] ?? String(k))),
@@ -49,7 +52,7 @@ function drawGallery(view) {
       select('layer', 'Most changed layer', options('layer', (k) => layers[k] ?? String(k))),
       select('sort', 'Sort by', Object.entries(SORTS).filter(([name]) => name !== 'ssim' || columns.ssim.some((v) => v !== null))
         .map(([name, [text]]) => [name, text])),
-      hasPictures ? el('div', { class: 'field check' }, el('input', { type: 'checkbox', id: 'filter-pictures', checked: state.pictures,
+      nShown && nShown < n ? el('div', { class: 'field check' }, el('input', { type: 'checkbox', id: 'filter-pictures', checked: state.pictures,
         onchange: (event) => { state.pictures = event.target.checked; state.page = 0; drawCards(); } }),
       el('label', { for: 'filter-pictures' }, 'Only faults with inputs')) : null),
     pager('above'), el('div', { id: 'cards', class: 'cards' }), pager('below'),

@@ -21,7 +21,7 @@ function drawNumbers(view) {
     reach ? figure('Within reach', reach.found ? `${whole(reach.found)} of about ${whole(reach.faults.value)}` : 'none found',
       reach.found ? `95%: ${whole(reach.faults.low)} to ${whole(reach.faults.high)}` : `95%: at most ${whole(reach.faults.high)}`,
       `distinct faults that four times the tests would find${reach.found ? `, on about ${many(reach.seeds.value, 'seed')}` : ''}${
-        reach.forecast ? `; about ${whole(Number(reach.forecast.toPrecision(2)))} more tests find 95% of them` : ''}`) : null,
+        reach.forecast ? `; ${forecast(reach.forecast)} find 95% of them` : ''}`) : null,
     !view.covers_neurons ? null : figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
@@ -98,8 +98,6 @@ function drawStrength(view) {
 }
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 
-const NO_HIDDEN_LAYERS = 'The model has no hidden layers, so there are no neurons to cover.';
-
 function drawCoverage(view) {
   const { rounds, coverage } = view;
   if (!rounds.length) return show('coverage', 'Coverage by round', note('No round has finished yet.'));
@@ -120,7 +118,8 @@ function drawCoverage(view) {
     table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
   });
   if (!view.covers_neurons) {
-    return show('coverage', 'Faults by round', el('div', { class: 'charts' }, found()), note(NO_HIDDEN_LAYERS));
+    return show('coverage', 'Faults by round', el('div', { class: 'charts' }, found()),
+      note('The model has no hidden layers, so there are no neurons to cover.'));
   }
   show('coverage', 'Coverage by round', el('div', { class: 'charts' }, chart({
     title: 'Coverage by tests',
@@ -135,13 +134,13 @@ function drawCoverage(view) {
       [r.number, whole(r.tests), percent(r.coverage), percent(r.coverage_all), whole(r.distinct_faults), r.seconds.toFixed(1)]) },
   }), found()),
   note([spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
-    isNear ? ` About ${whole(coverage.forecast)} more tests are needed to reach the goal of ${percent(view.goal)}.` : '',
+    isNear ? ` It takes ${forecast(coverage.forecast)} to reach the goal of ${percent(view.goal)}.` : '',
     coverage.caution ? ` Attention: ${coverage.caution}.` : '',
     coverage.uniform === null || coverage.uniform === undefined ? '' : ` The uniform stream alone covers ${percent(coverage.uniform)}.`].join('')));
 }
 
 function drawLayers(view) {
-  if (!view.covers_neurons) return show('layers', 'Layers', note(NO_HIDDEN_LAYERS));
+  if (!view.covers_neurons) return setHidden('layers', true);
   const most = Math.max(1e-12, ...view.layers.map((l) => (l.sensitivity ? l.sensitivity.high : 0)));
   show('layers', 'Coverage and sensitivity by layer', view.layers.length ? scrolling('Layers', table(
     'The sensitivity is the mean over the neurons of a layer, with a line from the 5th to the 95th percentile. The share in faults is the layer’s share of the sensitivity, averaged over faults.',
@@ -153,7 +152,7 @@ function drawLayers(view) {
 }
 
 function drawNormality(view) {
-  if (!view.covers_neurons) return show('normality', 'Normality', note(NO_HIDDEN_LAYERS));
+  if (!view.covers_neurons) return setHidden('normality', true);
   const of = view.normality;
   show('normality', 'Normality of the sensitivities', of ? [el('p', {}, of.sentence), scrolling('Normality', table(
     `Medians over ${many(of.n_neurons, 'sampled neuron')} (${whole(of.n_unmoved)} more have no spread). A normal distribution has a skewness and an excess kurtosis of 0.`,

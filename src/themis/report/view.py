@@ -390,6 +390,8 @@ def _read_groups(run: Reader) -> tuple[list[GroupRow], dict[int, int]]:
 def _config(run: Reader) -> list[tuple[str, str]]:
     origin = {name: value for name, value in (run.record["origin"] or {}).items() if value not in (None, "", [])}
     values = {**origin, "perturb": run.record["perturbation"], **run.record["settings"]}
+    if "bounds" in values and "start" in run.record:
+        values["bounds"] = run.record["start"]["bounds"]  # the model may have bounds of its own
     return [(name, as_text(value)) for name, value in values.items()]
 
 

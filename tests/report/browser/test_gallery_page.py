@@ -2,12 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from browsing import need_browser, visited
 
 import themis
 from themis.report.page import write_report
+from themis.runs.source import Origin
 
 need_browser()
 pytestmark = pytest.mark.xdist_group("browser")
@@ -197,9 +199,28 @@ def test_faults_of_signals_are_shown_as_curves(browser, tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(120, 3))
     themis.run(net, torch.rand(20, 2, 60), "signal_noise(snr=0:60)", max_tests=200, out=tmp_path / "run")
     with visited(browser, write_report(tmp_path / "run")) as page:
-        assert "shown with curves: clean in grey, disturbed in red." in page.locator("#gallery").inner_text()
+        assert "shown with curves, clean in grey and disturbed in red." in page.locator("#gallery").inner_text()
         page.wait_for_function("() => [...document.images].every((each) => each.complete && each.naturalWidth === 300)")
         first = page.locator("#cards article").first
         assert first.locator("figure.curves img").count() == 1
         assert first.locator("figure.curves img").get_attribute("alt").startswith("Clean and disturbed signal of fault")
         assert first.locator("canvas").count() == 0
+
+
+def test_a_black_box_for_clips_has_only_what_applies_to_it(browser, tmp_path):
+    def model(clips):
+        mean = clips.mean((1, 2, 3, 4))
+        return np.stack([0.5 - mean, mean - 0.5], 1)
+
+    clips = 0.4 + 0.15 * torch.rand(12, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    target = themis.BlackBox(model, bounds=(0, 2))
+    themis.run(target, clips, "brightness", max_tests=200, out=tmp_path / "run", origin=Origin(model="mine:model"))
+    with visited(browser, write_report(tmp_path / "run")) as page:
+        assert "All are shown with their frames." in page.locator("#gallery").inner_text()
+        links = page.locator("nav a:visible").all_inner_texts()
+        assert "Coverage" in links
+        assert not {"Layers", "Normality"} & set(links)
+        assert not page.locator("#layers").is_visible()
+        assert page.locator("#filter-layer, #filter-part, #filter-pictures").count() == 0
+        page.locator("#reproduce summary", has_text="Configuration").click()
+        assert page.locator("#reproduce tr", has_text="bounds").inner_text().split() == ["bounds", "0,", "2"]

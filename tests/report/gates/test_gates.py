@@ -13,6 +13,7 @@ import themis
 from themis.errors import StoreError, UsageError
 from themis.report.gates.gates import METRICS, GateResult, GateResults, Gates, check_gates, write_junit, write_markdown
 from themis.report.gates.junit import legal
+from themis.runs.display.text import about
 
 pytestmark = pytest.mark.xdist_group("gates")
 
@@ -81,6 +82,13 @@ def test_gates_pass_within_their_limits_and_fail_beyond_them(run):
     assert f"retrain on the faults (themis retrain {run}," in strict.remedy
 
 
+def test_retraining_is_no_advice_for_a_black_box():
+    box = themis.BlackBox(lambda inputs: net()(torch.as_tensor(inputs)).detach().numpy(), bounds=(0, 1))
+    run = themis.run(box, data(), "brightness", max_tests=300, policy="random")
+    result = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    assert result.remedy == "improve the model, or raise the limit"
+
+
 def test_a_run_in_memory_has_the_same_results_as_its_folder(run):
     gates = Gates.of("coverage=0.2,coverage_all=0.2", max_fault_rate=0.9)
     made, read = check_gates(campaign(), gates), check_gates(run, gates)
@@ -144,7 +152,7 @@ def test_the_recall_is_gated_by_the_faults_within_reach():
     failed = by_gate(check_gates(some, Gates.of("recall=0.9")))["recall"]
     assert not failed.has_passed
     assert failed.value == recall
-    assert failed.remedy.startswith(f"about {more:,} more tests are forecast: ")
+    assert failed.remedy.startswith(f"{about(more)} more tests are forecast: ")
     assert by_gate(check_gates(some, Gates.of({"recall": recall})))["recall"].has_passed
 
 

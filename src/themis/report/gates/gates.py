@@ -12,6 +12,7 @@ from themis.errors import StoreError, UsageError
 from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
+from themis.runs.display.text import about
 from themis.runs.run import counted, record_covers_neurons
 from themis.settings import MAX_RISK
 
@@ -196,7 +197,7 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
     shown, limit = _distinguishable(value, least, is_share)
     forecasts = {"recall": "forecast_faults_tests", **dict.fromkeys(("coverage", "coverage_all"), "forecast_tests")}
     forecast = summary.get(forecasts[name]) if name in forecasts else None
-    hint = f"about {forecast:,} more tests are forecast: " if forecast else ""
+    hint = f"{about(forecast)} more tests are forecast: " if forecast else ""
     text = f"{shown} {metric.about}, at least {limit} required"
     if name == "recall" and not summary["distinct_faults"]:
         upper, most = _distinguishable(summary["residual_risk"]["high"], MAX_RISK)
@@ -222,7 +223,9 @@ def _check_rate(most: float, summary: dict[str, Any], name: str) -> GateResult:
         f"{value} (95%: {low} to {high}); the upper end of {upper} is {'within' if has_passed else 'over'} the limit "
         f"of {limit}"
     )
-    remedy = f"retrain on the faults (themis retrain {name}, or themis.retrain in Python), or raise the limit"
+    is_black_box = summary.get("requests") is not None
+    advice = f"retrain on the faults (themis retrain {name}, or themis.retrain in Python)"
+    remedy = f"{'improve the model' if is_black_box else advice}, or raise the limit"
     if rate["value"] <= most:
         remedy = "the rate itself is within the limit: more seeds and tests narrow the interval"
     return GateResult("max_fault_rate", has_passed, rate["high"], most, text, remedy)

@@ -40,10 +40,10 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
         more = last.coverage.forecast
         text = "the coverage goal is out of reach"
         if more < UNREACHABLE:
-            text = f"about {counted(more, 'more test')} to reach the coverage goal"
+            text = f"{about(more)} more test{'s' * (more != 1)} to reach the coverage goal"
         rows.append(("forecast", text))
     if last.forecast_faults_tests:
-        more_tests = f"about {_rounded(last.forecast_faults_tests):,} more tests"
+        more_tests = f"{about(last.forecast_faults_tests)} more tests"
         rows.append(("forecast", f"{more_tests} to find 95% of the distinct faults within reach"))
     if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
         subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
@@ -88,9 +88,9 @@ def describe_reach(round: Round) -> str:
     )
 
 
-def _rounded(number: int) -> int:
-    """A number with two significant digits."""
-    return int(float(f"{number:.2g}"))
+def about(forecast: int) -> str:
+    """A forecast as text, with the two significant digits that it deserves."""
+    return f"about {int(float(f'{forecast:.2g}')):,}"
 
 
 def opening(start: Start) -> str:
@@ -160,7 +160,7 @@ def _oracle(start: Start) -> str:
 def round_line(round: Round, *, is_share: bool = True, covers_neurons: bool = True) -> str:
     """The progress after a round; `is_share` tells whether the score of the criterion is a share."""
     forecast = round.coverage.forecast if covers_neurons else None
-    more = "" if not forecast or forecast >= UNREACHABLE else f", about {forecast:,} to go"
+    more = "" if not forecast or forecast >= UNREACHABLE else f", {about(forecast)} to go"
     score = round.criterion_score
     reachable = round.reachable_faults
     reach = f" of about {reachable.value:,.0f}" if reachable is not None and round.distinct_faults else ""
