@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from themis.experiments.evaluation.plan import EvaluationPlan
 
 HELP = (
-    "Run the paper's evaluation: fault detection capability, faults, time, parameters and the theory, over many models "
-    "and perturbations. PLAN is a YAML file, by default the plan for the ten models of the paper, which --print-plan "
-    "prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and never run again: the "
-    "same command with the same --out resumes. Exit code 3 if a cell failed."
+    "Run the paper's evaluation: fault detection capability, faults, time, parameters, the theory and known faults, "
+    "over many models and perturbations. PLAN is a YAML file, by default the plan for the ten models of the paper, "
+    "which --print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and "
+    "never run again: the same command with the same --out resumes. Exit code 3 if a cell failed."
 )
 EXAMPLES = """
 themis evaluate --smoke

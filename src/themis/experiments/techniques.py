@@ -25,6 +25,11 @@ class Technique:
     criterion: str | None = None
     preset: str | None = None
 
+    @property
+    def policy(self) -> str:
+        """The name of its search policy."""
+        return "paper" if self.preset is not None else GUIDED if self.criterion is not None else self.name
+
 
 def choose_technique(name: str) -> Technique:
     """The technique with this name; the baselines have the paper's settings."""

@@ -13,7 +13,7 @@ from themis.data.seeds import read_seeds
 from themis.errors import ModelError, UsageError
 from themis.options import check_count
 from themis.target.alignment import align_seeds, align_target
-from themis.target.target import Target, as_target
+from themis.target.target import AnyTarget, Target, as_target
 from themis.zoo.mutation import MUTATIONS, RATIO, choose_mutation, mutate
 
 KEPT_ACCURACY = 0.9
@@ -103,7 +103,7 @@ def make_mutants(
     return MutantSet(tuple(kept), accuracy, trivial, equivalent, refused)
 
 
-def find_killed(target: Target, mutants: Sequence[Target], inputs: Tensor, labels: Tensor) -> Tensor:
+def find_killed(target: AnyTarget, mutants: Sequence[AnyTarget], inputs: Tensor, labels: Tensor) -> Tensor:
     """Which classes each mutant is killed for, bool `[mutants, classes]`; its mean is DeepMutation's mutation score.
 
     A test kills a mutant for a class if it has this label, the target answers it correctly, and the mutant does not.
@@ -118,7 +118,7 @@ def find_killed(target: Target, mutants: Sequence[Target], inputs: Tensor, label
     return killed
 
 
-def run_scores(target: Target, inputs: Tensor) -> Tensor:
+def run_scores(target: AnyTarget, inputs: Tensor) -> Tensor:
     """The scores of a target on inputs, `[inputs, classes]`."""
     with target.opened(), torch.no_grad():
         return torch.cat([target.forward(batch.to(target.device)) for batch in torch.split(inputs, BATCH)])

@@ -43,6 +43,11 @@ def test_smoke_answers_every_question(folder):
     names = [standing["technique"] for standing in retraining["standings"]]
     assert sorted(names) == ["corners", "nc", "paper", "random", "themis"]
     assert {record["technique"] for record in content["variants"]} == {"paper", "sample-50", "judge-exact"}
+    (truth,) = content["truth"]
+    assert truth["maps"][0]["failing_seeds"] > 50
+    assert truth["mutants"]["mutants"] == 6
+    assert all(0 < row["recall"][0]["seeds"] < 1 for row in truth["techniques"].values())
+    assert all(0 < row["scores"][0]["score"] < 1 for row in truth["techniques"].values())
 
 
 def test_the_page_has_a_section_for_every_question_and_figures(folder):
@@ -57,6 +62,7 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
         "The theory",
         "Time",
         "Parameters",
+        "Known faults",
     ]
     for name in ("correlations", "shares-at-full-coverage"):
         assert f"({name}.png)" in page

@@ -71,6 +71,10 @@ class CellRunner:
         self._train, self._rivals = train, rivals
         self._fitted: dict[str, tuple[Criterion, dict[str, Any]] | Exception] = {}
 
+    def on(self, target: AnyTarget) -> CellRunner:
+        """The same for another model, to which criteria are fitted anew."""
+        return CellRunner(target, self.seeds, self.perturbation, self.plan, self._train, self._rivals)
+
     def run(self, cell: CampaignCell) -> dict[str, Any]:
         """Run a campaign until its passes are spent; the result is plain data."""
         limits = {"max_passes": self.plan.max_passes, "max_tests": None, "plateau": None, "coverage": None}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, ChunkAnswers
+from themis.measure.tests import Bools, Tests
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
 from themis.search.policy import UNIFORM_STREAM, Space
@@ -88,14 +91,27 @@ class ErrorRates:
             tests = space.tests(number, number % n, space.corners(number), "corner")
         else:
             tests = space.tests(number, number % n, space.uniform_theta(UNIFORM_STREAM, number), "uniform")
-        is_fault = []
-        for first in range(0, len(tests), calculator.chunk):
-            chunk = tests[first : first + calculator.chunk]
-            _, outputs, motion = calculator.run_chunk(chunk, calculator.chunk)
+        shares: NDArray[np.float64] = self.find_faults(tests).reshape(draws, n).mean(0)
+        return shares
+
+    def find_faults(self, tests: Tests) -> Bools:
+        """Which tests are faults."""
+        calculator, is_fault = self.calculator, []
+        for chunk, (_, outputs, motion) in self._run(tests):
             rows = torch.from_numpy(chunk.seed).to(outputs.device)
             is_fault.append(calculator.compare(rows, outputs, motion).is_fault.cpu())
-        shares: NDArray[np.float64] = torch.cat(is_fault).numpy().reshape(draws, n).mean(0)
-        return shares
+        return torch.cat(is_fault).numpy() if is_fault else np.zeros(0, dtype=bool)
+
+    def inputs(self, tests: Tests) -> Tensor:
+        """The disturbed inputs of tests."""
+        return torch.cat([answers.inputs for _, answers in self._run(tests)])
+
+    def _run(self, tests: Tests) -> Iterator[tuple[Tests, ChunkAnswers]]:
+        """Tests and their answers, chunk by chunk."""
+        size = self.calculator.chunk
+        for first in range(0, len(tests), size):
+            chunk = tests[first : first + size]
+            yield chunk, self.calculator.run_chunk(chunk, size)
 
     def rate(self, magnitude: float) -> float:
         """The mean of the errors at full strength."""

@@ -17,7 +17,10 @@ from themis.experiments.evaluation.page import evaluation_page
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
+    KILLS,
+    MAPS,
     RATES,
+    RECALL,
     RETRAINING,
     THEORY,
     VARIANT,
@@ -27,8 +30,10 @@ from themis.experiments.evaluation.plan import (
     PairOptions,
 )
 from themis.experiments.evaluation.summary import Evaluation, conclude_evaluation
+from themis.experiments.evaluation.truth import can_be_mapped
 from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
 from themis.zoo import ZOO, find_weights
 
@@ -105,6 +110,8 @@ def describe_cell(cell: EvaluationCell, record: Record) -> str:
         return f"{cell}: {record['at']['passes']['distinct_faults']:,} distinct faults"
     if "distinct_faults" in record:
         return f"{cell}: {record['distinct_faults']:,} distinct faults"
+    if cell.kind == KILLS and record["score"] is not None:
+        return f"{cell}: mutation score {record['score']:.3f}"
     return str(cell)
 
 
@@ -125,11 +132,19 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
             *([(RETRAINING, "", some)] if options.asks("retraining") else []),
             *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
         ]
+        counts = dict.fromkeys((CAMPAIGNS, DONE, KILLS), options.campaigns)
+        if options.asks("truth"):
+            named += [(KILLS, technique, some) for technique in techniques]
+            with plan.origin(rate.model).in_folder():
+                perturbation = choose_perturbation(rate.perturbation)
+            if can_be_mapped(perturbation):
+                named += [(MAPS, "", some), *((RECALL, technique, some) for technique in techniques)]
+                counts |= dict.fromkeys((MAPS, RECALL), options.planted)
         cells += [
             plan.cell(kind, rate.model, rate.perturbation, technique, magnitude, campaign)
             for kind, technique, at in named
             for magnitude in at
-            for campaign in range(options.campaigns if kind in (CAMPAIGNS, DONE) else 1)
+            for campaign in range(counts.get(kind, 1))
         ]
     return cells
 

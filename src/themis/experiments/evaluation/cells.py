@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,10 @@ from themis.experiments.contest.choosing import THEMIS
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
+    KILLS,
+    MAPS,
     RATES,
+    RECALL,
     RETRAINING,
     THEORY,
     EvaluationCell,
@@ -30,6 +33,7 @@ from themis.experiments.evaluation.plan import (
 )
 from themis.experiments.evaluation.prefix import count_tests, describe_prefix
 from themis.experiments.evaluation.theory import ENDLESS, check_theory
+from themis.experiments.evaluation.truth import GroundTruth
 from themis.experiments.evaluation.variants import VARIANTS
 from themis.experiments.runner import Listener
 from themis.experiments.techniques import PRESET, Technique, choose_technique
@@ -54,6 +58,8 @@ class ModelAtWork:
     seeds: Seeds
     search: Seeds
     runner: CellRunner
+    truths: dict[tuple[int, int], GroundTruth] = field(default_factory=dict)
+    """By the number of mutants and of the seeds that they are filtered by."""
 
 
 class CellWorker:
@@ -80,6 +86,8 @@ class CellWorker:
             return self._check_theory(cell, options, loaded, perturbation)
         if cell.kind == RETRAINING:
             return self._retrain(cell, options, loaded, perturbation)
+        if cell.kind in (MAPS, RECALL, KILLS):
+            return self._find_truth(cell, options, loaded)
         return self._run_variant(cell, options, loaded, perturbation)
 
     def _load(self, model: str, options: PairOptions, perturbation: Perturbation) -> ModelAtWork:
@@ -199,6 +207,22 @@ class CellWorker:
         standings = [asdict(standing) for standing in contested.standings]
         return {**_identity(cell), "inputs": contested.inputs, "before": contested.before, "standings": standings}
 
+    def _find_truth(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
+        """Where a mutant fails, what a technique finds of that, or which mutants its tests kill."""
+        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
+        key = (options.mutants, options.judge_seeds)
+        if key not in loaded.truths:
+            judges = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds).judge
+            loaded.truths[key] = GroundTruth.of(loaded.runner, judges, options.mutants)
+        truth = loaded.truths[key]
+        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
+        if cell.kind == KILLS:
+            return {**_identity(cell), **truth.kill(campaign, options.passes)}
+        mutant = truth.plant(cell.campaign, options.planted)
+        if cell.kind == MAPS:
+            return {**_identity(cell), **truth.map_failures(mutant, cell.magnitude, options.map_cells)}
+        return {**_identity(cell), **truth.search(mutant, campaign, options.passes, options.map_cells)}
+
     def _run_variant(
         self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
     ) -> Record:
@@ -244,8 +268,7 @@ def run_to_the_end(target: Any, seeds: Seeds, perturbation: Perturbation, **opti
 
 def _least_cost(technique: Technique, perturbation: Perturbation) -> int:
     """The fewest passes that a test of a technique costs: ascents have a backward pass each."""
-    policy = "paper" if technique.preset is not None else "fuzz" if technique.criterion else technique.name
-    is_ascent = choose_policy(policy).needs_gradient
+    is_ascent = choose_policy(technique.policy).needs_gradient
     return int(1 + perturbation.passes + (2 if is_ascent else 0))
 
 

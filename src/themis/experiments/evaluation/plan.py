@@ -16,9 +16,11 @@ from themis.options import check_count, check_known, check_numbers, check_rules,
 from themis.runs.source import Origin
 from themis.target.fingerprint import hash_text
 
-QUESTIONS = ("faults", "done", "theory", "variants", "retraining")
-"""Parts of an evaluation: equal budgets, stopping when done, the theory, time and parameters, accuracy regained."""
+QUESTIONS = ("faults", "done", "theory", "variants", "retraining", "truth")
+"""Parts of an evaluation: equal budgets, stopping when done, the theory, time and parameters, accuracy regained, and
+known faults."""
 RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING = "rates", "campaigns", "done", "theory", "variants", "retraining"
+MAPS, RECALL, KILLS = "maps", "recall", "kills"
 """Kinds of cells."""
 MAX_PLAN = 1 << 20
 """Bytes of a plan."""
@@ -30,6 +32,9 @@ DECISIVE = {
     THEORY: (*_SHARED, "done_tests", "reference_tests", "seed_sets"),
     VARIANT: (*_SHARED, "variant_tests"),
     RETRAINING: (*_SHARED, "techniques", "passes", "retrain_inputs", "retrain_seeds", "epochs"),
+    MAPS: (*_SHARED, "mutants", "planted", "map_cells"),
+    RECALL: (*_SHARED, "mutants", "planted", "map_cells", "passes"),
+    KILLS: (*_SHARED, "mutants", "passes"),
 }
 """The options that decide the result of a cell, by its kind; others decide only which cells there are."""
 
@@ -57,6 +62,9 @@ class PairOptions:
     retrain_inputs: int = option(2000, "maximum number of inputs that retraining divides into its three parts")
     retrain_seeds: int = option(3, "random seeds of every training")
     epochs: int = option(10, "epochs of every training")
+    mutants: int = option(5, "mutants per operator, of which those worth testing with are kept")
+    planted: int = option(3, "mutants whose failing theta are all found, to see which of them techniques find")
+    map_cells: int = option(400, "cells of theta that are tried on every seed to find all that fail")
     round_size: int = option(160, "tests per round, after which a technique learns from their outcomes")
     seeds: int = option(1000, "maximum number of seeds that techniques use")
     judge_seeds: int = option(1000, "maximum number of separate seeds on which error rates are measured")
@@ -71,8 +79,8 @@ class PairOptions:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        retraining = ("retrain_inputs", "retrain_seeds", "epochs")
-        for name in ("done_tests", "plateau", "reference_tests", "seed_sets", "variant_tests", *retraining):
+        retraining, truth = ("retrain_inputs", "retrain_seeds", "epochs"), ("mutants", "planted", "map_cells")
+        for name in ("done_tests", "plateau", "reference_tests", "seed_sets", "variant_tests", *retraining, *truth):
             check_count(name, getattr(self, name))
         places = ("all", "middle", "last")
         check_rules(
@@ -323,7 +331,7 @@ class EvaluationCell:
     @property
     def group(self) -> str:
         """A criterion is fitted once for all campaigns of its technique on a model."""
-        fits = self.kind in (CAMPAIGNS, DONE) and has_criterion(self.technique)
+        fits = self.kind in (CAMPAIGNS, DONE, RECALL, KILLS) and has_criterion(self.technique)
         return f"{self.model} {self.technique}" if fits else self.model
 
     def __str__(self) -> str:

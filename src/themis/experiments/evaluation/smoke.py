@@ -40,7 +40,10 @@ def smoke_plan() -> EvaluationPlan:
             "retrain_seeds": 1,
             "epochs": 1,
             "questions": "faults,done,theory,variants,retraining",
-            "exceptions": {"fgsm": {"questions": "faults"}},
+            "mutants": 1,
+            "planted": 1,
+            "map_cells": 20,
+            "exceptions": {"fgsm": {"questions": "faults,truth"}},
             "resamples": 50,
         }
     )

@@ -14,14 +14,19 @@ from themis.experiments.comparison.statistics import Array, correlate, why_degen
 from themis.experiments.comparison.summary import summarise
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
+    DECISIVE,
     DONE,
+    KILLS,
+    MAPS,
     RATES,
+    RECALL,
     RETRAINING,
     THEORY,
     VARIANT,
     EvaluationCell,
     EvaluationPlan,
 )
+from themis.experiments.evaluation.truth import summarise_truth
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.version import __version__
 
@@ -54,7 +59,7 @@ def conclude_evaluation(
     failed = [record for record in records.values() if "error" in record]
     kinds = {
         kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
-        for kind in (RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING)
+        for kind in DECISIVE
     }
     pairs = []
     for rates in kinds[RATES]:
@@ -78,6 +83,7 @@ def conclude_evaluation(
             "theory": kinds[THEORY],
             "variants": kinds[VARIANT],
             "retraining": kinds[RETRAINING],
+            "truth": summarise_truth(kinds[MAPS], kinds[RECALL], kinds[KILLS]),
             "environment": environment,
         }
     )

@@ -1,0 +1,85 @@
+"""Tables of known faults: what techniques find of them, and which mutants their tests kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean
+
+from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
+from themis.experiments.table import NONE, Table, format_count, format_estimate, plural
+from themis.runs.run import percent
+
+SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells", "planted": "planted"}
+
+
+def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Recall and mutation scores, one table of each per model and perturbation."""
+    for truth in evaluation.content.get("truth", []):
+        names = sorted(
+            truth["techniques"], key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name)
+        )
+        cell = f"{truth['model']} {truth['perturbation']} {truth['magnitude']:.3g}"
+        rows = {name: truth["techniques"][name] for name in names}
+        if truth["maps"]:
+            yield _recall_table(cell, truth["maps"], rows)
+        if truth["mutants"] is not None:
+            yield _score_table(cell, truth["mutants"], rows)
+
+
+def _recall_table(cell: str, maps: list[Record], techniques: dict[str, Record]) -> Table:
+    rows = [
+        (
+            name,
+            format_count(mean(row["recall_tests"])),
+            *(_spread([recall[share] for recall in row["recall"]]) for share in SHARES),
+        )
+        for name, row in techniques.items()
+        if "recall" in row
+    ]
+    texts = [
+        f"{own['operator']} (accuracy {percent(own['accuracy'])}, the model {percent(own['model_accuracy'])}): "
+        f"{own['failing_cells']:,} cells in {plural(own['failing_regions'], 'region')} of "
+        f"{own['failing_seeds']:,} among {plural(own['seeds'], 'seed')} fail, {own['planted_cells']:,} of them, of "
+        f"{plural(own['planted_seeds'], 'seed')}, only because of the mutation"
+        for own in maps
+    ]
+    notes = [
+        "Shares that techniques find at equal passes: means over mutants, with the lowest and the highest. A mutant "
+        f"was tried at the centre of each of {maps[0]['cells']:,} cells of theta, on every seed. A region is a set of "
+        "neighbouring cells that fail; a fault in any of them finds it. Planted: seeds that fail in cells in which the "
+        "model itself does not, found by a fault in one of these.",
+        *(f"{text}." for text in texts),
+    ]
+    return Table(f"Known faults found, {cell}", ("technique", "tests", *SHARES.values()), rows, notes)
+
+
+def _score_table(cell: str, mutants: Record, techniques: dict[str, Record]) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            format_count(mean(score["tests"] for score in row["scores"])),
+            _spread([score["score"] for score in row["scores"]]),
+            _spread([score["killed"] for score in row["scores"]]),
+        )
+        for name, row in techniques.items()
+        if "scores" in row
+    ]
+    rows.append(("the clean seeds", NONE, _spread([mutants["clean_score"]]), _spread([mutants["clean_killed"]])))
+    dropped = mutants["dropped"]
+    refused = f" {' and '.join(mutants['refused'])} cannot be applied." if mutants["refused"] else ""
+    notes = [
+        f"DeepMutation's mutation score: the share of pairs of one of {plural(mutants['mutants'], 'mutant')} and a "
+        "class for which some test of the class is answered correctly by the model and wrongly by the mutant. Killed: "
+        "the share of mutants for which that holds for any class. Means over campaigns at equal passes, with the "
+        f"lowest and the highest. Not kept: {dropped['trivial']} trivial and {dropped['equivalent']} equivalent "
+        f"mutants.{refused}"
+    ]
+    return Table(f"Mutation score, {cell}", ("technique", "tests", "score", "killed"), rows, notes)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """The mean, with the lowest and the highest value if there are several."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return NONE
+    return format_estimate([mean(known), min(known), max(known)] if len(known) > 1 else [known[0], None, None])
