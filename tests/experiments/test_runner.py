@@ -113,6 +113,13 @@ def test_a_worker_that_dies_costs_its_cell_and_is_replaced(folder, tmp_path):
     assert sum("square" in result for result in results.values()) == 5
 
 
+@pytest.mark.parametrize(("lookahead", "order"), [(1, [3, 2, 5, 4]), (None, [3, 5, 2, 4])])
+def test_workers_keep_to_the_order_of_cells_as_far_as_they_may_not_look_ahead(tmp_path, lookahead, order):
+    cells = [NumberCell(number) for number in (3, 2, 5, 4)]  # a group of odd numbers, and one of even numbers
+    executor = ProcessExecutor(1, lookahead=lookahead)
+    assert [cell.number for cell, _ in executor.map(Squares(str(tmp_path)), cells)] == order
+
+
 def test_workers_that_cannot_prepare_are_explained(folder):
     with pytest.raises(ModelError, match=r"OSError: no such model: run with one worker.*__main__"):
         run(folder, unprepared, executor=ProcessExecutor(2))

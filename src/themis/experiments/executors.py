@@ -86,9 +86,19 @@ class ProcessExecutor:
     run. A worker that dies costs its cell and is replaced.
     """
 
-    def __init__(self, n_workers: int, threads: int = 1, on_start: Callable[[int], None] | None = None) -> None:
-        """threads: torch threads of each worker. on_start: called with the number of workers that are started."""
-        self.n_workers, self.threads, self.on_start = n_workers, threads, on_start
+    def __init__(
+        self,
+        n_workers: int,
+        threads: int = 1,
+        on_start: Callable[[int], None] | None = None,
+        lookahead: int | None = None,
+    ) -> None:
+        """threads: torch threads of each worker. on_start: called with the number of workers that are started.
+
+        lookahead: how many of the next cells a worker chooses from, by default all of them. With few, cells end nearly
+        in their order, so that an experiment that is stopped has finished the first ones.
+        """
+        self.n_workers, self.threads, self.on_start, self.lookahead = n_workers, threads, on_start, lookahead
 
     def map(
         self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
@@ -106,7 +116,7 @@ class ProcessExecutor:
                     if worker.has_ended and remaining:
                         worker.start(prepare, self.threads)
                     if not worker.is_busy:
-                        worker.assign(remaining, workers)
+                        worker.assign(remaining, workers, self.lookahead)
                     if cell is not None:
                         yield cell, result
 
@@ -209,12 +219,14 @@ class _Worker:
         self.is_ready = True
         return None, None
 
-    def assign(self, remaining: list[Any], workers: list[_Worker]) -> None:
-        """Send the next cell, if there is one."""
+    def assign(self, remaining: list[Any], workers: list[_Worker], lookahead: int | None) -> None:
+        """Send one of the next cells, if there is one."""
         if not remaining:
             return
         elsewhere = {group for worker in workers if worker is not self for group in worker.groups}
-        self.cell = min(remaining, key=lambda cell: (cell.group not in self.groups, cell.group in elsewhere))
+        self.cell = min(
+            remaining[:lookahead], key=lambda cell: (cell.group not in self.groups, cell.group in elsewhere)
+        )
         remaining.remove(self.cell)
         self.groups.add(self.cell.group)
         with suppress(OSError):  # it has died, which the next `receive` notices

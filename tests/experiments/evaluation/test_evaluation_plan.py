@@ -4,9 +4,11 @@ import pytest
 
 from themis import UsageError
 from themis.cli.options import as_yaml
+from themis.experiments.evaluation.api import list_cells
 from themis.experiments.evaluation.paper import MODELS, paper_plan
-from themis.experiments.evaluation.plan import CAMPAIGNS, RATES, EvaluationPlan
+from themis.experiments.evaluation.plan import CAMPAIGNS, DONE, RATES, EvaluationPlan, PairOptions
 from themis.experiments.evaluation.smoke import smoke_plan
+from themis.experiments.evaluation.variants import VARIANTS
 from themis.zoo import ZOO
 
 SMALL = {"models": ["lenet5-mnist", "mlp-pdf"], "perturbations": ["gaussian", "fgsm"], "passes": 700}
@@ -53,7 +55,7 @@ def test_a_pair_without_a_question_is_left_out():
 
 def test_only_options_that_decide_a_cell_make_another_of_it():
     def files(kind, **changes):
-        return EvaluationPlan.of({**SMALL, **changes}).cell(kind, "mlp-pdf", "fgsm", "nc", 0.1).file
+        return EvaluationPlan.of({**SMALL, **changes}).cell(kind, "mlp-pdf", "fgsm", "nc").file
 
     assert files(CAMPAIGNS) == files(CAMPAIGNS, campaigns=9, techniques="lsa", done_tests=3, device="cuda")
     assert len({files(CAMPAIGNS), files(CAMPAIGNS, passes=701), files(CAMPAIGNS, seeds=7), files(RATES)}) == 4
@@ -99,3 +101,21 @@ def test_a_file_that_is_no_plan(text, message, tmp_path):
     path = tmp_path / "none.yaml" if text is None else written(tmp_path, text)
     with pytest.raises(UsageError, match=message):
         EvaluationPlan.read(path)
+
+
+def test_cells_end_with_the_second_campaigns_and_begin_with_faults_under_the_first_perturbation():
+    plan = EvaluationPlan.of({**SMALL, "campaigns": 2, "techniques": "scheduled", "questions": "faults,done"})
+    rates = {plan.cell(RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()}
+    cells = [(cell.campaign, cell.kind, cell.perturbation, cell.model) for cell in list_cells(plan, rates)]
+    assert list(dict.fromkeys(cells)) == [
+        (campaign, kind, perturbation, model)
+        for campaign in (0, 1)
+        for kind in (CAMPAIGNS, DONE)
+        for perturbation in ("gaussian", "fgsm")
+        for model in ("lenet5-mnist", "mlp-pdf")
+    ]
+
+
+def test_pymc_is_a_variant_only_where_it_is_named():
+    assert "pymc-sample-50" not in PairOptions().chosen_variants()
+    assert PairOptions(variants="all,pymc-sample-50").chosen_variants() == tuple(VARIANTS)

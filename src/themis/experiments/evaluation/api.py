@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
     KILLS,
+    KINDS,
     MAPS,
     RATES,
     RECALL,
@@ -38,6 +40,8 @@ from themis.runs.environment import describe_environment, threads
 from themis.zoo import ZOO, find_weights
 
 RESULT, PAGE = "evaluation.json", "evaluation.md"
+LOOKAHEAD = 120
+"""Cells among which workers choose: about the campaigns of one model under one perturbation."""
 
 
 def evaluate(
@@ -91,7 +95,8 @@ class _Stages:
         executor: Executor = SerialExecutor()
         prepare: Callable[[], Callable[[EvaluationCell], Record]] = lambda: self.worker.run  # noqa: E731
         if self.workers > 1:
-            executor, prepare = ProcessExecutor(self.workers), RebuildWorker(self.plan)
+            executor = ProcessExecutor(self.workers, lookahead=LOOKAHEAD)
+            prepare = RebuildWorker(self.plan)
         return run_cells(
             cells,
             prepare,
@@ -116,7 +121,11 @@ def describe_cell(cell: EvaluationCell, record: Record) -> str:
 
 
 def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> list[EvaluationCell]:
-    """The cells that follow from the magnitudes of every pair: rates come first, because they choose the grids."""
+    """The cells that follow from the magnitudes of every pair: rates come first, because they choose the grids.
+
+    They are in the order in which they should end: a first campaign of everything before a second one, one question
+    after another, and in each of them one perturbation after another, as the plan names them.
+    """
     cells: list[EvaluationCell] = []
     for rate, record in rates.items():
         if "error" in record:
@@ -140,13 +149,13 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
             if can_be_mapped(perturbation):
                 named += [(MAPS, "", some), *((RECALL, technique, some) for technique in techniques)]
                 counts |= dict.fromkeys((MAPS, RECALL), options.planted)
-        cells += [
-            plan.cell(kind, rate.model, rate.perturbation, technique, magnitude, campaign)
-            for kind, technique, at in named
-            for magnitude in at
-            for campaign in range(counts.get(kind, 1))
-        ]
-    return cells
+        for kind, technique, at in named:
+            cell = plan.cell(kind, rate.model, rate.perturbation, technique)
+            campaigns = range(counts.get(kind, 1))
+            cells += [replace(cell, magnitude=value, campaign=campaign) for value in at for campaign in campaigns]
+    return sorted(
+        cells, key=lambda cell: (cell.campaign, KINDS.index(cell.kind), plan.perturbations.index(cell.perturbation))
+    )
 
 
 def chosen_magnitudes(options: PairOptions, rates: Record) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from themis.errors import MissingExtraError, UsageError, nearest
 from themis.experiments.comparison.plan import ComparisonPlan, as_file_name
-from themis.experiments.evaluation.variants import VARIANTS
+from themis.experiments.evaluation.variants import ONLY_IF_NAMED, VARIANTS
 from themis.experiments.techniques import PRESET, choose_technique, split_list
 from themis.options import check_count, check_known, check_numbers, check_rules, option
 from themis.runs.source import Origin
@@ -37,6 +37,8 @@ DECISIVE = {
     KILLS: (*_SHARED, "mutants", "passes"),
 }
 """The options that decide the result of a cell, by its kind; others decide only which cells there are."""
+KINDS = tuple(DECISIVE)
+"""Kinds of cells, in the order in which they are run."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class PairOptions:
     reference_tests: int = option(40_000, "tests of the reference run that the theory is checked against")
     seed_sets: int = option(4, "disjoint sets of seeds on which mean sensitivities are inferred")
     variants: str = option(
-        "all", "time and parameters: all, or names of variants such as sample-50,tolerance-0.001,judge-exact"
+        "all", "time and parameters: all, or names of variants such as sample-50,tolerance-0.001,pymc-sample-50"
     )
     variant_tests: int = option(4000, "tests after which a variant is stopped")
     retrain_inputs: int = option(2000, "maximum number of inputs that retraining divides into its three parts")
@@ -110,13 +112,12 @@ class PairOptions:
 
     def chosen_variants(self) -> tuple[str, ...]:
         """The names of the variants, each once."""
-        names = tuple(dict.fromkeys(split_list(self.variants)))
-        if names == ("all",):
-            return tuple(VARIANTS)
-        for name in names:
-            if name not in VARIANTS:
+        names: list[str] = []
+        for name in split_list(self.variants):
+            if name not in (*VARIANTS, "all"):
                 raise UsageError(f"variants must be all or known names, got {name!r}: {nearest(name, VARIANTS)}")
-        return names
+            names += [name] if name != "all" else [other for other in VARIANTS if other not in ONLY_IF_NAMED]
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -224,21 +225,13 @@ class EvaluationPlan:
             options |= self.exceptions.get(name, {})
         return PairOptions(**options)
 
-    def cell(
-        self,
-        kind: str,
-        model: str,
-        perturbation: str,
-        technique: str = "",
-        magnitude: float = 0.0,
-        campaign: int = 0,
-    ) -> EvaluationCell:
-        """A cell, which knows all that decides its result: with other options it is another cell."""
+    def cell(self, kind: str, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
+        """A cell, which knows all that decides its result but its magnitude: with other options it is another cell."""
         options = self.pair(model, perturbation)
         decisive = {name: getattr(options, name) for name in DECISIVE[kind]}
         identity = (decisive, self.origin(model).as_dict(), self.random_seed)
         digest = hash_text(json.dumps(identity, sort_keys=True, default=str))[:8]
-        return EvaluationCell(kind, model, perturbation, digest, technique, magnitude, campaign)
+        return EvaluationCell(kind, model, perturbation, digest, technique)
 
     def origin(self, model: str) -> Origin:
         (source,) = (source for source in self.models if source.name == model)

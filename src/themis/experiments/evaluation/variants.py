@@ -23,8 +23,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sample-all": {"sample": ALL},
     "exact-sample-all": {"judge": "exact", "sample": ALL},
     "neurons-channel": {"neurons": "channel"},
+    "pymc-sample-50": {"judge": "pymc", "sample": 50},
 }
 """Options that differ from those of the preset, by variant; `neurons` is that of the target.
 
 `sample-all` is the method without its sampler. `judge-exact` judges by the closed form instead of Markov chains.
+`pymc-sample-50` is `sample-50` with the sampler of PyMC.
 """
+ONLY_IF_NAMED = ("pymc-sample-50",)
+"""Variants that `all` leaves out: PyMC is an extra, and takes minutes."""
