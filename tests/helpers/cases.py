@@ -28,6 +28,8 @@ SETTINGS = {
     "npc": [{"paths": 2, "buckets": 9}],
     "mcdc": [{"kind": kind} for kind in ("ss", "vs", "sv", "vv")],
     "tway": [{"t": 2}, {"t": 3, "max_neurons": 4}],
+    "path": [{"kind": "sap"}, {"kind": "oap", "length": 3}, {"kind": "fsp", "max_neurons": 3}],
+    "pairs": [{"max_neurons": 4}],
 }
 
 

@@ -2,6 +2,7 @@
 
 from themis.criteria.boundary import NBC, SNAC
 from themis.criteria.cc import CC
+from themis.criteria.configurations import DeepPath, NeuronPairs
 from themis.criteria.criterion import Criterion, Laws
 from themis.criteria.fitting import activations, fit_to
 from themis.criteria.idc import IDC
@@ -39,8 +40,10 @@ __all__ = [
     "TKNP",
     "Batch",
     "Criterion",
+    "DeepPath",
     "Laws",
     "Layout",
+    "NeuronPairs",
     "Readings",
     "Relevance",
     "TWay",

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from themis.criteria.boundary import NBC, SNAC
 from themis.criteria.cc import CC
+from themis.criteria.configurations import DeepPath, NeuronPairs
 from themis.criteria.criterion import Criterion, CriterionOptions
 from themis.criteria.idc import IDC
 from themis.criteria.kmnc import KMNC
@@ -28,7 +29,7 @@ KINDS: tuple[type[Criterion], ...] = (
     *(NC, KMNC, NBC, SNAC, TKNC, TKNP),
     *(IDC, LSA, DSA, MDSA),
     *(NLC, CC, SCC),
-    *(NPC, MCDC, TWay),
+    *(NPC, MCDC, TWay, DeepPath, NeuronPairs),
 )
 CRITERIA: dict[str, type[Criterion]] = {kind.name: kind for kind in KINDS}
 

@@ -103,7 +103,7 @@ class TWay(Covering):
         """
         values, widths = readings.values, readings.layout.widths
         if self._widths() != widths:
-            values = values[:, _combined(widths, self._widths(), values.device)]
+            values = values[:, spread_neurons(widths, self._widths(), values.device)]
         return torch.stack([(values <= 0) & (values > -torch.inf), (values > 0) & (values < torch.inf)], 2)
 
     def _occurred(self) -> Tensor:
@@ -164,7 +164,7 @@ def _split_sets(width: int, t: int, device: torch.device) -> tuple[Tensor, Tenso
 
 
 @lru_cache(maxsize=8)
-def _combined(widths: tuple[int, ...], chosen: tuple[int, ...], device: torch.device) -> Tensor:
+def spread_neurons(widths: tuple[int, ...], chosen: tuple[int, ...], device: torch.device) -> Tensor:
     """The neurons that are combined: as many of each layer as `chosen`, at even distances."""
     neurons, start = [], 0
     for n, width in zip(widths, chosen, strict=True):
