@@ -154,7 +154,7 @@ def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
         assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 130
     assert "To resume, use the same command with --out 'cut short'" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "cut short", *QUICK]) == 0
-    assert "1 step, 1 already finished" in capsys.readouterr().out
+    assert "1 examination, 1 already finished" in capsys.readouterr().out
 
 
 def test_bad_options_are_one_line(home, capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,7 +120,7 @@ class Retraining:
             results=_Readings(self.folder),
             describe=lambda step, _: f"{step.name}: original model examined",
             listener=self.listener,
-            noun="step",
+            noun="examination",
         )
         return {step.name: reading for step, reading in finished.items()}
 
@@ -131,20 +131,21 @@ class Retraining:
         copies = _Copies(self, target, ledger, material, original)
         seeds = range(self.plan.random_seeds)
 
-        def run(steps: list[Step]) -> dict[Step, Reading | TrainedModel]:
+        def run(steps: Sequence[Step], noun: str) -> dict[Step, Reading | TrainedModel]:
             return run_cells(
                 steps,
                 lambda: copies.run,
                 results=copies,
                 describe=lambda step, _: self.describe(step),
                 listener=self.listener,
-                noun="step",
+                noun=noun,
             )
 
-        run([TrainingStep(number, seed) for seed in seeds])
+        run([TrainingStep(number, seed) for seed in seeds], "training")
         copies.settle(number)
         cases = list(enumerate(self.cases))
-        finished = run([ExaminationStep(case, name, number, seed) for seed in seeds for case, name in cases])
+        steps = [ExaminationStep(case, name, number, seed) for seed in seeds for case, name in cases]
+        finished = run(steps, "examination")
         after: dict[str, list[Reading]] = {name: [] for name in self.cases}
         for step, result in finished.items():
             if isinstance(step, ExaminationStep) and isinstance(result, Reading):
