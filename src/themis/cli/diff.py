@@ -33,6 +33,10 @@ themis diff runs/scheduled runs/random --json
 ENDINGS = (".md", ".png", ".json")
 TESTS = 2000
 SIDES = {"a": "first", "b": "second"}
+REMEDIES = (
+    "name its model with --weights-a FILE or --model-a MODEL",
+    "name its model with --weights-b FILE or --model-b MODEL",
+)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -66,7 +70,7 @@ def _add_model(group: Group, side: str, word: str) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     files = [Path(name) for name in arguments.out or ()]
     _check_files(files, has_curve=not arguments.no_curve, is_forced=arguments.force)
-    from themis.runs.diff.api import diff
+    from themis.runs.diff.api import diff_runs
     from themis.runs.store.reader import Reader
     from themis.suites.folder import is_suite
 
@@ -75,14 +79,13 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(Reader(path))) for path in (arguments.before, arguments.after)]
         sources = [_replayer(run, side, arguments) for run, side in zip(readers, SIDES, strict=True)]
-        first, second = (f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDES)
-        result = diff(
+        result = diff_runs(
             *sources,
             kind=arguments.kind,
             tests=arguments.tests,
             curves=not arguments.no_curve,
             random_seed=arguments.random_seed,
-            remedies=(first, second),
+            remedies=REMEDIES,
         )
     for path in files:
         _write(result, path, is_forced=arguments.force)
@@ -152,7 +155,6 @@ def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
 
     if any(path.suffix.lower() == ".png" for path in files):
         raise UsageError("--out must end in .md or .json for suites: compare two members for a figure of the curves")
-    first, second = (f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDES)
     result = diff_suites(
         arguments.before,
         arguments.after,
@@ -161,7 +163,7 @@ def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
         random_seed=arguments.random_seed,
         trust=arguments.trust or False,
         rebuild=(lambda run: _replayer(run, "a", arguments), lambda run: _replayer(run, "b", arguments)),
-        remedies=(first, second),
+        remedies=REMEDIES,
     )
     for path in files:
         if path.suffix.lower() == ".json":

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from themis.errors import UsageError
-from themis.runs.diff.api import NAMES, TESTS
-from themis.runs.diff.api import diff as diff_runs
+from themis.runs.diff.api import TESTS, diff_runs
 from themis.runs.diff.markdown import escape, table
 from themis.runs.diff.result import Diff
 from themis.runs.replay import RunSource
@@ -95,8 +94,6 @@ def diff(
     tests: int = TESTS,
     curves: bool = False,
     random_seed: int = 0,
-    names: tuple[str, str] = NAMES,
-    remedies: tuple[str, str] = ("", ""),
     trust: Trusted = False,
 ) -> Diff | SuiteDiff:
     """Compare two runs, or two suites member by member.
@@ -110,36 +107,17 @@ def diff(
         tests: Number of new tests, per member of a suite.
         curves: Whether to add robustness curves; not for suites.
         random_seed: The same seed gives the same new tests.
-        names: How messages name the runs.
-        remedies: What messages recommend if a model is not the one that was tested.
         trust: Folders whose code may run although they were not made on this machine by this user; True for both.
     """
-    suites = [side for side in (before, after) if _is_suite(side)]
-    if not suites:
-        return diff_runs(
-            before,  # type: ignore[arg-type]
-            after,  # type: ignore[arg-type]
-            kind=kind,
-            tests=tests,
-            curves=curves,
-            random_seed=random_seed,
-            names=names,
-            remedies=remedies,
-            trust=trust,
-        )
-    if len(suites) == 1:
+    n_suites = sum(map(_is_suite, (before, after)))
+    options: dict[str, Any] = {"kind": kind, "tests": tests, "random_seed": random_seed, "trust": trust}
+    if not n_suites:
+        return diff_runs(before, after, curves=curves, **options)  # type: ignore[arg-type]
+    if n_suites == 1:
         raise UsageError("a suite must be compared with a suite, got one suite and one run: compare one of its members")
     if curves:
         raise UsageError("curves must be left out for suites: compare two of their members for them")
-    return diff_suites(
-        before,  # type: ignore[arg-type]
-        after,  # type: ignore[arg-type]
-        kind=kind,
-        tests=tests,
-        random_seed=random_seed,
-        trust=trust,
-        remedies=remedies,
-    )
+    return diff_suites(before, after, **options)  # type: ignore[arg-type]
 
 
 def _is_suite(side: Any) -> bool:

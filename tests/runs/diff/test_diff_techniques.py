@@ -7,7 +7,7 @@ from averaging_nets import Mean, seeds
 
 import themis
 from themis.errors import DataError
-from themis.runs.diff.api import diff
+from themis.runs.diff.api import diff_runs
 from themis.runs.diff.markdown import code, escape, table
 
 
@@ -18,7 +18,7 @@ def campaign(policy, out=None, data=None, **options):
 
 def test_the_overlap_of_two_techniques(tmp_path):
     random, corners = campaign("random"), campaign("corners")
-    found = diff(random, corners)
+    found = diff_runs(random, corners)
     assert (found.kind, found.verdict) == ("techniques", "more")
     first, second = ({fault.seed_id for fault in run.faults} for run in (random, corners))
     overlap = found.overlap
@@ -31,8 +31,8 @@ def test_the_overlap_of_two_techniques(tmp_path):
     assert overlap.faults_both + overlap.faults_second == found.after["distinct_faults"]
     assert overlap.p_value < 0.05
     assert "the second broke more (McNemar p = " in found.sentence
-    assert diff(corners, random).verdict == "fewer"
-    assert diff(random, random).verdict == "even"
+    assert diff_runs(corners, random).verdict == "fewer"
+    assert diff_runs(random, random).verdict == "even"
     page = found.markdown()
     assert page.startswith("## Two techniques on one model")
     assert "themis compare repeats campaigns" in page
@@ -43,14 +43,14 @@ def test_the_overlap_of_two_techniques(tmp_path):
 def test_folders_need_no_model_and_unequal_budgets_are_noted(tmp_path):
     campaign("random", tmp_path / "a")
     campaign("random", tmp_path / "b", max_tests=600)
-    found = diff(tmp_path / "a", tmp_path / "b")
+    found = diff_runs(tmp_path / "a", tmp_path / "b")
     assert found.kind == "techniques"
     assert "the budgets differ: more passes find more faults" in found.notes
 
 
 def test_other_data_is_refused():
     with pytest.raises(DataError, match="must have had the same data"):
-        diff(campaign("random"), campaign("random", data=seeds(100)))
+        diff_runs(campaign("random"), campaign("random", data=seeds(100)))
 
 
 def test_a_figure_has_both_curves(tmp_path):
@@ -58,12 +58,12 @@ def test_a_figure_has_both_curves(tmp_path):
     from themis.runs.display.curves import draw_diff
 
     first, second = campaign("random"), campaign("corners")
-    found = diff(first, second, curves=True)
+    found = diff_runs(first, second, curves=True)
     draw_diff(found, tmp_path / "d.png")
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
     assert any(row[0] == "half broken at strength" for row in found.rows())
     with pytest.raises(UsageError, match="pass curves=True"):
-        draw_diff(diff(first, second), tmp_path / "none.png")
+        draw_diff(diff_runs(first, second), tmp_path / "none.png")
 
 
 def test_markup_in_names_is_shown_as_text():

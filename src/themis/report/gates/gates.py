@@ -110,7 +110,7 @@ def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = Non
     folder: where the run was written to, if it is passed as `themis.run` returned it. remedy: advice for a baseline
     whose model is no longer the one that was tested.
     """
-    from themis.runs.diff.api import diff
+    from themis.runs.diff.api import diff_runs
     from themis.runs.run import Run
 
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = Non
             if isinstance(base, str | Path):
                 base = stack.enter_context(closing(open_baseline(base)))
             names = ("" if not isinstance(base, Run) else "the baseline", name)
-            difference = diff(base, run, kind="versions", names=names, remedies=(remedy, ""), trust=gates.trust)
+            difference = diff_runs(base, run, kind="versions", names=names, remedies=(remedy, ""), trust=gates.trust)
             results.append(_check_new_faults(gates.max_new_faults, difference))
         faults = run.faults if isinstance(run, Run) else _folder_faults(run)
         telling = (*(difference.new_faults if difference else ()), *faults.most_telling(N_TELLING))

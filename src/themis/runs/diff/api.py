@@ -1,4 +1,4 @@
-"""`themis.diff`: which of two runs has the better model, or which technique found more faults."""
+"""Comparing two runs: which of them has the better model, or which technique found more faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("the first run", "the second run")
 KINDS = ("auto", "versions", "techniques")
 
 
-def diff(
+def diff_runs(
     before: RunSource,
     after: RunSource,
     *,
@@ -34,19 +34,9 @@ def diff(
     remedies: tuple[str, str] = ("", ""),
     trust: Trusted = False,
 ) -> Diff:
-    """Compare two runs, each as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data.
+    """Compare two runs, as `themis.diff` does.
 
-    Args:
-        before: The first run.
-        after: The second run.
-        kind: `versions` replays the faults of both runs, and new tests, on both models; `techniques` compares what two
-            runs found on one model; `auto` is `techniques` if both tested the same model.
-        tests: Number of new tests.
-        curves: Whether to add robustness curves.
-        random_seed: The same seed gives the same new tests.
-        names: How messages name the runs.
-        remedies: What messages recommend if a model is not the one that was tested.
-        trust: Run folders whose code may run although they were not made on this machine by this user; True for both.
+    names: how messages name the runs. remedies: what they recommend if a model is not the one that was tested.
     """
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
