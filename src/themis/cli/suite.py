@@ -192,13 +192,15 @@ class ShowSuite:
     def listener(self) -> Any:
         from themis.runs.run import counted
         from themis.suites.api import SuiteListener
+        from themis.suites.definition import suite_title
 
         bar = self._bar
 
         class Shown(SuiteListener):
             def on_start(self, suite: Any, n_seeds: int, max_tests: int) -> None:
                 bar.note(
-                    f"Suite {suite.name}: {len(suite.members)} perturbations, {max_tests:,} tests, {n_seeds:,} seeds"
+                    f"{suite_title(suite.name)}: {counted(len(suite.members), 'perturbation')}, {max_tests:,} tests, "
+                    f"{counted(n_seeds, 'seed')}"
                 )
                 for note in suite.notes:
                     bar.note(note)
@@ -251,7 +253,7 @@ def _write_pages(suite: SuiteRun, errors: Any, out: str) -> str | None:
     from themis.report.suite import write_suite_report
 
     try:
-        return str(write_suite_report(suite, errors=errors))
+        return str(Path(out) / write_suite_report(suite, errors=errors).name)
     except Exception as error:
         text = " ".join(str(error).split())
         print_text(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
@@ -261,10 +263,11 @@ def _write_pages(suite: SuiteRun, errors: Any, out: str) -> str | None:
 def print_suite(suite: SuiteRun, errors: Any = None) -> None:
     """Print the table of a suite, and what it says in sentences."""
     from themis.experiments.table import Table, table_console
+    from themis.suites.definition import suite_title
     from themis.suites.result import COLUMNS, sentences, slice_sentences, table_rows
 
     Table(
-        f"Suite {suite.name}",
+        suite_title(suite.name),
         COLUMNS,
         table_rows(suite),
         [*sentences(suite, errors), *slice_sentences(suite)],

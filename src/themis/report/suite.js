@@ -1,5 +1,5 @@
 // The page of a suite: its title, and the sections that draw the view.
-const heading = (view) => `Suite ${view.name} on ${view.subject}`;
+const heading = (view) => view.title;
 const SECTIONS = [drawVerdict, drawNumbers, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
 const title = (name) => name.replaceAll('_', ' ');

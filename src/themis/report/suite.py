@@ -19,6 +19,7 @@ from themis.report.view import ShellCommand, plain_view
 from themis.runs.run import counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
+from themis.suites.definition import suite_title
 from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun, slice_sentences
 from themis.suites.slices import CLASS, share
 
@@ -82,6 +83,7 @@ class SuiteView:
     run: str
     state: str
     name: str
+    title: str
     subject: str
     fault: str
     tone: str
@@ -133,6 +135,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         run=str(suite.path),
         state=suite.state,
         name=suite.name,
+        title=f"{suite_title(suite.name)} on {subject}",
         subject=subject,
         fault=record.get("fault", ""),
         tone=tone,
@@ -198,8 +201,7 @@ def write_suite_report(
 
 def render_suite(view: SuiteView, *, live: str | None = None) -> str:
     """The HTML page of a suite."""
-    title = f"suite {view.name} on {view.subject}"
-    return render_page(title, view.as_json(), SECTIONS, SCRIPTS, live=live)
+    return render_page(view.title, view.as_json(), SECTIONS, SCRIPTS, live=live)
 
 
 def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:

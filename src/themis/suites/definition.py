@@ -16,6 +16,8 @@ from themis.suites.levels import Level, read_levels
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
 SUITE_KEYS = ("name", "members", "levels")
+UNNAMED = "suite"
+"""Name of a suite that the user has not named."""
 MAX_MEMBERS = 500
 EXAMPLE = "members: [fog, {perturb: gaussian, magnitude: 0.2, weight: 2}]"
 
@@ -126,6 +128,11 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return content
 
 
+def suite_title(name: str) -> str:
+    """How a suite is called in a heading."""
+    return "Suite" if name == UNNAMED else f"Suite {name}"
+
+
 def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> SuiteDefinition:
     _check_keys(content, SUITE_KEYS, place)
     entries = content.get("members")
@@ -137,7 +144,7 @@ def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> S
         members += _read_entry(entry, f"member {k + 1} of {place}", levels, imports=imports)
     if len(members) > MAX_MEMBERS:
         raise UsageError(f"{place} must have at most {MAX_MEMBERS} members, got {len(members):,}: split it")
-    name = content.get("name", "suite")
+    name = content.get("name", UNNAMED)
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f"name of {place} must be text, got {name!r}: write name: street")
     return SuiteDefinition(name.strip(), tuple(_named_apart(members)))
