@@ -251,6 +251,7 @@ def _trace(model: nn.Module) -> fx.GraphModule:
 
 def _compiled(traced: fx.GraphModule) -> fx.GraphModule:
     traced.graph.lint()
+    traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
 

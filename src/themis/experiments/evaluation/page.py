@@ -13,7 +13,7 @@ from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.claims import claims_table
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
-from themis.experiments.evaluation.truth_tables import truth_tables
+from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS, truth_tables
 from themis.experiments.evaluation.variants import BASE
 from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, format_value, plural
 from themis.experiments.techniques import PRESET
@@ -71,7 +71,7 @@ def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict
         "The theory": [*theory_tables(evaluation)],
         "Time": [*time_tables(evaluation)],
         "Parameters": [*variant_tables(evaluation)],
-        "Known faults": [*truth_tables(evaluation)],
+        KNOWN_FAULTS: [*truth_tables(evaluation)],
     }
     return {title: tables for title, tables in sections.items() if tables}
 

@@ -9,6 +9,8 @@ from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
 from themis.experiments.table import NONE, Table, format_count, format_estimate, plural
 from themis.runs.run import percent
 
+KNOWN_FAULTS = "Known faults"
+"""The title of the section with these tables."""
 SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells", "planted": "planted"}
 
 
