@@ -6,10 +6,10 @@ is made in no time; those on neurons and layers change the graph that torch.fx t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, fx, nn
@@ -25,6 +25,7 @@ WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that have neurons: units of the first, channels of the others."""
 NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that may stand between the weights of a neuron and its activation function."""
+LayerT = TypeVar("LayerT")
 _FLAT = {name.replace("_", "") for name in ACTIVATION_NAMES}
 ACTIVATION_MODULES = tuple(kind for name, kind in vars(nn).items() if isinstance(kind, type) and name.lower() in _FLAT)
 
@@ -54,8 +55,8 @@ def choose_mutation(operator: str) -> str:
 def _fuzz_weights(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     """Gaussian fuzzing: add noise to some weights."""
     layers = _weighted(model)
-    for layer, picked in _by_layer([layer.weight.numel() for layer in layers], ratio, rng):
-        weights = layers[layer].weight.view(-1)
+    for layer, picked in _pick(layers, [layer.weight.numel() for layer in layers], ratio, rng):
+        weights = layer.weight.view(-1)
         noise = torch.randn(len(picked), generator=rng).to(weights)
         weights[picked.to(weights.device)] += SPREAD * weights.std(correction=0) * noise
     return model
@@ -64,48 +65,41 @@ def _fuzz_weights(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
 def _shuffle_weights(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     """Weight shuffling: shuffle the weights by which some neurons are connected to the previous layer."""
     layers = _weighted(model)
-    for layer, picked in _by_layer([len(layer.weight) for layer in layers], ratio, rng):
-        weights = layers[layer].weight
-        for neuron in picked.tolist():
-            order = torch.randperm(weights[neuron].numel(), generator=rng).to(weights.device)
-            weights[neuron] = weights[neuron].flatten()[order].view_as(weights[neuron])
+    for layer, picked in _pick(layers, [len(layer.weight) for layer in layers], ratio, rng):
+        for weights in (layer.weight[neuron] for neuron in picked.tolist()):
+            order = torch.randperm(weights.numel(), generator=rng).to(weights.device)
+            weights.copy_(weights.flatten()[order].view_as(weights))
     return model
 
 
 def _block_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     """Neuron effect block: some neurons pass nothing on to the following layers."""
-    return _scale_neurons(model, ratio, rng, 0.0, is_after=True)
+    traced, layers = _activated_layers(model)
+    for layer, picked in _pick(layers, [layer.n_neurons for layer in layers], ratio, rng):
+        _insert_after(traced, layer.end, ScaledNeurons(layer.factors(picked, 0.0), layer.axis))
+    return _compiled(traced)
 
 
 def _invert_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     """Neuron activation inverse: the activation functions of some neurons get their input with the opposite sign."""
-    return _scale_neurons(model, ratio, rng, -1.0, is_after=False)
-
-
-def _scale_neurons(model: nn.Module, ratio: float, rng: Generator, factor: float, *, is_after: bool) -> nn.Module:
     traced, layers = _activated_layers(model)
-    for layer, picked in _by_layer([len(layer.module.weight) for layer in layers], ratio, rng):
-        factors = torch.ones(len(layers[layer].module.weight))
-        factors[picked] = factor
-        end = layers[layer].activation if is_after else layers[layer].before_activation
-        _insert_after(traced, end, ScaledNeurons(factors.to(layers[layer].module.weight), layers[layer].axis))
+    for layer, picked in _pick(layers, [layer.n_neurons for layer in layers], ratio, rng):
+        _insert_after(traced, layer.before_activation, ScaledNeurons(layer.factors(picked, -1.0), layer.axis))
     return _compiled(traced)
 
 
 def _switch_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     """Neuron switch: some neurons exchange their effects with another one of the same layer."""
     traced, layers = _activated_layers(model)
-    layers = [layer for layer in layers if len(layer.module.weight) > 1]
+    layers = [layer for layer in layers if layer.n_neurons > 1]
     if not layers:
         raise UsageError("NS needs a layer of at least two neurons, but the model has none: choose another operator")
-    for layer, picked in _by_layer([len(layer.module.weight) for layer in layers], ratio, rng):
-        n = len(layers[layer].module.weight)
-        order = torch.arange(n)
+    for layer, picked in _pick(layers, [layer.n_neurons for layer in layers], ratio, rng):
+        order = torch.arange(layer.n_neurons)
         for neuron in picked.tolist():
-            other = (neuron + 1 + int(torch.randint(n - 1, (), generator=rng))) % n
+            other = (neuron + 1 + int(torch.randint(len(order) - 1, (), generator=rng))) % len(order)
             order[[neuron, other]] = order[[other, neuron]]
-        order = order.to(layers[layer].module.weight.device)
-        _insert_after(traced, layers[layer].activation, SwitchedNeurons(order, layers[layer].axis))
+        _insert_after(traced, layer.end, SwitchedNeurons(order.to(layer.module.weight.device), layer.axis))
     return _compiled(traced)
 
 
@@ -197,6 +191,16 @@ class _TracedLayer:
     activation: fx.Node | None
 
     @property
+    def n_neurons(self) -> int:
+        return len(self.module.weight)
+
+    def factors(self, neurons: Tensor, factor: float) -> Tensor:
+        """A factor for each neuron: `factor` for some of them, 1 for the others."""
+        factors = torch.ones(self.n_neurons)
+        factors[neurons] = factor
+        return factors.to(self.module.weight)
+
+    @property
     def nodes(self) -> list[fx.Node]:
         """All its nodes, in their order."""
         return [node for node in (self.node, self.normalisation, self.activation) if node is not None]
@@ -226,12 +230,15 @@ def _weighted(model: nn.Module) -> list[Any]:
     return layers
 
 
-def _by_layer(sizes: list[int], ratio: float, rng: Generator) -> list[tuple[int, Tensor]]:
-    """A share of all weights or neurons, at least one: their numbers, by layer; `sizes` is how many each layer has."""
+def _pick(layers: Sequence[LayerT], sizes: list[int], ratio: float, rng: Generator) -> list[tuple[LayerT, Tensor]]:
+    """A share of all weights or neurons, at least one: the layers that have some, and their numbers in the layer.
+
+    sizes: how many weights or neurons each layer has.
+    """
     n = sum(sizes)
-    picked, _ = torch.randperm(n, generator=rng)[: max(1, round(ratio * n))].sort()
+    picked = torch.randperm(n, generator=rng)[: max(1, round(ratio * n))].sort().values
     parts, start = [], 0
-    for layer, size in enumerate(sizes):
+    for layer, size in zip(layers, sizes, strict=True):
         inside = picked[(picked >= start) & (picked < start + size)] - start
         if len(inside):
             parts.append((layer, inside))
@@ -271,7 +278,7 @@ def _traced_layers(model: nn.Module) -> tuple[fx.GraphModule, list[_TracedLayer]
     return traced, layers
 
 
-def _activated_layers(model: nn.Module) -> tuple[fx.GraphModule, list[Any]]:
+def _activated_layers(model: nn.Module) -> tuple[fx.GraphModule, list[_TracedLayer]]:
     """The traced model and the layers that an activation function follows: those whose neurons are mutated."""
     traced, layers = _traced_layers(model)
     layers = [layer for layer in layers if layer.activation is not None]
