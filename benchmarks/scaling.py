@@ -12,7 +12,6 @@ number of workers, and what a driver has to move and merge.
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import os
 import pickle
@@ -20,6 +19,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -33,24 +34,26 @@ from searching.files import write_results
 import themis
 from themis import RayExecutor, Target
 from themis.campaign import hiring, remote
-from themis.campaign.measurer import LocalMeasurer
+from themis.campaign.measurer import LocalMeasurer, Portion
 from themis.measure.moments import Accumulator
 from themis.zoo import data, load, resnet56
 
 LATENCY = 2e-3
 """Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""
+WEIGHED = 20
+"""Replies whose bytes are counted, which takes the driver time."""
 SIMULATED, ON_PAPER = (1, 2, 4, 8, 16), (1, 10, 100, 1000)
 """Numbers of workers."""
 
 
 @dataclass
 class Trace:
-    """What a local campaign did: its chunks, by portion, and what the driver did between them, in CPU seconds."""
+    """What a local campaign did, in CPU seconds: its chunks, by what was proposed together."""
 
-    chunks: list[list[float]] = field(default_factory=list)
-    seeds: list[list[list[int]]] = field(default_factory=list)
+    chunks: list[list[tuple[float, list[int], bool]]] = field(default_factory=list)
+    """Seconds of each chunk, its seeds, and whether its tests are uniform."""
     between: list[float] = field(default_factory=list)
-    """Before the first chunk of each portion: learning from the portion before, proposing, judging."""
+    """Before the first chunk of each proposal: learning from the tests before, proposing, judging."""
     recording: float = 0.0
     """After a chunk: counting its results and recording its faults."""
     clean: float = 0.0
@@ -71,63 +74,86 @@ class TracingMeasurer(LocalMeasurer):
         self.trace.clean = (time.process_time() - began) / n_chunks
         return moments
 
-    def measure(self, pending: Any, *rest: Any) -> Any:
-        trace, began = self.trace, time.process_time()
-        since, last = began - trace.ended, int(pending.number[-1])
-        if last != trace.last:
+    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Any:
+        trace, tests = self.trace, pending.tests
+        since = time.process_time() - trace.ended
+        if int(tests.number[0]) > trace.last:
+            following = [portion.tests for portion in upcoming() if portion.stream == "search"]
+            trace.last = int([tests, *following][-1].number[-1])
             trace.between.append(since)
             trace.chunks.append([])
-            trace.seeds.append([])
         else:
             trace.recording = trace.recording or since
             trace.recording += (since - trace.recording) / 20
-        trace.last = last
-        measurement = super().measure(pending, *rest)
+        began = time.process_time()
+        measurement = super().measure(pending, upcoming, max_passes)
         trace.ended = time.process_time()
-        trace.chunks[-1].append(trace.ended - began)
-        trace.seeds[-1].append(np.unique(pending.seed[: len(measurement)]).tolist())
+        rows = np.unique(tests.seed[: len(measurement)]).tolist()
+        trace.chunks[-1].append((trace.ended - began, rows, pending.stream == "uniform"))
         return measurement
 
 
 class Watch(themis.Callback):
-    """Notes when the tests begin and end, and the memory and CPU time of workers while they still exist."""
+    """Notes when the tests begin and end, and what the processes do in the meantime, while they still exist."""
 
-    began = ended = driver_cpu = 0.0
+    began = ended = driver_cpu = ray_cpu = 0.0
     workers: list[dict[str, float]]
-    worker_cpu: dict[int, float]
+    before: dict[int, dict[str, float]]
 
     def on_start(self, start: Any) -> None:
         self.began, self.driver_cpu = time.perf_counter(), time.process_time()
         TracingMeasurer.trace.ended = self.driver_cpu
-        self.worker_cpu = {pid: _describe(pid)["cpu"] for pid in _workers()}
+        self.before = {pid: _describe(pid) for pid in _workers()}
+        self.ray_cpu = _services_cpu()
 
     def on_end(self, run: Any) -> None:
         self.ended, self.driver_cpu = time.perf_counter(), time.process_time() - self.driver_cpu
-        self.workers = [_describe(pid) for pid in self.worker_cpu]
-        for worker, before in zip(self.workers, self.worker_cpu.values(), strict=True):
-            worker["cpu"] -= before
+        self.ray_cpu = _services_cpu() - self.ray_cpu
+        self.workers = []
+        for pid, before in self.before.items():
+            now = _describe(pid)
+            worker = {name: now[name] - before[name] for name in ("cpu", "busy")}
+            idle = max(0.0, 1 - worker["busy"] / (self.ended - self.began))
+            self.workers.append({"peak_mib": now["peak_mib"], "cpu": worker["cpu"], "idle": idle})
 
 
 def _workers() -> list[int]:
     """The workers of this process: children of the raylet that it has started."""
+    return [pid for raylet in _children(os.getpid()) for pid in _children(raylet) if _is_worker(pid)]
+
+
+def _is_worker(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerHost")
+
+
+def _children(parent: int) -> list[int]:
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(OSError):  # it has ended
-            is_worker = Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ray::WorkerHost")
-            if is_worker and _parent(_parent(int(name))) == os.getpid():
-                found.append(int(name))
+            if int(_times(pid)[1]) == parent:
+                found.append(pid)
     return found
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _services_cpu() -> float:
+    """CPU seconds of the processes of Ray that are not workers."""
+    return sum(_describe(pid)["cpu"] for pid in _children(os.getpid()))
+
+
+def _times(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _describe(pid: int) -> dict[str, float]:
+    """The peak memory of a process, its CPU seconds, and those in which its first thread ran or waited for a core."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    return {"peak_mib": int(status["VmHWM"].split()[0]) / 1024, "cpu": (int(times[11]) + int(times[12])) / ticks}
+    times, ticks = _times(pid), os.sysconf("SC_CLK_TCK")
+    ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    return {
+        "peak_mib": int(status["VmHWM"].split()[0]) / 1024,
+        "cpu": (int(times[11]) + int(times[12])) / ticks,
+        "busy": (int(ran) + int(waited)) / 1e9,
+    }
 
 
 def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
@@ -144,7 +170,8 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
         merge = remote.RemoteMeasurer._measurement
 
         def note(self: Any, measured: Any) -> Any:
-            replies.append(len(pickle.dumps(measured)))
+            if len(replies) < WEIGHED:
+                replies.append(len(pickle.dumps(measured)))
             return merge(self, measured)
 
         remote.RemoteMeasurer._measurement = note  # type: ignore[method-assign]
@@ -177,6 +204,8 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
         "driver_cpu": watch.driver_cpu,
         "worker_cpu": [worker["cpu"] for worker in watch.workers],
         "driver_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "worker_idle": [worker["idle"] for worker in watch.workers],
+        "ray_cpu": watch.ray_cpu,
         "worker_mib": [worker["peak_mib"] for worker in watch.workers],
         "bytes_per_chunk": float(np.mean(replies)) if replies else None,
         "load": os.getloadavg()[0],
@@ -196,47 +225,59 @@ def merge_seconds(n_neurons: int) -> float:
     return min(times)
 
 
+class SimulatedWorker:
+    """A worker of the simulation: when it is free, and whose clean activations it has."""
+
+    def __init__(self, seeds: set[int], n_seeds: int, chunk: int, clean: float) -> None:
+        self.free, self.busy, self.seeds = 0.0, 0.0, seeds
+        self.n_seeds, self.chunk, self.clean = n_seeds, chunk, clean
+
+    def run(self, begin: float, seconds: float, rows: list[int]) -> float:
+        """Run a chunk of tests of the seeds `rows`, after the clean inputs that are missing; returns when it ends."""
+        if missing := [seed for seed in rows if seed not in self.seeds]:
+            self.seeds.update(missing)
+            n_passes = -(-len(missing) // self.chunk)
+            self.seeds.update(self.lacking()[: n_passes * self.chunk - len(missing)])
+            seconds += n_passes * self.clean
+        self.free, self.busy = max(begin, self.free) + seconds, self.busy + seconds
+        return self.free
+
+    def lacking(self) -> list[int]:
+        return [seed for seed in range(self.n_seeds) if seed not in self.seeds]
+
+
 def simulate(trace: dict[str, Any], n_workers: int, n_seeds: int, chunk: int, merge: float) -> dict[str, float]:
     """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
 
-    Every process has a core of its own.
-
-    A worker takes the next chunk of the portion when it is free, and first runs the clean inputs that it lacks; it runs
-    those also while it would wait for others. The driver merges chunks in their order, and proposes the next portion
-    once the last one is merged.
+    Every process has a core of its own. A worker that is free takes the next chunk that was proposed, else one of the
+    next uniform tests, else it runs clean inputs that it lacks. The driver merges chunks in their order, and proposes
+    the next tests once the last one is merged.
     """
-    now, busy, driver = 0.0, 0.0, 0.0
     swept = [range(first, min(first + chunk, n_seeds)) for first in range(0, n_seeds, chunk)]
-    has = [{seed for rows in swept[k::n_workers] for seed in rows} for k in range(n_workers)]
-    begin_at = [0.0] * n_workers
-    for chunks, seeds, between in zip(trace["chunks"], trace["seeds"], trace["between"], strict=True):
-        now, driver = now + between, driver + between
-        free = [(max(now, begin_at[k]), k) for k in range(n_workers)]
-        heapq.heapify(free)
-        ends = []
-        for seconds, rows in zip(chunks, seeds, strict=True):
-            begin, k = heapq.heappop(free)
-            missing = [seed for seed in rows if seed not in has[k]]
-            if missing:
-                n_passes = -(-len(missing) // chunk)
-                seconds += n_passes * trace["clean"]
-                has[k].update(missing)
-                has[k].update(
-                    [seed for seed in range(n_seeds) if seed not in has[k]][: n_passes * chunk - len(missing)]
-                )
-            heapq.heappush(free, (begin + seconds, k))
-            ends.append(begin + seconds + LATENCY)
-            busy += seconds
-        last = max(ends)
-        for idle, k in free:
-            while idle < last and len(has[k]) < n_seeds:
-                has[k].update([seed for seed in range(n_seeds) if seed not in has[k]][:chunk])
-                idle, busy = idle + trace["clean"], busy + trace["clean"]
-            begin_at[k] = idle
-        for end in ends:
-            now = max(now, end) + merge + trace["recording"]
-            driver += merge + trace["recording"]
-    return {"seconds": now, "cpu": busy + driver, "driver": driver / now}
+    shares = [{seed for rows in swept[k::n_workers] for seed in rows} for k in range(n_workers)]
+    workers = [SimulatedWorker(share, n_seeds, chunk, trace["clean"]) for share in shares]
+    proposals = [deque(chunks) for chunks in trace["chunks"]]
+    ends: list[list[float]] = [[] for _ in proposals]
+    now = driver = trace["between"][0]
+    for number, chunks in enumerate(proposals):
+        while chunks:
+            seconds, rows, _ = chunks.popleft()
+            worker = min(workers, key=lambda worker: (max(worker.free, now), len(worker.lacking())))
+            ends[number].append(worker.run(now, seconds, rows))
+        for end in ends[number]:
+            now = max(now, end + LATENCY) + merge + trace["recording"]
+        between = (*trace["between"], 0.0)[number + 1]
+        now, driver = now + between, driver + between + len(ends[number]) * (merge + trace["recording"])
+        later = next((k for k in range(number + 1, len(proposals)) if proposals[k] and proposals[k][0][2]), None)
+        while (worker := min(workers, key=lambda worker: worker.free)).free < now:
+            if later is not None and proposals[later] and proposals[later][0][2]:
+                seconds, rows, _ = proposals[later].popleft()
+                ends[later].append(worker.run(worker.free, seconds, rows))
+            elif lacking := worker.lacking():
+                worker.run(worker.free, 0.0, lacking[:chunk])
+            else:
+                worker.free = now
+    return {"seconds": now, "cpu": sum(worker.busy for worker in workers) + driver, "driver": driver / now}
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def test_workers_change_no_bit(case, in_workers, tmp_path):
     remote = _run(tmp_path / "remote", **CASES[case])
     assert_same_end(local, remote)
     assert pools[0].n_lost > 0
+    assert pools[0].n_hastened > 0  # uniform tests were started before their turn
     arrays = _state(tmp_path / "remote")
     for name, array in _state(tmp_path / "local").items():
         if "seconds" not in name:

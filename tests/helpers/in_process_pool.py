@@ -10,7 +10,7 @@ class InProcessPool:
     def __init__(self, make, n_workers, *, random_seed=0, loss=0.1):
         self.make, self.loss, self.random = make, loss, random.Random(random_seed)
         self.workers, self.broadcasts = [make() for _ in range(n_workers)], []
-        self.waiting, self.done, self.n_calls, self.n_lost = {}, {}, 0, 0
+        self.waiting, self.done, self.n_calls, self.n_lost, self.n_hastened = {}, {}, 0, 0, 0
         self.idle_method = None
 
     def share(self, value):
@@ -24,11 +24,15 @@ class InProcessPool:
     def when_idle(self, method):
         self.idle_method = method
 
-    def submit(self, label, method, *values):
+    def submit(self, label, method, *values, is_urgent=True):
         assert label
         self.waiting[self.n_calls] = (method, pickle.dumps(values))
         self.n_calls += 1
         return self.n_calls - 1
+
+    def hasten(self, call):
+        assert call in self.waiting or call in self.done
+        self.n_hastened += 1
 
     def result(self, call):
         while call not in self.done:

@@ -159,7 +159,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
                 partial.advance()
 
 
-def _portion(setup: Setup, state: State, stream: str, tests: Tests) -> Portion:
+def _portion(setup: Setup, state: State, stream: str, tests: Tests, *, is_next: bool = True) -> Portion:
     """Tests of a stream as they are measured."""
 
     def choose(tests: Tests) -> tuple[Tests, Objective | None]:
@@ -168,23 +168,27 @@ def _portion(setup: Setup, state: State, stream: str, tests: Tests) -> Portion:
         calculator, open_neurons = setup.calculator, state.open_neurons
         return choose_objective(tests, state.policy, setup.criterion, calculator, open_neurons, setup.scale)
 
-    return Portion(stream, tests, state.moments[stream], choose)
+    return Portion(stream, tests, state.moments[stream], choose, is_next)
 
 
 def _upcoming(setup: Setup, state: State, partial: PartialRound) -> list[Portion]:
-    """What is measured after the pending tests: the tests that follow, or the uniform tests of the next round.
+    """What is measured after the pending tests: the tests that follow, or the next uniform tests.
 
     Those depend on no result; unless a budget ends the round, they will be the ones that are proposed.
     """
     if len(partial.following):
         return [_portion(setup, state, "search", partial.following)]
-    if partial.n_unproposed:
-        return []
-    n_pending = len(partial.pending)
+    n_pending, share = len(partial.pending), setup.settings.uniform_share
     first, n_uniform = state.tally.tests + n_pending, state.tally.uniform_tests
     n_uniform += n_pending if partial.stream == "uniform" else 0
-    end = stage_end(first, first + _round_size(setup, state, first), setup.settings.uniform_share)
-    return [_portion(setup, state, "uniform", _uniform_tests_due(setup, first, n_uniform, end))]
+    round_end = first + (partial.n_unproposed or _round_size(setup, state, first))
+    tests = _uniform_tests_due(setup, first, n_uniform, stage_end(first, round_end, share))
+    is_next = len(tests) > 0 or not partial.n_unproposed
+    if not is_next:  # the policy proposes the rest of the stage before
+        first = stage_end(first, round_end, share)
+        round_end += _round_size(setup, state, first) if first == round_end else 0
+        tests = _uniform_tests_due(setup, first, n_uniform, stage_end(first, round_end, share))
+    return [_portion(setup, state, "uniform", tests, is_next=is_next)]
 
 
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:

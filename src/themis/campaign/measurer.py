@@ -24,6 +24,8 @@ class Portion:
     """The moments that their sensitivities are added to."""
     choose: Callable[[Tests], tuple[Tests, Objective | None]]
     """Returns the first of some tests, those that share an objective, and that objective."""
+    is_next: bool = True
+    """Whether it is measured right after the portion before it; else others, not proposed yet, come in between."""
 
     def by_objective(self) -> list[PlannedTests]:
         """The tests in groups that share an objective."""
@@ -68,5 +70,6 @@ class LocalMeasurer:
         if not self.calculator.captures:
             tests, objective = pending.choose(pending.tests)
             return self.calculator.measure(tests, pending.into, objective, max_passes)
-        first, *ahead = [group for portion in (pending, *upcoming()) for group in portion.by_objective()]
+        portions = [pending, *(portion for portion in upcoming() if portion.is_next)]
+        first, *ahead = [group for portion in portions for group in portion.by_objective()]
         return self.calculator.measure(first.tests, first.into, first.objective, max_passes, ahead)

@@ -43,6 +43,8 @@ class RemoteMeasurer:
     def __init__(self, calculator: Calculator, pool: Pool) -> None:
         self.calculator, self.pool = calculator, pool
         self._started: deque[_StartedChunk] = deque()
+        self._ahead: dict[int, _StartedChunk] = {}
+        """Chunks of upcoming portions, by the number of their first test."""
         self._begun: set[str] = set()
 
     def sweep(self) -> Moments:
@@ -50,6 +52,7 @@ class RemoteMeasurer:
         calculator.allot_clean(torch.device("meta"))  # the activations are in the workers
         while (swept := self._sweep()) is None:
             pass
+        self.pool.when_idle("keep_more")
         return calculator.take_sweep(*swept)
 
     def _sweep(self) -> tuple[Moments, list[Tensor]] | None:
@@ -89,13 +92,10 @@ class RemoteMeasurer:
             None if scale is None else _array(scale),
         )
         self.pool.broadcast("begin_tests", self.pool.share(clean))
-        self.pool.when_idle("keep_more")
 
     def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
         stream, into = pending.stream, pending.into
-        if into.count and stream not in self._begun:  # the campaign was resumed
-            self._begin_stream(stream, _array(into.shift), into)
-        self._start(pending, is_first=into.count == 0)
+        self._start(pending, upcoming)
         chunk = self._started.popleft()
         measured: MeasuredChunk = self.pool.result(chunk.call)
         if measured.has_unfolded and max_passes is not None:  # it depends on the passes that are left
@@ -108,19 +108,39 @@ class RemoteMeasurer:
         self.calculator.expect_passes(measured.own_passes)
         return self._measurement(measured)
 
-    def _start(self, pending: Portion, *, is_first: bool) -> None:
-        """Start all chunks of the pending tests that were not started, and drop those that are not pending."""
+    def _start(self, pending: Portion, upcoming: Callable[[], list[Portion]]) -> None:
+        """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""
         if self._is_started(pending.tests):
             return
         for chunk in self._started:
             self.pool.discard(chunk.call)
         self._started.clear()
         for tests, objective in self._chunks(pending):
-            described = _describe(objective)
-            call = self._submit(pending.stream, tests, described, is_first)
-            self._started.append(_StartedChunk(tests, described, call))
-            if is_first:  # the others need what it determines
+            self._started.append(self._start_chunk(pending, tests, _describe(objective)))
+            if pending.into.count == 0:  # the others need what it determines
                 return
+        ahead = {}
+        for portion in upcoming():
+            for tests, objective in self._chunks(portion) if portion.into.count else ():
+                ahead[int(tests.number[0])] = self._start_chunk(portion, tests, _describe(objective))
+        for chunk in self._ahead.values():
+            self.pool.discard(chunk.call)
+        self._ahead = ahead
+
+    def _start_chunk(self, portion: Portion, tests: Tests, objective: str | Ints | None) -> _StartedChunk:
+        """Hand a chunk of a portion to a worker, unless that was done ahead."""
+        started = self._ahead.pop(int(tests.number[0]), None)
+        if started is not None:
+            if started.tests.equals(tests) and np.array_equal(started.objective, objective):  # type: ignore[arg-type]
+                if portion.is_next:
+                    self.pool.hasten(started.call)
+                return started
+            self.pool.discard(started.call)
+        into = portion.into
+        if into.count and portion.stream not in self._begun:  # the campaign was resumed
+            self._begin_stream(portion.stream, _array(into.shift), into)
+        call = self._submit(portion.stream, tests, objective, into.count == 0, is_urgent=portion.is_next)
+        return _StartedChunk(tests, objective, call)
 
     def _is_started(self, pending: Tests) -> bool:
         """Whether the chunks that were started are exactly those of the pending tests."""
@@ -144,11 +164,18 @@ class RemoteMeasurer:
                 yield group.tests[first : first + chunk], group.objective
 
     def _submit(
-        self, stream: str, tests: Tests, objective: str | Ints | None, is_first: bool, max_passes: int | None = None
+        self,
+        stream: str,
+        tests: Tests,
+        objective: str | Ints | None,
+        is_first: bool,
+        max_passes: int | None = None,
+        *,
+        is_urgent: bool = True,
     ) -> int:
         chunk = ChunkOfTests(stream, tests, objective, self.calculator.chunk, is_first, max_passes)
         label = f"the tests {int(tests.number[0]):,} to {int(tests.number[-1]):,}"
-        return self.pool.submit(label, "measure", chunk)
+        return self.pool.submit(label, "measure", chunk, is_urgent=is_urgent)
 
     def _begin_stream(self, stream: str, shift: Array, into: Accumulator) -> None:
         """Tell all workers what is subtracted from the sensitivities of a stream."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from themis.data.seeds import Seeds
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
-from themis.measure.moments import Accumulator
+from themis.measure.moments import Accumulator, ChunkSums
 from themis.measure.tests import Ints, Results, Tests
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
@@ -125,7 +125,7 @@ class ChunkWorker:
         self.calculator = case.calculator()
         self.calculator.allot_clean(self.calculator.device)
         self._is_kept = torch.zeros(self.calculator.kept.n_kept, dtype=torch.bool)
-        self._usable = torch.empty(0, dtype=torch.int64)
+        self._usable = torch.arange(self.calculator.kept.n_kept)
         self._accumulators: dict[str, Accumulator] = {}
         self._scale: Tensor | None = None
 
@@ -144,7 +144,7 @@ class ChunkWorker:
         outputs = self.calculator.sweep_chunk(first, into)
         self._is_kept[first : first + len(outputs)] = True
         shift = _array(into.shift) if first == 0 else None
-        return SweptChunk(_array(outputs), self._take_sums(into), shift, self.calculator.chunk)
+        return SweptChunk(_array(outputs), _take_sums(into), shift, self.calculator.chunk)
 
     def begin_tests(self, clean: CleanAnswers) -> None:
         """Prepare for tests."""
@@ -168,7 +168,7 @@ class ChunkWorker:
             measurement.results,
             {name: _array(torch.as_tensor(value)) for name, value in vars(measurement.faults).items()},
             None if panel is None else (_array(panel[0]), _array(panel[1])),
-            self._take_sums(into) if n_folded else None,
+            _take_sums(into) if n_folded else None,
             shift,
             n_folded,
             measurement.passes,
@@ -209,14 +209,12 @@ class ChunkWorker:
     def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
         """The accumulator of a stream, without any test if the next chunk is the first of the stream."""
         if is_first or stream not in self._accumulators:
-            self._accumulators[stream] = self.calculator.accumulator()
+            calculator = self.calculator
+            is_on_cpu = calculator.device.type == "cpu"  # a GPU may run several chunks at once
+            self._accumulators[stream] = (
+                ChunkSums(calculator.n_neurons, dtype=calculator.dtype) if is_on_cpu else calculator.accumulator()
+            )
         return self._accumulators[stream]
-
-    def _take_sums(self, into: Accumulator) -> tuple[Array, Array]:
-        """The sums of the last chunk. Those that were computed in float32 are sent in it, which loses nothing."""
-        sums, squares = into.take_sums()
-        is_narrow = sums.device.type == "cpu" and self.calculator.dtype == torch.float32
-        return (_array(sums.float()), _array(squares.float())) if is_narrow else (_array(sums), _array(squares))
 
 
 def _array(tensor: Tensor) -> Array:
@@ -226,3 +224,9 @@ def _array(tensor: Tensor) -> Array:
 def _tensor(array: Array) -> Tensor:
     """A tensor of its own: arrays from shared memory cannot be written to."""
     return torch.from_numpy(array.copy())
+
+
+def _take_sums(into: Accumulator) -> tuple[Array, Array]:
+    """The sums of the last chunk. They need no copy: what a worker returns is serialised before its next call."""
+    sums, squares = into.take_sums()
+    return _array(sums), _array(squares)

@@ -24,6 +24,8 @@ START_SECONDS = 120.0
 """How long a cluster that is busy may take to place the first worker."""
 AHEAD = 4
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
+IDLE_CALLS = 3
+"""Calls with which a worker bridges the time until the driver calls it next."""
 _POLL_SECONDS = 5.0
 PLACE, IDLE = "place", "idle"
 """Calls of the pool itself: the first of a worker, which is answered once the cluster has placed it, and what it does
@@ -40,13 +42,20 @@ class Pool(Protocol):
         """Call a method of every worker, before all calls that are submitted later."""
 
     def when_idle(self, method: str) -> None:
-        """Call a method of workers that have nothing to do while others work, until it returns False."""
+        """Call a method of workers that have nothing to do, a few times at once and then while others work.
 
-    def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
+        It returns whether there is more to do.
+        """
+
+    def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
         """Call a method of one worker; returns the number of the call.
 
         label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
+        A call that is not urgent waits until a worker would be idle.
         """
+
+    def hasten(self, call: int) -> None:
+        """Make a call urgent."""
 
     def result(self, call: int) -> Any:
         """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
@@ -121,6 +130,10 @@ class RayPool:
         self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
         self._submitted: dict[int, _Submitted] = {}
         self._waiting: list[int] = []
+        """Calls that no worker was given, in the order in which they are: those that are urgent, then the others."""
+        self._spare: set[int] = set()
+        """Calls that are not urgent."""
+        self._awaited: int | None = None
         self._done: dict[int, Any] = {}
         self._crashes: Counter[int] = Counter()
         self._suspects: set[int | None] = set()
@@ -146,15 +159,27 @@ class RayPool:
 
     def when_idle(self, method: str) -> None:
         self._idle_method = method
+        for actor in self._actors:
+            if actor.is_ready and not actor.calls:
+                self._occupy(actor, method, IDLE_CALLS)
 
-    def submit(self, label: str, method: str, *values: Any, group: str | None = None) -> int:
+    def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
         number, self._n_calls = self._n_calls, self._n_calls + 1
         self._submitted[number] = _Submitted(label, method, values, group)
-        self._waiting.append(number)
+        if not is_urgent:
+            self._spare.add(number)
+        self._wait_for_worker([number])
         self._assign()
         return number
 
+    def hasten(self, call: int) -> None:
+        self._spare.discard(call)
+        self._wait_for_worker([])
+        self._assign()
+
     def result(self, call: int) -> Any:
+        self._awaited = call
+        self.hasten(call)
         while call not in self._done:
             self._receive_next()
         del self._submitted[call]
@@ -167,6 +192,7 @@ class RayPool:
     def discard(self, call: int) -> None:
         self._submitted.pop(call, None)
         self._done.pop(call, None)
+        self._spare.discard(call)
         with suppress(ValueError):
             self._waiting.remove(call)
 
@@ -195,19 +221,21 @@ class RayPool:
     def _assign(self) -> None:
         """Give calls to workers that are free; to busy ones only if calls are short and more than there are workers.
 
-        Calls that have a group are long: none of them should wait for a certain worker.
+        Calls that have a group are long: none of them should wait for a certain worker. Only the call whose result is
+        awaited is made while many results have not been taken.
         """
         while self._waiting:
-            is_full = len(self._done) >= AHEAD * self._executor.workers
-            if is_full and self._waiting[0] != next(iter(self._submitted)):
+            number = self._awaited if self._awaited in self._waiting else self._waiting[0]
+            if number != self._awaited and len(self._done) >= AHEAD * self._executor.workers:
                 return
-            is_short = self._submitted[self._waiting[0]].group is None
-            depth = 2 if is_short and len(self._waiting) > len(self._actors) else 1
+            n_urgent = len(self._waiting) - len(self._spare.intersection(self._waiting))
+            depth = 2 if self._submitted[number].group is None and n_urgent > len(self._actors) else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
-            actor = min(free, key=lambda actor: len(actor.calls))
-            number = self._choose(actor)
+            actor = min(free, key=lambda actor: (len(actor.calls), not actor.is_complete))
+            if self._submitted[number].group is not None:
+                number = self._choose(actor)
             if actor.calls and not self._suspects.isdisjoint([number, *(call.number for call in actor.calls)]):
                 return
             self._waiting.remove(number)
@@ -222,12 +250,13 @@ class RayPool:
             return
         for actor in self._actors:
             if actor.is_ready and not actor.calls and not actor.is_complete:
-                actor.calls.append(_Call(None, IDLE, actor.handle.call.remote(method)))
+                self._occupy(actor, method, 1)
+
+    def _occupy(self, actor: _Actor, method: str, n_calls: int) -> None:
+        actor.calls += [_Call(None, IDLE, actor.handle.call.remote(method)) for _ in range(n_calls)]
 
     def _choose(self, actor: _Actor) -> int:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
-        if self._submitted[self._waiting[0]].group is None:
-            return self._waiting[0]
         elsewhere = {group for other in self._actors if other is not actor for group in other.groups}
 
         def rank(number: int) -> tuple[bool, bool]:
@@ -302,7 +331,12 @@ class RayPool:
     def _repeat(self, calls: list[int]) -> None:
         """Make calls again, the oldest first."""
         self._suspects.update(calls)
-        self._waiting = sorted({*self._waiting, *calls} & self._submitted.keys())
+        self._wait_for_worker(calls)
+
+    def _wait_for_worker(self, calls: list[int]) -> None:
+        """Let calls wait for a worker, before those that were submitted later or are less urgent."""
+        waiting = {*self._waiting, *calls} & self._submitted.keys()
+        self._waiting = sorted(waiting, key=lambda call: (call in self._spare, call))
 
     def _check_placed(self) -> None:
         """Refuse to wait forever for the first worker."""

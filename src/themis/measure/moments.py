@@ -175,3 +175,15 @@ class Accumulator:
         self.count = int(state["count"])
         for mine, saved in ((self._shift, "shift"), (self._sums, "sums"), (self._squares, "squares")):
             mine.copy_(state[saved])
+
+
+class ChunkSums(Accumulator):
+    """Holds the sums of one chunk, for another process to commit."""
+
+    def commit(self, n_tests: int) -> None:
+        """Count the chunk; `take_sums` must be called before the next one."""
+        self.count += n_tests
+
+    def take_sums(self) -> tuple[Tensor, Tensor]:
+        """The sums of the chunk as they were computed; the next chunk overwrites them."""
+        return self._chunk_sums, self._chunk_squares
