@@ -5,7 +5,7 @@ import pytest
 
 from themis.experiments.evaluation.page import capability_tables
 from themis.experiments.evaluation.summary import Evaluation, compare_faults
-from themis.experiments.evaluation.theory import describe_deviations
+from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
 
 def test_faults_are_compared_with_the_best_rival_the_four_and_random():
@@ -54,3 +54,12 @@ def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
     assert full.rows[2][:4] == ("net fgsm", "10%..80%", "-", "degenerate")
     assert all(row[3] == "degenerate" for row in box.rows)
+
+
+def test_shares_are_described_over_the_cells_in_which_a_campaign_could_stop():
+    stops = [{"of_faults": 0.25}, {"of_faults": 1.0}, {"of_faults": None}, None]
+    records = [{"preset": stop, "default": None, "rule": stops[1]} for stop in stops]
+    assert describe_shares(records) == [
+        "paper-preset at 100% 62% (25% to 100%, reached in 2 of 4 cells)",
+        "default rule 100% (100% to 100%, reached in 4 of 4 cells)",
+    ]

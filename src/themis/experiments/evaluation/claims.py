@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from statistics import geometric_mean, median
 
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
+from themis.experiments.evaluation.theory import describe_shares
 from themis.experiments.table import Table, plural
-from themis.experiments.techniques import BASELINES, PRESET
+from themis.experiments.techniques import BASELINES
 from themis.runs.run import percent
 
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
@@ -122,19 +123,7 @@ def _sampler(variants: list[Record]) -> Iterator[tuple[str, ...]]:
 
 def _completeness(theory: list[Record]) -> Iterator[tuple[str, ...]]:
     """What had been found when coverage reached 100%."""
-    texts = []
-    for name, title in (
-        ("preset", f"{PRESET} at 100%"),
-        ("default", "scheduled at 100%"),
-        ("rule", "the default rule"),
-    ):
-        shares = [
-            record[name]["of_faults"] for record in theory if record[name] and record[name]["of_faults"] is not None
-        ]
-        if shares:
-            spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
-            texts.append(f"{title} {percent(median(shares), 0)} ({spread}, in {len(shares)} of {len(theory)} cells)")
-    if texts:
+    if texts := describe_shares(theory):
         measured = f"median share of a reference run's distinct faults: {'; '.join(texts)}"
         yield "At coverage 100%, fault-inducing behaviour has been seen", "with probability 95%", measured
 

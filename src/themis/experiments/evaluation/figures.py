@@ -7,9 +7,12 @@ from typing import Any
 
 from themis.experiments.evaluation.page import BUDGETS, DEFINITIONS
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation
+from themis.experiments.evaluation.theory import WAYS_TO_STOP
 from themis.runs.display.figure import FAINT, INK, QUIET, blank_figure, save_figure
 
 COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
+MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
+"""Colours and markers of the ways to stop."""
 DPI = 130
 
 
@@ -65,15 +68,12 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
         return False
     height = 1.7 + 0.42 * len(theory)
     figure, axes = _axes(height, "Share of a reference run's distinct faults found when a campaign could stop")
-    kinds = (
-        ("preset", 0.2, "#0072B2", "o", "paper-preset at 100%"),
-        ("default", 0.0, "#D55E00", "s", "scheduled at 100%"),
-        ("rule", -0.2, "#009E73", "D", "default rule"),
-    )
     for y in range(len(theory)):
         axes.axhline(y, color=FAINT, linewidth=0.5)
-    for name, offset, colour, marker, label in kinds:
-        found = [(record[name]["of_faults"], y + offset) for y, record in enumerate(reversed(theory)) if record[name]]
+    for k, (way, label) in enumerate(WAYS_TO_STOP.items()):
+        colour, marker = MARKS[k]
+        rows = [(y + 0.27 - 0.18 * k, record.get(way)) for y, record in enumerate(reversed(theory))]
+        found = [(stop["of_faults"], y) for y, stop in rows if stop]
         style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
         axes.scatter([share for share, _ in found], [y for _, y in found], **style)
     labels = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}" for record in reversed(theory)]
@@ -81,7 +81,7 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     axes.set_ylim(-0.5, len(theory) - 0.5)
     axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel("share of the distinct faults", color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncol=3, frameon=False, fontsize=8.5)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.3, 1.0), ncol=4, frameon=False, fontsize=8.5)
     save_figure(figure, path, dpi=DPI)
     return True
 

@@ -13,10 +13,10 @@ from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.claims import claims_table
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
+from themis.experiments.evaluation.theory import WAYS_TO_STOP, describe_shares
 from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS, truth_tables
 from themis.experiments.evaluation.variants import BASE
 from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, format_value, plural
-from themis.experiments.techniques import PRESET
 from themis.runs.run import percent
 
 DEGENERATE = "degenerate"
@@ -335,36 +335,23 @@ def _claim_table(theory: list[Record]) -> Table:
         reference = record["reference"]
         texts = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}"]
         texts.append(f"{reference['distinct_faults']:,}")
-        for name in ("preset", "default", "rule"):
-            found = record[name]
+        for way in WAYS_TO_STOP:
+            found = record.get(way)
             if found is None:
-                texts.append("not reached")
+                texts.append("not reached" if way in record else NONE)
             else:
                 parts = [_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups")]
                 texts.append(f"{found['tests']:,}: {' / '.join(parts)}")
         rows.append(tuple(texts))
-    columns = ("cell", "known faults", f"{PRESET} at 100%", "scheduled at 100%", "scheduled, default rule")
     notes = [
         "Tests until then, and the shares of a reference run's distinct faults / failing seeds / groups of faults that "
-        "had been found by then. The reference is a longer campaign of scheduled with other random numbers. The "
-        "default rule stops at coverage of 100% only if little is left to find: an estimated 90% of the distinct "
-        "faults within reach were found, and the residual risk is at most 1%."
+        "had been found by then. The reference is a longer campaign of scheduled with other random numbers. Little is "
+        "left to find if an estimated 90% of the distinct faults within reach were found, and the residual risk is at "
+        "most 1%; the default rule stops then, if coverage is 100% as well.",
+        f"Median shares of the distinct faults: {'; '.join(describe_shares(theory))}.",
     ]
-    for name, title in (
-        ("preset", f"{PRESET} at 100%"),
-        ("default", "scheduled at 100%"),
-        ("rule", "the default rule"),
-    ):
-        shares = [
-            record[name]["of_faults"] for record in theory if record[name] and record[name]["of_faults"] is not None
-        ]
-        if shares:
-            notes.append(
-                f"{title}: median share of the distinct faults {percent(float(np.median(shares)), 0)} "
-                f"({percent(min(shares), 0)} to {percent(max(shares), 0)}), reached in {len(shares)} of "
-                f"{plural(len(theory), 'cell')}."
-            )
-    return Table("Share of the faults found when coverage first reached 100%", columns, rows, notes)
+    columns = ("cell", "known faults", *WAYS_TO_STOP.values())
+    return Table("Share of the faults found when a campaign could stop", columns, rows, notes)
 
 
 def _share(value: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from themis.campaign.stop import is_little_left
 from themis.data.seeds import Seeds
+from themis.experiments.table import plural
+from themis.experiments.techniques import PRESET
 from themis.runs.analysis.groups import find_groups
-from themis.runs.run import Run
+from themis.runs.run import Run, percent
 from themis.settings import Settings
 
 Search = Callable[..., Run]
@@ -38,7 +41,8 @@ def check_theory(
         "reference": _describe_reference(reference),
         "preset": _found_when(preset, reference, _first_covered(preset)),
         "default": _found_when(default, reference, _first_covered(default)),
-        "rule": _found_when(default, reference, _first_enough(default)),
+        "rule": _found_when(default, reference, _first_enough(default, coverage=1.0)),
+        "enough": _found_when(default, reference, _first_enough(default, coverage=0.0)),
         "stability": measure_stability(search, seeds, done_tests, seed_sets),
         "normality": None if default.normality is None else asdict(default.normality),
     }
@@ -46,6 +50,26 @@ def check_theory(
 
 ENDLESS: dict[str, Any] = {"coverage": None, "plateau": None}
 """Only the budget stops a campaign."""
+WAYS_TO_STOP = {
+    "preset": f"{PRESET} at 100%",
+    "default": "scheduled at 100%",
+    "rule": "default rule",
+    "enough": "little left to find",
+}
+"""When a campaign could stop, by the key in a record: at full coverage, or at that and with little left to find, which
+is the default, or with little left to find at any coverage."""
+
+
+def describe_shares(theory: list[dict[str, Any]]) -> list[str]:
+    """For every way to stop, the share of the reference runs' distinct faults that had been found, over all cells."""
+    texts = []
+    for way, title in WAYS_TO_STOP.items():
+        found = [record[way]["of_faults"] for record in theory if record.get(way)]
+        if shares := [share for share in found if share is not None]:
+            spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
+            reached = f"reached in {len(shares)} of {plural(len(theory), 'cell')}"
+            texts.append(f"{title} {percent(median(shares), 0)} ({spread}, {reached})")
+    return texts
 
 
 def _describe_reference(reference: Run) -> dict[str, Any]:
@@ -66,11 +90,11 @@ def _first_covered(result: Run) -> int | None:
     return next((round.tests for round in result.rounds if round.coverage.sampled >= 1), None)
 
 
-def _first_enough(result: Run) -> int | None:
-    """The tests after which the default rule stops: coverage is 100%, and little is left to find."""
+def _first_enough(result: Run, coverage: float) -> int | None:
+    """The tests after which little is left to find at this coverage; with 1, the default rule stops then."""
     goal = Settings().recall
     for round in result.rounds:
-        if round.coverage.sampled >= 1 and is_little_left(goal, round.recall, round.residual_risk):
+        if round.coverage.sampled >= coverage and is_little_left(goal, round.recall, round.residual_risk):
             return round.tests
     return None
 
