@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from themis.version import __version__
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from themis.target.blackbox import BlackBox
     from themis.target.detections import Detections
     from themis.target.target import Normalize, Target
+
+# On a GPU, what the host waits for must not queue behind the tests in flight. CUDA reads this when it is first used.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
 _HOMES = {

@@ -13,6 +13,7 @@ from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, describe_start
 from themis.campaign.state import PartialRound, State
 from themis.campaign.stop import stop_reason
+from themis.measure.captured import foreground
 from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
@@ -27,18 +28,19 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
     """Run rounds until there is a reason to stop."""
     start = describe_start(setup, state.tally.tests)
     recorder.start(start)
-    try:
-        reason, why = _run_rounds(setup, state, recorder)
-    except Exception as error:
-        why = f"it failed: {error}"
+    with foreground(setup.calculator.device):
+        try:
+            reason, why = _run_rounds(setup, state, recorder)
+        except Exception as error:
+            why = f"it failed: {error}"
 
-        def result_so_far() -> Run:
-            _judge_partial_round(setup, state, recorder)
-            return conclude(setup, state, start, recorder.faults, "error", why)
+            def result_so_far() -> Run:
+                _judge_partial_round(setup, state, recorder)
+                return conclude(setup, state, start, recorder.faults, "error", why)
 
-        recorder.fail(error, result_so_far)
-        raise
-    run = conclude(setup, state, start, recorder.faults, reason, why)
+            recorder.fail(error, result_so_far)
+            raise
+        run = conclude(setup, state, start, recorder.faults, reason, why)
     recorder.end(run)
     return run
 

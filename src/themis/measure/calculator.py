@@ -41,8 +41,9 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 PROBED = 2
 """Tests that `probe_gradient` runs."""
-FEW_TESTS = (32, 128)
-"""Tests with a gradient up to which a smaller graph is captured than that of a whole chunk."""
+ASCENT_CHUNK, FEW_ASCENTS = 32, 128
+"""Tests with a gradient are run this many at a time while there are few of them, since most of a larger chunk would be
+padding, and capturing another graph takes longer than that saves."""
 WIDE, WORTH, LONG = 4, 0.9, 10.0
 """On a GPU, this many chunks run as one where that takes at most this share of their time; it is not tried if one takes
 longer than this, in milliseconds, since it then occupies the GPU."""
@@ -588,7 +589,7 @@ class Calculator:
             self._drop_graphs()
             self._graphs_chunk, self.wide_chunk = self.chunk, 0
         if objective is not None:
-            return self._graph(ascends, min([self.chunk, *(few for few in FEW_TESTS if n_tests <= few)]))
+            return self._graph(ascends, min(self.chunk, ASCENT_CHUNK if n_tests <= FEW_ASCENTS else self.chunk))
         if n_tests >= WIDE * self.chunk and self.wide_chunk is None:
             self._decide_wide_chunk()
         return self._graph(None, self._plain_size(n_tests))
@@ -671,14 +672,13 @@ class Calculator:
         columns = captured.columns(launch)
         if self.observer is not None:
             self.observer.begin(captured.chunk, self.device, self.dtype)
-            seed = torch.from_numpy(first.seed).to(self.device)
-            self.observer.end(len(first), captured.kept(launch, "outputs"), seed)
+            self.observer.end(len(first), captured.kept(launch, "outputs"), captured.seeds(launch))
         is_fault, outcome, margin, value, is_finite = columns[:, :5].T
         n_models = 1 if objective is None else 3
         self.passes += len(first) * (n_models + self._own_passes)
         gradient = None if objective is None else columns[:, 5:].astype(np.float32)
         results = Results(is_fault > 0, outcome.astype(np.int64), margin.astype(np.float32), gradient)
-        with torch.no_grad(), torch.cuda.stream(self._side_stream):
+        with torch.no_grad():
             faults = self._faults_of_launch(captured, launch, results.is_fault, value)
         panel = self._fold_launch(captured, launch, is_finite > 0, into, limit)
         return Measurement(results, faults, panel, 0, self.chunk, captured.chunk)
@@ -694,7 +694,7 @@ class Calculator:
         captured.take_sums(launch, into, int(is_counted.sum()))
         panels = []
         if self._panel is not None and is_counted.any():
-            differences, seed = captured.kept(launch, "panel"), torch.from_numpy(tests.seed).to(self.device)
+            differences, seed = captured.kept(launch, "panel"), captured.seeds(launch)
             if not is_counted.all():
                 kept = torch.from_numpy(np.flatnonzero(is_counted)).to(self.device)
                 differences, seed = differences[kept], seed[kept]
@@ -714,17 +714,13 @@ class Calculator:
         if not len(rows):
             self._without_faults = self._without_faults or self._no_faults(captured.kept(launch, "disturbed")[:0])
             return self._without_faults
-        self._side_stream.wait_event(launch.done)
-        seed, at = (torch.from_numpy(column).to(self.device) for column in (launch.tests.seed[rows], rows))
+        at = torch.from_numpy(rows).to(self.device)
+        seed = captured.seeds(launch)[at]
         disturbed, outputs, by_layer = (
             captured.kept(launch, name)[at] for name in ("disturbed", "outputs", "by_layer")
         )
         number = torch.from_numpy(value[rows].astype(np.float32)).to(self.device)
         return self._describe_faults(rows % captured.chunk, self.inputs[seed], disturbed, outputs, number, by_layer)
-
-    @cached_property
-    def _side_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
 
     def _start(
         self, captured: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None

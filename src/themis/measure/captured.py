@@ -8,7 +8,8 @@ gradient ascents run beside the many others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,12 @@ WARM_UP = 1
 """Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
 TIMED = 3
 """Runs from which the duration of a chunk is taken."""
+MANY_TESTS, FEW_TESTS, FOREGROUND = 0, -1, -2
+"""Priorities of streams: the kernels of gradient ascents, which have few tests, and those that the host waits for are
+small, and would otherwise wait for the large ones of the tests in flight."""
 LAG = 4
 """Layers that the model may be ahead of the fold, which runs beside it."""
-MOST_CHUNKS, KEPT_BYTES = 16, 1 << 29
+MOST_CHUNKS, KEPT_BYTES = 64, 1 << 29
 """Maximum number of chunks of a launch, and of bytes of the inputs and outputs that are kept of them."""
 
 Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Motion | None]]
@@ -42,6 +46,22 @@ Forward = Callable[[Tensor, Callable[[Layer, Tensor], None]], Tensor]
 """Runs the model on inputs and shows each layer's activations."""
 Compare = Callable[[Tensor, Tensor, Motion | None], Verdict]
 """Maps seeds, outputs and the motion of the inputs to a verdict."""
+
+
+@contextmanager
+def foreground(device: torch.device) -> Iterator[None]:
+    """What is computed within, outside of captured chunks, need not wait for the chunks in flight."""
+    if device.type != "cuda":
+        yield
+        return
+    outside = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device, priority=FOREGROUND)  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outside.wait_stream(stream)
 
 
 class CaptureError(Exception):
@@ -126,7 +146,7 @@ class CapturedChunk:
         self._half = 0
         self._overwritten: set[str] = set()
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
-        priority = 0 if ascends is None else -1  # small kernels go first
+        priority = MANY_TESTS if ascends is None else FEW_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
         self._capture()
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
@@ -270,6 +290,10 @@ class CapturedChunk:
         """Waits for a launch. Returns is_fault, outcome, margin, value, is_finite and the gradient in theta, if any."""
         launch.done.synchronize()
         return self._of(launch, self._on_host).numpy().copy()
+
+    def seeds(self, launch: Launch) -> Tensor:
+        """The seeds of a launch's tests, on the GPU; a view."""
+        return self._of(launch, self._given[0])
 
     def kept(self, launch: Launch, name: str) -> Tensor:
         """What a launch has of each test: its "disturbed" input, "outputs", "by_layer" or "panel"; a view."""

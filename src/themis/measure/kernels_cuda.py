@@ -19,7 +19,7 @@ try:
 except Exception:  # not installed, or not usable on this machine
     triton = None
 
-NEURONS, TESTS = 256, 8
+NEURONS, TESTS = 512, 4
 """Neurons of a program of `_fold`, and tests that it loads at a time."""
 PROGRAMS = 1024
 """Programs that occupy the GPU: layers with fewer blocks of neurons divide their tests among several programs."""
@@ -27,8 +27,8 @@ BLOCKS, FINISHED_TESTS = 64, 32
 """Blocks of neurons that `_finish_tests` loads at a time, and tests of a program of it."""
 
 if triton is not None:
-
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    # Compiled for all sizes at once, but for whether rows are aligned.
+    @triton.jit(do_not_specialize=["chunk", "tests_per_program", "n_blocks", "n_positions", "width"])  # type: ignore[untyped-decorator, unused-ignore]
     def _fold(  # type: ignore[no-untyped-def]
         activations,
         clean,
@@ -56,8 +56,8 @@ if triton is not None:
             neuron = block * neurons + tl.arange(0, neurons)
             is_neuron = neuron < n
             shifts = tl.load(shift + neuron, mask=is_neuron, other=0.0)
-            total = tl.zeros([neurons], dtype=tl.float32)
-            squares = tl.zeros([neurons], dtype=tl.float32)
+            total = tl.zeros([tests, neurons], dtype=tl.float32)
+            squares = tl.zeros([tests, neurons], dtype=tl.float32)
             for start in range(first, last, tests):
                 test = start + tl.arange(0, tests)
                 is_test = test < last
@@ -70,11 +70,11 @@ if triton is not None:
                 sensitivity = tl.abs(value - known)
                 tl.store(by_test + block.to(tl.int64) * chunk + test, tl.sum(sensitivity, 1), mask=is_test)
                 deviation = tl.where(is_value, sensitivity - shifts[None, :], 0.0)
-                total += tl.sum(deviation, 0)
-                squares += tl.sum(deviation * deviation, 0)
+                total += deviation
+                squares += deviation * deviation
             at = part.to(tl.int64) * n + neuron
-            tl.store(sums + at, total, mask=is_neuron)
-            tl.store(sums + n_parts.to(tl.int64) * n + at, squares, mask=is_neuron)
+            tl.store(sums + at, tl.sum(total, 0), mask=is_neuron)
+            tl.store(sums + n_parts.to(tl.int64) * n + at, tl.sum(squares, 0), mask=is_neuron)
         else:  # the panel
             k = (block - n_blocks) * neurons + tl.arange(0, neurons)
             is_watched = k < n_positions

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from themis.errors import ModelError, UsageError, nearest
+from themis.target.kernels_cuda import channel_means
 
 OUTPUT = "output"
 """Name of the layer that holds the model's output."""
@@ -342,9 +343,12 @@ def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
         activation = activation.float()
     if layer.channel_axis is None:
         return activation.reshape(n_inputs, -1)
-    spatial = [1 + k for k in range(len(layer.shape)) if k != layer.channel_axis]
     activation = activation.reshape(n_inputs, *layer.shape)
-    return activation.mean(spatial) if spatial else activation
+    if len(layer.shape) == 1:
+        return activation
+    if layer.channel_axis == 0:
+        return channel_means(activation)
+    return activation.mean([1 + k for k in range(len(layer.shape)) if k != layer.channel_axis])
 
 
 def first_tensor(result: Any) -> Tensor | None:
