@@ -1,26 +1,35 @@
 """The measured part of docs/evaluation.md, made from benchmarks/results/evaluation.json.
 
     python benchmarks/evaluation.py [FOLDER] [--truth FOLDER]
+    python benchmarks/evaluation.py --sample DATA
 
 FOLDER is that of a finished `themis evaluate`; its results and figures replace the stored ones first. Known faults come
-from an evaluation of their own, with benchmarks/truth.yaml: --truth replaces those.
+from an evaluation of their own, with benchmarks/truth.yaml: --truth replaces those. --sample writes the folder
+evaluation_data, which both plans read: samples of the data in DATA, a folder with the layout of THEMIS_DATA, and the
+weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
+import struct
 from pathlib import Path
 
+import torch
+
+from themis.data import Seeds
 from themis.experiments.evaluation.page import evaluation_tables, opening
 from themis.experiments.evaluation.summary import Evaluation
 from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS
+from themis.zoo.splits import read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/evaluation.md", ROOT / "docs/images"
 COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --out runs/evaluation"
-TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data ~/data --out runs/truth"
+TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
 MARK = "<!-- What follows is written by benchmarks/evaluation.py. -->"
 FIGURES = {
     "correlations": "Correlations of error rate and distinct faults by technique, at equal passes",
@@ -45,6 +54,52 @@ def store_truth(folder: Path) -> None:
     RESULTS.write_text(json.dumps({**stored, **truth}) + "\n")
 
 
+SAMPLES = (
+    ("cifar10", read_cifar10, "test", 1800),
+    ("cifar10", read_cifar10, "train", 1500),
+    ("mnist", read_mnist, "train", 4000),
+    ("udacity_driving", read_udacity, "test", 500),
+    ("udacity_driving", read_udacity, "train", 300),
+)
+"""Folder, reader and split of what is sampled, and the inputs to keep."""
+WHOLE = (
+    "mnist/t10k-*",
+    *(f"{folder}/weights/*" for folder in ("cifar10", "mnist", "udacity_driving", "pdf_contagio", "drebin215")),
+    "pdf_contagio/*.npz",
+    "drebin215/*.npz",
+)
+"""Files that are copied."""
+
+
+def sample_data(data: Path, out: Path) -> None:
+    """Write evenly spaced samples of the large data sets, and copies of the small ones and of all weights."""
+    for pattern in WHOLE:
+        for file in data.glob(pattern):
+            copy = out / file.relative_to(data)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    for folder, read, split, n in SAMPLES:
+        seeds = read(data / folder, split)
+        rows = torch.arange(n) * len(seeds) // n
+        write_idx(seeds[rows], out / folder, f"sample-{split}")
+
+
+def write_idx(seeds: Seeds, folder: Path, name: str) -> None:
+    """Pictures in 0..1 as bytes, and labels as bytes, or as 64-bit floats if they are angles, as MNIST has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs = (seeds.take(torch.arange(len(seeds))) * 255).round().to(torch.uint8).numpy()
+    assert seeds.labels is not None  # the data sets have them
+    labels = seeds.labels.double().numpy()
+    is_whole = (labels == labels.round()).all()
+    code, kind = (0x08, "u1") if is_whole else (0x0E, ">f8")
+    for file, values, type_code in (
+        (f"{name}-images-idx4-ubyte.gz", inputs, 0x08),
+        (f"{name}-labels-idx1-ubyte.gz", labels.astype(kind), code),
+    ):
+        head = struct.pack(f">4B{values.ndim}I", 0, 0, type_code, values.ndim, *values.shape)
+        (folder / file).write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
+
+
 def measured(evaluation: Evaluation) -> str:
     """Everything below the mark."""
     parts = ["## Results", f"```sh\n{evaluation.content['command']}\n```", *opening(evaluation)]
@@ -59,7 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--truth", type=Path)
+    parser.add_argument("--sample", type=Path, metavar="DATA")
     arguments = parser.parse_args()
+    if arguments.sample is not None:
+        sample_data(arguments.sample, Path("evaluation_data"))
+        return
     if arguments.folder is not None:
         store(arguments.folder)
     if arguments.truth is not None:

