@@ -63,3 +63,17 @@ def test_commands_name_what_is_missing(words, code, message, without_ray, capsys
     case = ["--model", "no_such_module:net", "--data", "digits", "--perturb", "gaussian"]
     assert main([*words, *case]) == code
     assert message in capsys.readouterr().err
+
+
+def test_an_evaluation_names_what_is_missing(without_ray, capsys):
+    assert main(["evaluate", "--smoke", "--executor", "ray"]) == RUN_FAILED
+    assert "pip install 'themis-dl[ray]'" in capsys.readouterr().err
+
+
+def test_results_that_depend_on_the_threads_fix_their_number():
+    pytest.importorskip("ray")
+    assert choose_executor("ray", 1) == RayExecutor(cpus_per_worker=1)
+    with pytest.raises(
+        UsageError, match="cpus_per_worker must be 1, the threads that these results are computed with, got 2"
+    ):
+        choose_executor(RayExecutor(cpus_per_worker=2), 1)

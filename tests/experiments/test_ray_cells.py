@@ -72,6 +72,13 @@ def test_cells_that_fail_or_end_their_worker_cost_no_other_cell(tmp_path):
     folder.close()
 
 
+@pytest.mark.parametrize(("lookahead", "order"), [(1, [3, 2, 5, 4]), (None, [3, 5, 2, 4])])
+def test_workers_keep_to_the_order_of_cells_as_far_as_they_may_not_look_ahead(tmp_path, lookahead, order):
+    cells = [NumberCell(number) for number in (3, 2, 5, 4)]  # a group of odd numbers, and one of even numbers
+    executor = RayCellExecutor(RayExecutor(workers=1), lookahead=lookahead)
+    assert [cell.number for cell, _ in executor.map(Squares(str(tmp_path)), cells)] == order
+
+
 def test_workers_that_cannot_prepare_are_explained(tmp_path):
     def unprepared():
         raise OSError("no such model")

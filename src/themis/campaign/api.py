@@ -158,9 +158,8 @@ def resume(
             rivals = rebuilt.origin.read_rivals()
         chosen = _with_rivals(chosen, rivals)
         n_threads = run.record["environment"]["threads"]
-        workers = choose_executor(executor)
+        workers = choose_executor(executor, n_threads)
         if workers is not None:
-            workers = replace(workers, cpus_per_worker=n_threads)
             check_workers(workers, rebuilt.target, chosen, settings)
         with threads(n_threads):
             environment = _check_environment(rebuilt, run)

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE, INTERRUPTED, RUN_FAILED
+from themis.cli.executor import add_executor, read_executor
 from themis.cli.options import Parser, add_option, as_yaml
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.errors import UsageError
@@ -30,6 +31,7 @@ EXAMPLES = """
 themis evaluate --smoke
 themis evaluate --data ~/data --models lenet5-mnist --perturbations gaussian --out runs/evaluation
 themis evaluate --print-plan > plan.yaml && themis evaluate plan.yaml --data ~/data --out runs/evaluation --workers 8
+themis evaluate plan.yaml --data ~/data --out runs/evaluation --executor ray --address auto --workers 64
 """
 
 
@@ -44,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     plan.add_argument("--print-plan", action="store_true", help="print the plan as YAML to edit, and exit")
     text = "run nothing, and write the page from the cells that are finished"
     plan.add_argument("--summarise", action="store_true", help=text)
+    add_executor(parser, workers=None)
     output = parser.add_argument_group("output")
     add_option(output, "workers", int, 1, "processes that run cells; never changes the result")
     text = "folder for the results, new or of an evaluation; auto is runs/evaluate-DATE-TIME"
@@ -60,6 +63,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         return DONE
     if arguments.summarise and arguments.out == AUTO:
         raise UsageError("--summarise needs the folder of an evaluation: pass it as --out")
+    executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("evaluate-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.evaluation.api import evaluate
     from themis.experiments.evaluation.page import evaluation_tables, opening
@@ -71,7 +75,12 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
         try:
             result = evaluate(
-                plan, out=out, workers=arguments.workers, runs_cells=not arguments.summarise, listener=progress
+                plan,
+                out=out,
+                workers=arguments.workers,
+                runs_cells=not arguments.summarise,
+                listener=progress,
+                executor=executor,
             )
         except KeyboardInterrupt:
             stack.close()

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -70,9 +70,10 @@ class RayExecutor:
             )
 
 
-def choose_executor(executor: RayExecutor | str | None) -> RayExecutor | None:
+def choose_executor(executor: RayExecutor | str | None, threads: int | None = None) -> RayExecutor | None:
     """The executor that was asked for; None is the local one, which runs everything in this process.
 
+    threads: those that each worker must have so that the results are the same; by default the executor decides.
     Raises MissingExtraError if Ray is needed but not installed.
     """
     if executor is None or executor == "local":
@@ -80,7 +81,15 @@ def choose_executor(executor: RayExecutor | str | None) -> RayExecutor | None:
     if not isinstance(executor, RayExecutor) and executor != "ray":
         raise UsageError(f"executor must be local, ray or a RayExecutor, got {executor!r}")
     import_ray()
-    return RayExecutor() if isinstance(executor, str) else executor
+    chosen = RayExecutor() if isinstance(executor, str) else executor
+    if threads is None:
+        return chosen
+    if chosen.cpus_per_worker not in (None, threads):
+        raise UsageError(
+            f"cpus_per_worker must be {threads}, the threads that these results are computed with, got "
+            f"{chosen.cpus_per_worker}: leave it out"
+        )
+    return replace(chosen, cpus_per_worker=threads)
 
 
 @contextmanager

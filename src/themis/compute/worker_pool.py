@@ -27,6 +27,8 @@ AHEAD = 4
 IDLE_CALLS = 3
 """Calls with which a worker bridges the time until the driver calls it next."""
 _POLL_SECONDS = 5.0
+DATA_FOLDER = "THEMIS_DATA"
+"""The environment variable with the folder of data sets."""
 PLACE, IDLE = "place", "idle"
 """Calls of the pool itself: the first of a worker, which is answered once the cluster has placed it, and what it does
 when it is idle."""
@@ -211,7 +213,8 @@ class RayPool:
 
     def _start(self) -> _Actor:
         """A new worker, which executes its calls once it is placed and has created its object."""
-        handle = self._host.remote([os.path.abspath(entry) for entry in sys.path], self._executor.threads)
+        paths = [os.path.abspath(entry) for entry in sys.path]
+        handle = self._host.remote(os.getcwd(), paths, os.environ.get(DATA_FOLDER), self._executor.threads)
         actor = _Actor(handle)
         actor.calls += [_Call(None, PLACE, handle.place.remote()), _Call(None, "make", handle.make.remote(self._make))]
         for method, values in self._broadcasts:
@@ -355,10 +358,17 @@ class RayPool:
 class WorkerHost:
     """The process of a worker: creates the object that calls go to, and passes them on."""
 
-    def __init__(self, paths: list[str], threads: int) -> None:
-        """paths: where the driver looks up modules; those that exist here are searched last."""
+    def __init__(self, folder: str, paths: list[str], data_folder: str | None, threads: int) -> None:
+        """Take over the driver's working folder, its paths of modules, and its data folder, if this machine has them.
+
+        The paths are searched last.
+        """
         import torch
 
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        if data_folder is not None and os.path.isdir(data_folder):
+            os.environ[DATA_FOLDER] = data_folder
         sys.path += [path for path in paths if path not in sys.path and os.path.exists(path)]
         warnings.simplefilter("ignore")  # the driver has already shown them
         torch.set_num_threads(threads)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from themis.compute.cluster import RayExecutor, connected
@@ -127,9 +128,14 @@ class RayCellExecutor:
     A worker that dies is replaced, and its cell is run again; a cell that ends three workers fails.
     """
 
-    def __init__(self, executor: RayExecutor, on_start: Callable[[int], None] | None = None) -> None:
-        """on_start: called with the number of workers that are started."""
-        self.executor, self.on_start = executor, on_start
+    def __init__(
+        self,
+        executor: RayExecutor,
+        on_start: Callable[[int], None] | None = None,
+        lookahead: int | None = None,
+    ) -> None:
+        """on_start and lookahead: as for `ProcessExecutor`."""
+        self.executor, self.on_start, self.lookahead = executor, on_start, lookahead
 
     def map(
         self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
@@ -140,7 +146,9 @@ class RayCellExecutor:
         with connected(executor) as ray, closing(RayPool(ray, executor, partial(CellHost, prepare))) as pool:
             if self.on_start is not None:
                 self.on_start(executor.workers)
-            calls = {pool.submit(str(cell), "run", cell, group=cell.group): cell for cell in cells}
+            submitted = ((pool.submit(str(cell), "run", cell, group=cell.group), cell) for cell in cells)
+            most = None if self.lookahead is None else executor.workers + self.lookahead
+            calls = dict(islice(submitted, most))
             while calls:
                 number = pool.next_done(calls)
                 cell = calls.pop(number)
@@ -148,7 +156,20 @@ class RayCellExecutor:
                     result = pool.result(number)
                 except ThemisError as error:
                     result = Failure(str(error))
+                calls.update(islice(submitted, 1))
                 yield cell, result
+
+
+def choose_cell_executor(
+    workers: int | RayExecutor,
+    threads: int = 1,
+    on_start: Callable[[int], None] | None = None,
+    lookahead: int | None = None,
+) -> Executor:
+    """Where cells run: in this process, in several, or in workers on Ray. Arguments as for `ProcessExecutor`."""
+    if isinstance(workers, RayExecutor):
+        return RayCellExecutor(workers, on_start, lookahead)
+    return ProcessExecutor(workers, threads, on_start, lookahead) if workers > 1 else SerialExecutor()
 
 
 class CellHost:

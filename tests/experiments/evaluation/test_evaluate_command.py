@@ -125,7 +125,13 @@ def timeless(value):
 
 
 @pytest.mark.slow
-def test_processes_give_the_same_results(folder, tmp_path):
-    assert main(["evaluate", "--smoke", "--out", str(tmp_path / "out"), "--quiet", "--workers", "2"]) == 0
+@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_workers_give_the_same_results(folder, executor, tmp_path):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    words = ["--out", str(tmp_path / "out"), "--quiet", "--workers", "2", "--executor", executor]
+    assert main(["evaluate", "--smoke", *words]) == 0
+    assert main(["evaluate", "--smoke", "--out", str(folder), "--quiet", "--summarise"]) == 0  # the whole, not a part
     first, second = (json.loads((path / "evaluation.json").read_text()) for path in (folder, tmp_path / "out"))
     assert timeless(first) == timeless(second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from themis.experiments.comparison.plan import FREE, GRID, CampaignCell, Compari
 from themis.experiments.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
 from themis.experiments.comparison.summary import Comparison, Record, summarise
 from themis.experiments.comparison.table import markdown
-from themis.experiments.executors import Executor, ProcessExecutor, RayCellExecutor, SerialExecutor
+from themis.experiments.executors import choose_cell_executor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
 from themis.experiments.techniques import DIFFERENTIAL
 from themis.perturb import Perturbation, choose_perturbation
@@ -97,7 +97,7 @@ def compare(
     plan, listener = ComparisonPlan.of(**options), listener or Listener()
     if workers is not None and (isinstance(workers, bool) or workers < 1):
         raise UsageError(f"workers must be at least 1, or None, got {workers!r}")
-    on_ray = choose_executor(executor)
+    on_ray = choose_executor(executor, plan.threads)
     if origin is None and workers != 1 and on_ray is None:
         raise UsageError(
             f"workers must be 1 for a model in memory, got {workers}: name the model and the data in origin=..."
@@ -131,8 +131,6 @@ def compare(
         for grid in grids:
             if grid.note:
                 listener.on_note(f"{grid.name}: {grid.note}")
-        if on_ray is not None:
-            on_ray = replace(on_ray, cpus_per_worker=plan.threads)
         records = setup.run(plan.cells(grids), folder, on_ray or _n_workers(workers, target), listener)
         errors, box_errors = (
             {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured[key].items()}
@@ -240,25 +238,18 @@ class ComparisonSetup:
         self, cells: list[CampaignCell], folder: ExperimentFolder, workers: int | RayExecutor, listener: Listener
     ) -> dict[CampaignCell, Record]:
         """The result of every campaign, in order. workers: the number of processes, or those on Ray."""
-        executor: Executor = SerialExecutor()
-        prepare: Callable[[], Callable[[CampaignCell], Record]] = self._runner
-
-        def note(n: int) -> None:
-            listener.on_note(f"starting {n} workers")
-
         if isinstance(workers, RayExecutor):
             workers.check_device(self.target.device.type)
-            prepare = self._runner if self.origin is None else self._rebuild()
-            executor = RayCellExecutor(workers, note)
-        elif workers > 1:
-            prepare, executor = self._rebuild(), ProcessExecutor(workers, self.plan.threads, note)
+        is_sent = isinstance(workers, RayExecutor) and self.origin is None
         return run_cells(
             cells,
-            prepare,
+            self._runner if workers == 1 or is_sent else self._rebuild(),
             results=JsonResults(folder, form=CAMPAIGN),
             describe=lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
             failed=failed_campaign,
-            executor=executor,
+            executor=choose_cell_executor(
+                workers, self.plan.threads, lambda n: listener.on_note(f"starting {n} workers")
+            ),
             listener=listener,
             noun="campaign",
         )

@@ -22,7 +22,7 @@ from themis.experiments.contest.cells import (
 )
 from themis.experiments.contest.plan import FREE, ContestCell, ContestPlan
 from themis.experiments.contest.standings import TABLE, Contested, draw, markdown, summarise
-from themis.experiments.executors import Executor, ProcessExecutor, RayCellExecutor, SerialExecutor
+from themis.experiments.executors import choose_cell_executor
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.source import Source, open_source
 from themis.experiments.runner import PLAN, ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
@@ -60,7 +60,7 @@ def contest_run(
     processes; more than one need a run folder that can make its model and data again. executor: `RayExecutor` runs the
     trainings in its workers instead. The other arguments are those of `retrain`.
     """
-    on_ray = choose_executor(executor)
+    on_ray = choose_executor(executor, 1)
     of_recipe = {field.name for field in fields(Recipe)}
     recipe = Recipe.of(**{"fresh": FRESH, **{name: value for name, value in options.items() if name in of_recipe}})
     of_plan = {name: value for name, value in options.items() if name not in of_recipe or name == "random_seed"}
@@ -110,13 +110,14 @@ def run_contest(
     """
     plan = plan or ContestPlan()
     recipe = replace(recipe or Recipe(fresh=FRESH), patience=None)
-    on_ray = workers if isinstance(workers, RayExecutor) else None
     if isinstance(workers, int) and (workers < 1 or (workers > 1 and make is None)):
         raise UsageError(f"workers must be 1 without make=..., which makes the case in other processes, got {workers}")
     if case is None:
         if make is None:
             raise UsageError("a contest needs case=..., or make=..., which makes it")
         case = make()
+    if isinstance(workers, RayExecutor):
+        workers.check_device(case.target.device.type)
     digest = case.digest(plan, recipe)
     cells = f"{CELLS}/{digest}"
     environment = describe_environment(case.target.device)
@@ -137,21 +138,16 @@ def run_contest(
         plan = contest.plan = replace(plan, inputs=contest.inputs() if stored is None else stored["inputs"])
         folder.write(f"{cells}/{INPUTS}", {"inputs": plan.inputs})
         before = contest.before()
-        executor: Executor = SerialExecutor()
         prepare: Callable[[], Callable[[ContestCell], Record]] = lambda: contest.run  # noqa: E731
-        if on_ray is not None:
-            on_ray.check_device(case.target.device.type)
-            executor = RayCellExecutor(on_ray)
+        if workers != 1:
             prepare = RebuildContest(make or partial(_given, case), plan, recipe)
-        elif isinstance(workers, int) and workers > 1 and make is not None:
-            executor, prepare = ProcessExecutor(workers), RebuildContest(make, plan, recipe)
         records = run_cells(
             plan.cells(),
             prepare,
             results=JsonResults(folder, cells, contest_form(len(case.parts.judge))),
             describe=lambda cell, record: f"{cell}: disturbed score {record['reading']['disturbed']:.3f}",
             failed=failed_cell,
-            executor=executor,
+            executor=choose_cell_executor(workers),
             listener=listener,
             noun="training",
         )

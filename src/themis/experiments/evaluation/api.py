@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
 from themis.experiments.comparison.plan import GRID, PAPER
 from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
@@ -33,7 +34,7 @@ from themis.experiments.evaluation.plan import (
 )
 from themis.experiments.evaluation.summary import Evaluation, conclude_evaluation
 from themis.experiments.evaluation.truth import can_be_mapped
-from themis.experiments.executors import Executor, ProcessExecutor, SerialExecutor
+from themis.experiments.executors import choose_cell_executor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
@@ -52,15 +53,21 @@ def evaluate(
     workers: int = 1,
     runs_cells: bool = True,
     listener: Listener | None = None,
+    executor: RayExecutor | str | None = None,
 ) -> Evaluation:
     """Run every cell of a plan that is not finished, and write tables, figures and a page to the folder `out`.
 
     The same call resumes an interrupted evaluation. Another plan can use the same folder: it reuses every finished cell
     that its options do not change. workers: number of processes. Without `runs_cells`, only finished cells count.
+    executor: `RayExecutor` runs cells in its workers instead, which load models and data from where they see them.
     """
     listener = listener or Listener()
     if isinstance(workers, bool) or workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers!r}")
+    on_ray = choose_executor(executor, 1)
+    devices = [plan.pair(*pair).device or plan.origin(pair[0]).device for pair in plan.pairs()]
+    if on_ray is not None and any(device is not None and device.startswith("cuda") for device in devices):
+        on_ray.check_device("cuda")
     missing = {model.name: reason for model in plan.models if (reason := why_missing(model)) is not None}
     for name, reason in missing.items():
         listener.on_note(f"{name} is left out: {reason}")
@@ -68,7 +75,7 @@ def evaluate(
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
-        run = _Stages(plan, folder, workers, listener, runs_cells).run
+        run = _Stages(plan, folder, on_ray or workers, listener, runs_cells).run
         rates = run([plan.cell(RATES, *pair) for pair in plan.pairs() if pair[0] not in missing], "error rate")
         records = run(list_cells(plan, rates), "campaign")
         result = conclude_evaluation(plan, {**rates, **records}, missing, environment)
@@ -80,10 +87,15 @@ def evaluate(
 
 
 class _Stages:
-    """Runs cells of one evaluation, in this process or in several."""
+    """Runs cells of one evaluation, in this process, in several, or in workers on Ray."""
 
     def __init__(
-        self, plan: EvaluationPlan, folder: ExperimentFolder, workers: int, listener: Listener, runs_cells: bool
+        self,
+        plan: EvaluationPlan,
+        folder: ExperimentFolder,
+        workers: int | RayExecutor,
+        listener: Listener,
+        runs_cells: bool,
     ) -> None:
         self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
         self.results = JsonResults(folder)
@@ -93,18 +105,14 @@ class _Stages:
         """The records of cells; those that are not finished are run first, or left out."""
         if not self.runs_cells:
             return {cell: record for cell in cells if (record := self.results.load(cell)) is not None}
-        executor: Executor = SerialExecutor()
         prepare: Callable[[], Callable[[EvaluationCell], Record]] = lambda: self.worker.run  # noqa: E731
-        if self.workers > 1:
-            executor = ProcessExecutor(self.workers, lookahead=LOOKAHEAD)
-            prepare = RebuildWorker(self.plan)
         return run_cells(
             cells,
-            prepare,
+            prepare if self.workers == 1 else RebuildWorker(self.plan),
             results=self.results,
             describe=describe_cell,
             failed=failed_evaluation,
-            executor=executor,
+            executor=choose_cell_executor(self.workers, lookahead=LOOKAHEAD),
             listener=self.listener,
             noun=noun,
         )
