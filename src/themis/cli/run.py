@@ -76,6 +76,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.campaign.api import run
 
     target, data = origin.target(), origin.read()
+    gates.check_target(target, settings.preset)
     train = None if settings.criterion is None and origin.train is None else origin.read_train()
     out = str(new_folder()) if arguments.out == AUTO else arguments.out
     with point_to_results(out, has_report=not arguments.no_report):

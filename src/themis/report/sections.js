@@ -118,6 +118,7 @@ function drawCoverage(view) {
     table: { heads: ['round', 'tests', 'distinct faults'], rows: rounds.map((r) => [r.number, whole(r.tests), whole(r.distinct_faults)]) },
   });
   if (!view.covers_neurons) {
+    document.querySelector('nav a[href="#coverage"]').textContent = 'Rounds';
     return show('coverage', 'Faults by round', el('div', { class: 'charts' }, found()),
       note('The model has no hidden layers, so there are no neurons to cover.'));
   }

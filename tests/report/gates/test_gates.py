@@ -131,6 +131,14 @@ def test_every_metric_of_this_run_has_a_result(run, name):
     assert METRICS[name].about in result.text
 
 
+def test_a_gate_on_the_coverage_of_a_black_box_is_refused_before_it_is_tested():
+    box = themis.BlackBox(lambda inputs: inputs, bounds=(0, 1))
+    with pytest.raises(UsageError, match="coverage_all needs neurons: the model has no hidden layers"):
+        Gates.of("coverage_all=0.5").check_target(box, None)
+    Gates.of("coverage_all=0.5").check_target(themis.Target(net()), None)
+    Gates.of("recall=0.5", max_fault_rate=0.5).check_target(box, None)
+
+
 def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match="clean_iou needs a figure that the run does not have: the task is not a segm"):
         check_gates(run, Gates.of("clean_iou=0.5"))

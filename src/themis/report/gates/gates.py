@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.report.gates.junit import write_junit
-from themis.report.gates.limits import METRICS, Gates, open_baseline
+from themis.report.gates.limits import METRICS, NOTHING_TO_COVER, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
 from themis.runs.display.text import about
 from themis.runs.run import counted, record_covers_neurons
@@ -191,7 +191,7 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
     if value is None or not math.isfinite(value):
         missing = metric.missing
         if name.startswith("coverage") and summary.get("coverage") is None:
-            missing = "the model has no hidden layers, so there are no neurons to cover: remove this gate"
+            missing = NOTHING_TO_COVER
         raise UsageError(f"the gate on {name} needs a figure that the run does not have: {missing}")
     is_share = name != "criterion" or bool(summary["criterion"].get("is_share", True))
     shown, limit = _distinguishable(value, least, is_share)

@@ -50,6 +50,7 @@ def _recall(summary: dict[str, Any]) -> float | None:
     return None if risk is None else float(risk["high"] <= MAX_RISK)
 
 
+NOTHING_TO_COVER = "the model has no hidden layers, so there are no neurons to cover: remove this gate"
 _MORE = "raise the budget with --max-tests or --max-seconds, or lower the limit"
 _BETTER = "train the model better, or lower the limit"
 METRICS = {
@@ -155,6 +156,16 @@ class Gates:
                     f"the baseline must have the same perturbation as the campaign, but {self.baseline} has another: "
                     "choose a run with the same perturbation"
                 )
+
+    def check_target(self, target: object, preset: str | None) -> None:
+        """Refuse gates on coverage for a model whose layers cannot be seen, before a campaign runs."""
+        from themis.target.blackbox import BlackBox
+
+        if not isinstance(target, BlackBox) or preset == "paper":
+            return
+        for name, _ in self.fail_under:
+            if name.startswith("coverage"):
+                raise UsageError(f"the gate on {name} needs neurons: {NOTHING_TO_COVER}")
 
 
 def open_baseline(path: str | Path) -> Reader:

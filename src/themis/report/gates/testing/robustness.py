@@ -101,6 +101,7 @@ class RobustnessTest:
         gates = Gates.of(**{name: options.pop(name) for name in GATES if name in options})
         settings = Settings.of(**{name: value for name, value in options.items() if name not in ARGUMENTS})
         gates.check_ahead(settings.uniform_share)
+        gates.check_target(target, settings.preset)
         is_earlier = self._replay is not None and self._is_earlier(self._replay)
         if self._replay is not None and not is_earlier:
             replay_fault(self._replay, target, data, perturbation)
