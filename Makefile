@@ -66,7 +66,7 @@ docs: $(TOOLS)  ## build the documentation into site/ and check its links
 dist: $(TOOLS)  ## build the source distribution and a wheel into dist/
 	$(BIN)/python -m build
 
-bench: $(RIVALS)  ## run the benchmarks and print their tables
+bench: $(RIVALS)  ## run every benchmark briefly and print its tables (about ten minutes)
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove the virtual environment, caches and everything that was built

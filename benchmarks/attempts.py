@@ -1,12 +1,13 @@
 """Every kind of model and data that people bring, tried as a new user would: the command, its time, what it prints.
 
-    python benchmarks/attempts.py [--only WORD] [--json FILE] [--table FILE]
+    python benchmarks/attempts.py [--no-quick] [--only WORD] [--json FILE] [--table FILE]
 
 Each attempt starts in an empty folder with `mine.py`, a file of models and data (`benchmarks/attempting/mine.py`). What
 a command needs is written first; then the command runs in a process of its own, and its whole time counts: imports,
 checks, the campaign, the report. An attempt that must be refused ends with a line that says why. `--table` writes the
 results of this call into a Markdown file such as docs/support.md. Packages come from the extras `test` and
-`integrations`; an attempt whose package is missing, or fails when it is imported, is listed as such.
+`integrations`; an attempt whose package is missing, or fails when it is imported, is listed as such. `--quick` is the
+default: one attempt of each kind.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from searching.arguments import add_quick, complete
 from searching.files import write_results
 
 MINE = Path(__file__).parent / "attempting" / "mine.py"
@@ -102,6 +104,10 @@ ATTEMPTS = (
     Attempt("text, sentences", f"--model mine:net_of_text --data mine:sentences {GAUSSIAN}", is_refused=True),
     Attempt("text, token ids", f"--model mine:net_of_text --data mine:token_ids {GAUSSIAN}", is_refused=True),
     Attempt("text, a CSV file", f"--model mine:net_of_text --data csv:reviews.csv {GAUSSIAN}", "write_text", "", True),
+)
+QUICK = (
+    *("PyTorch module", "ONNX", "TorchScript", "scikit-learn forest", "CSV table", "function of arrays"),
+    *("several inputs", "segmentation", "signals", "more outputs than labels", "text, sentences"),
 )
 
 
@@ -182,13 +188,18 @@ def _merged(path: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="WORD", help="attempts whose name contains this")
+    parser.add_argument("--only", metavar="WORD", help="attempts whose name contains this")
     parser.add_argument("--json", metavar="FILE", help="results; with --only, those of other attempts are kept")
     parser.add_argument("--table", metavar="FILE", help=f"Markdown file with the lines {TABLE_START} and {TABLE_END}")
+    add_quick(parser)
     arguments = parser.parse_args()
+    if arguments.only is None:
+        arguments = complete(arguments, {"only": QUICK}, {"only": [row.name for row in ATTEMPTS]})
+    else:
+        arguments.only = [row.name for row in ATTEMPTS if arguments.only in row.name]
     results = []
     for row in ATTEMPTS:
-        if arguments.only not in row.name:
+        if row.name not in arguments.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
             result = attempt(row, Path(folder))

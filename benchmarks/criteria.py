@@ -1,13 +1,14 @@
 """The cost of criteria: tests per second of each on ResNet-56, compared with the bare forward pass in the same run.
 
-    THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--batch N] [--captured 0] [--json FILE]
+    THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--no-quick] [--batch N] [--captured 0] \
+        [--json FILE]
 
-A criterion is fitted to 2,000 CIFAR-10 pictures and then measures others under Gaussian noise, one batch at a time:
+Each criterion is fitted to 2,000 CIFAR-10 pictures and then measures others under Gaussian noise, one batch at a time:
 forward pass with traced layers, readings, update. Bare and traced passes alternate, and the ratio is that of their
 medians over the last batches of each. On a GPU the traced passes are replayed from a CUDA graph, as in campaigns;
 `--captured 0` runs them operation by operation, like the bare ones. `held` is the memory of a fitted criterion in MiB:
-fitted values and state.
-`--data` and `--weights` are as in paper.py.
+fitted values and state. On a CPU, `--quick` is the default: four criteria, fitted to 200 pictures. `--data` and
+`--weights` are as in paper.py.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ SURPRISE = ("lsa", "dsa", "mdsa")
 AIMS = {**dict.fromkeys(COVERAGE, 1.3), **dict.fromkeys(SURPRISE, 2.0)}
 WIDE = ("nlc", "mcdc", "cc")
 """Not measured on elements: there are too many pairs of them, and cc would keep every test."""
-TRAINING = 2_000
-BATCHES, FIRST = 12, 4
-"""Batches per criterion, and how many of them are not timed."""
+QUICK: dict[str, Any] = {"only": "nc,kmnc,scc,lsa", "training": 200, "batches": 6}
+FULL: dict[str, Any] = {"only": ",".join((*COVERAGE, *SURPRISE)), "training": 2_000, "batches": 12}
+FIRST = 4
+"""How many batches of each criterion are not timed."""
 
 
 def clock(device: torch.device) -> float:
@@ -102,22 +104,24 @@ class TracedPasses:
         return outputs
 
 
-def measure(target: Target, spec: str, pictures: Seeds, batch: int, *, is_captured: bool) -> dict[str, Any]:
+def measure(
+    target: Target, spec: str, pictures: Seeds, n_training: int, n_batches: int, batch: int, *, is_captured: bool
+) -> dict[str, Any]:
     """Median times of a bare and of a traced pass over a batch, and the final score of the criterion."""
     device = target.device
     start = perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # about classes with few pictures: only speed is measured
-        criterion = fit_to(choose_criterion(spec), target, pictures[torch.arange(TRAINING)])
+        criterion = fit_to(choose_criterion(spec), target, pictures[torch.arange(n_training)])
     fit_seconds = perf_counter() - start
     bare, traced = [], []
     generator = torch.Generator(device).manual_seed(0)
     with target.opened(), torch.no_grad():
-        clean = pictures.inputs[TRAINING : TRAINING + batch].to(device)
+        clean = pictures.inputs[n_training : n_training + batch].to(device)
         run = TracedPasses(target, criterion, clean[0], is_captured=is_captured)
         if "clean" in criterion.needs:
             run.keep_clean(clean)
-        for _ in range(BATCHES):
+        for _ in range(n_batches):
             noise = torch.randn(clean.shape, generator=generator, device=device)
             tests = (clean + 0.05 * noise).clamp(0, 1)
             times = [clock(device)]
@@ -166,7 +170,7 @@ def show(results: list[dict[str, Any]], title: str) -> Table:
 
 
 def main() -> None:
-    arguments = parse(__doc__.splitlines()[0], batch=0, only="", captured=1)
+    arguments = parse(__doc__.splitlines()[0], QUICK, FULL, batch=0, captured=1)
     device = torch.device(arguments.device)
     batch = arguments.batch or (1024 if device.type == "cuda" else 32)
     is_captured = device.type == "cuda" and View.can_be_captured and bool(arguments.captured)
@@ -174,9 +178,10 @@ def main() -> None:
     target = read_target(arguments.weights, device)
     results = []
     for neurons in ("channel", "element"):
-        for name in arguments.only.split(",") if arguments.only else (*COVERAGE, *SURPRISE):
+        for name in arguments.only.split(","):
             if neurons == "channel" or name not in WIDE:
-                results.append(measure(target, f"{name}(neurons={neurons})", pictures, batch, is_captured=is_captured))
+                spec, sizes = f"{name}(neurons={neurons})", (arguments.training, arguments.batches, batch)
+                results.append(measure(target, spec, pictures, *sizes, is_captured=is_captured))
                 print(f"{results[-1]['criterion']} {neurons}: {results[-1]['ratio']:.2f}", flush=True)
     Console(width=120).print(show(results, f"ResNet-56 on {device}, {batch} tests per pass; * misses its aim"))
     if arguments.json:

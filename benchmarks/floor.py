@@ -1,10 +1,11 @@
 """The overhead of a campaign: its time divided by that of its bare forward passes, with the same model and batches.
 
-    python benchmarks/floor.py [--device cuda] [--models lenet5,resnet56] [--json FILE]
+    python benchmarks/floor.py [--device cuda] [--no-quick] [--models lenet5,resnet56] [--json FILE]
 
 Campaigns and bare passes alternate, and the ratio is that of their medians. On a CPU that other programs use too, the
 ratio of the CPU times says more. The profile comes from another campaign whose parts are timed by wrapping them; it
-shows where the remaining time is spent.
+shows where the remaining time is spent. On a CPU, `--quick` is the default: a tenth of the tests, once, in which the
+clean passes and the start weigh more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from time import perf_counter, process_time
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 import themis
 from themis import Target
@@ -35,6 +37,7 @@ from themis.runs.environment import describe_environment
 from themis.zoo import lenet5, resnet56
 
 AIMS = {"lenet5": 1.35, "resnet56": 1.25}
+QUICK, FULL = {"repeats": 1, "scale": 0.1}, {"repeats": 3, "scale": 1.0}
 MODELS = {
     # builder, input shape, seeds, tests (about ten per seed, as in real campaigns), magnitude
     "lenet5": (lenet5, (1, 28, 28), 2000, 19_200, 0.25),
@@ -159,10 +162,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of tests")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--scale", type=float, help="multiplies the number of tests")
     parser.add_argument("--json", help="write the raw results to this file")
-    arguments = parser.parse_args()
+    add_quick(parser)
+    arguments = complete(parser.parse_args(), QUICK, FULL)
     device, console = torch.device(arguments.device), Console()
     results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
     table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads")

@@ -72,7 +72,7 @@ def check(target: Target, seeds: Seeds, options: dict[str, Any]) -> dict[str, An
 def main() -> None:
     arguments = parse(__doc__.splitlines()[0])
     if not torch.cuda.is_available():
-        print("skipped: needs a GPU")
+        print("skipped: this benchmark needs a GPU")
         sys.exit(0)
     device = torch.device("cuda")
     target = read_target(arguments.weights, device)

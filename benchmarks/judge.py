@@ -1,13 +1,14 @@
 """Phase 2: the time to judge neurons with the paper's method and with the judges of this package, in one run.
 
-    python benchmarks/judge.py [--paper-neurons 5] [--skip-large] [--json FILE]
+    python benchmarks/judge.py [--no-quick] [--paper-neurons 5] [--skip-large] [--json FILE]
     python benchmarks/judge.py --device cuda [--json FILE]      # gibbs alone
     python benchmarks/judge.py --table FILE                     # the table of docs/performance.md, from that file
 
 The paper's method is one PyMC model per neuron: a normal likelihood over all its sensitivities, `pm.sample` with its
 defaults (4 chains of 1,000 draws), and `arviz.summary`. A few neurons are timed after a first one that is not counted
 (compilation), and the time for 1,000 neurons is extrapolated from their median; this needs the extra `bayes`. The
-judges of this package are timed in full.
+judges of this package are timed in full. On a CPU, `--quick` is the default: one neuron by the paper's method, and no
+large model.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 from themis.judge import JUDGES
 from themis.measure.moments import Moments
@@ -39,6 +41,8 @@ HUGE = 4_919_306  # DenseNet-121 at 224 px
 GPU_BEFORE = {LARGE: 4.4, HUGE: 43.0}
 """Seconds on a GPU when torch drew and summed the chains, one operation at a time."""
 GPU_AIM = 2.0
+QUICK: dict[str, Any] = {"paper_neurons": 1, "repeats": 2, "skip_large": True}
+FULL: dict[str, Any] = {"paper_neurons": 5, "repeats": 5, "skip_large": False}
 AIMS = {
     "gibbs over paper": 1_000,
     "exact large seconds": 0.1,
@@ -171,11 +175,10 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--paper-neurons", type=int, default=5, help="neurons timed with the paper's method; 0 skips it"
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--skip-large", action="store_true", help=f"leave out the {LARGE:,} neurons")
+    add_quick(parser)
+    parser.add_argument("--paper-neurons", type=int, help="neurons timed with the paper's method; 0 skips it")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--skip-large", action="store_true", default=None, help=f"leave out the {LARGE:,} neurons")
     parser.add_argument("--json", help="write the raw results to this file")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", type=Path, help="print the table of a JSON file of --device cuda")
@@ -183,6 +186,7 @@ def main() -> None:
     if arguments.table:
         print(table(json.loads(arguments.table.read_text())["gibbs"]))
         return
+    arguments = complete(arguments, QUICK, FULL)
     if arguments.device != "cpu":
         device = torch.device(arguments.device)
         on_device = measure_on(device, arguments.repeats)

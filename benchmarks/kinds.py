@@ -1,10 +1,12 @@
 """The fault rate of a model of the zoo under every picture perturbation, at its default range.
 
-    [THEMIS_DATA=FOLDER] python benchmarks/kinds.py [--zoo NAME] [--device cuda] [--tests 2000] [--json FILE]
+    [THEMIS_DATA=FOLDER] python benchmarks/kinds.py [--no-quick] [--zoo NAME] [--device cuda] [--tests 2000] \
+        [--json FILE]
 
 The default is the zoo's resnet56-cifar10; without a data folder it is the demo's LeNet-5 with its digits, without the
 perturbations that need colours. Tests are drawn uniformly over seeds and theta, so that the rates are those of the
-model and not of a search. SSIM is the median over faults: how similar they still are to their seeds.
+model and not of a search. SSIM is the median over faults: how similar they still are to their seeds. On a CPU,
+`--quick` is the default: the demo's LeNet-5, and 200 tests each.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import torch
 from paper import write_json
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 import themis
 from themis.cli.demo import make_data, make_model
 from themis.perturb import PERTURBATIONS
 from themis.runs.run import percent
+
+QUICK = {"zoo": "", "tests": 200, "seeds": 200}
+FULL = {"zoo": "resnet56-cifar10" if os.environ.get("THEMIS_DATA") else "", "tests": 2000, "seeds": 1000}
 
 
 def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict:
@@ -48,12 +54,13 @@ def measure(name: str, target: themis.Target, data: object, tests: int, seeds: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zoo", default="resnet56-cifar10" if os.environ.get("THEMIS_DATA") else "")
+    add_quick(parser)
+    parser.add_argument("--zoo")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tests", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--tests", type=int)
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--json")
-    arguments = parser.parse_args()
+    arguments = complete(parser.parse_args(), QUICK, FULL)
     device = torch.device(arguments.device)
     if arguments.zoo:
         target, data = themis.zoo.load(arguments.zoo), themis.zoo.data(arguments.zoo)

@@ -1,10 +1,11 @@
 """The paper's experiment: tests until all sampled neurons of ResNet-56 have converged under Gaussian noise of 0.05.
 
-    THEMIS_DATA=FOLDER python benchmarks/paper.py [--device cuda] [--json FILE]
+    THEMIS_DATA=FOLDER python benchmarks/paper.py [--device cuda] [--no-quick] [--json FILE]
 
 The seeds are 2,000 correctly classified pictures of the CIFAR-10 test set. On a machine without Pillow or without the
 data folder, `--data` is a NumPy archive of all test pictures (`inputs`, uint8 `[10000, 3, 32, 32]`, and `labels`),
-and `--weights` is the model's state dict.
+and `--weights` is the model's state dict. On a CPU, `--quick` is the default: 200 seeds and 400 tests, which do
+not reach the goal.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 import themis
 from themis import Normalize, Run, Target
@@ -35,6 +37,8 @@ MAGNITUDE = 0.05
 PROTOTYPE_TESTS = 23_000
 """Tests that a prototype of the method needed; the paper's average over its models is 21,399."""
 TOLERATED = 0.2
+QUICK: dict[str, Any] = {"pictures": 400, "seeds": 200, "max_tests": 400}
+FULL: dict[str, Any] = {"pictures": 10_000, "seeds": N_SEEDS, "max_tests": None}
 
 
 def read_target(weights: Path | None, device: torch.device, neurons: str = "element") -> Target:
@@ -103,8 +107,13 @@ def write_json(path: str, device: torch.device, results: Any) -> None:
         json.dump({"command": command, "environment": describe_environment(device), "results": results}, file, indent=1)
 
 
-def parse(description: str, **defaults: Any) -> argparse.Namespace:
-    """Parse the options that benchmarks on CIFAR-10 share; exits if there is no data."""
+def parse(
+    description: str, quick: dict[str, Any] | None = None, full: dict[str, Any] | None = None, **defaults: Any
+) -> argparse.Namespace:
+    """Parse the options that benchmarks on CIFAR-10 share; exits if there is no data.
+
+    quick, full: options of their own that differ between a quick and a full run, with their values.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, help="NumPy archive of the test set, instead of the data folder")
@@ -112,21 +121,26 @@ def parse(description: str, **defaults: Any) -> argparse.Namespace:
     parser.add_argument("--json", help="write the raw results to this file")
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    for name, value in (quick or {}).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
+    if quick:
+        add_quick(parser)
     arguments = parser.parse_args()
     if not os.environ.get("THEMIS_DATA") and not (arguments.data and arguments.weights):
         print(
             "skipped: this benchmark needs CIFAR-10; set THEMIS_DATA to the data folder, or pass --data and --weights"
         )
         sys.exit(0)
-    return arguments
+    return complete(arguments, quick, full) if quick and full else arguments
 
 
 def main() -> None:
-    arguments = parse(__doc__.splitlines()[0], random_seed=0)
+    arguments = parse(__doc__.splitlines()[0], QUICK, FULL, random_seed=0)
     device = torch.device(arguments.device)
     target = read_target(arguments.weights, device)
-    seeds = correct_seeds(target, read_pictures(arguments.data))
-    result = run_paper(target, seeds, random_seed=arguments.random_seed)
+    pictures = read_pictures(arguments.data)[torch.arange(arguments.pictures)]
+    seeds = correct_seeds(target, pictures, arguments.seeds)
+    result = run_paper(target, seeds, random_seed=arguments.random_seed, max_tests=arguments.max_tests)
     show(result, Console())
     if arguments.json:
         rounds = [asdict(round) for round in result.rounds]

@@ -1,6 +1,6 @@
 """Pictures per second of every perturbation, compared with libraries that have the same operation.
 
-    python benchmarks/perturb.py [--device cuda] [--sizes 32,224] [--only rain,fog] [--json FILE]
+    python benchmarks/perturb.py [--device cuda] [--no-quick] [--sizes 32,224] [--only rain,fog] [--json FILE]
 
 The libraries are installed with pip install "themis-dl[bench]" (kornia, albumentations); torchvision is used if it is
 installed. Every picture has its own parameters, as in a campaign. kornia supports that too. torchvision has one
@@ -8,7 +8,8 @@ parameter per call and is called once per picture; its rate for a whole batch wi
 cannot use, is shown as well. albumentations processes one picture at a time, on the CPU, with its own number of
 threads. All get float32 pictures. The operations are the closest ones in the libraries, at similar strength: the
 rates compare the cost of similar effects, not of identical pixels. kornia's snow is left out: it lightens dark pixels
-and draws no flakes. The libraries alternate in one run, and the best of several rounds counts.
+and draws no flakes. The libraries alternate in one run, and the best of several rounds counts. On a CPU, `--quick`
+is the default: one size, and a fiftieth of a second per library and round.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch
 from paper import write_json
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 from torch import Tensor
 
 from themis.perturb import PERTURBATIONS, Context, perturb
 
 ROUNDS = 3
+QUICK, FULL = {"sizes": "32", "seconds": 0.02}, {"sizes": "32,224", "seconds": 0.4}
 ONE_THETA = "torchvision, one theta"
 Operation = Callable[[], object]
 
@@ -200,11 +203,12 @@ def rates(rivals: dict[str, Operation], n: int, is_cuda: bool, seconds: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sizes", default="32,224")
+    add_quick(parser)
+    parser.add_argument("--sizes")
     parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--seconds", type=float, default=0.4, help="per library in each round")
+    parser.add_argument("--seconds", type=float, help="per library in each round")
     parser.add_argument("--json", help="write the raw results to this file")
-    arguments = parser.parse_args()
+    arguments = complete(parser.parse_args(), QUICK, FULL)
     is_cuda = arguments.device.startswith("cuda")
     names = arguments.only.split(",") if arguments.only else list(PERTURBATIONS)
     names = [
@@ -228,7 +232,8 @@ def main() -> None:
         others = {library: make(pictures) for library, make in makers.items()}
         others = {library: operations for library, operations in others.items() if operations}
         if not others:
-            raise SystemExit('nothing to compare with: pip install "themis-dl[bench]"')
+            print('skipped: there is no library to compare with: pip install "themis-dl[bench]"')
+            return
         table = Table(title=f"pictures per second, {size} x {size}, batches of {n}, {arguments.device}")
         for head in ("perturbation", "Themis", *(head for library in others for head in (library, "ratio"))):
             table.add_column(head, justify="left" if head == "perturbation" else "right")

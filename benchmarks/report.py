@@ -1,10 +1,11 @@
 """The report of a campaign with more than 10,000 faults: its size, and the time until it is usable in a browser.
 
-    python benchmarks/report.py [--repeats N] [--json FILE]
+    python benchmarks/report.py [--no-quick] [--repeats N] [--json FILE]
 
 LeNet-5 on digits under strong noise. The report is usable when the gallery has drawn its pictures and a filter has
 responded; the time starts when the address is passed to a browser with empty caches, and includes driving the
-browser. Needs Chromium and playwright; without them only writing is measured.
+browser. Needs Chromium and playwright; without them only writing is measured. `--quick` is the
+default: the page is opened twice.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from time import perf_counter
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 import themis
 from themis.cli.demo import make_data, make_model
@@ -59,9 +61,10 @@ def measure_opening(report: Path, repeats: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    add_quick(parser)
+    parser.add_argument("--repeats", type=int, help="how often the page is opened")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = complete(parser.parse_args(), {"repeats": 2}, {"repeats": 7})
     with tempfile.TemporaryDirectory() as folder:
         limits = {"coverage": None, "max_tests": 16_000}
         out = Path(folder) / "run"

@@ -1,16 +1,17 @@
 """Residual risk: how often its 95% interval holds the truth, over real campaigns of several policies.
 
-    THEMIS_DATA=FOLDER python benchmarks/risk.py [--processes 14] [--campaigns 200] [--json FILE]
+    THEMIS_DATA=FOLDER python benchmarks/risk.py [--no-quick] [--processes 14] [--campaigns 200] [--json FILE]
 
 The truth of a campaign is the share of a pool of fresh uniform tests that show a distinct fault (seed and wrong
 outcome) which the campaign has not seen. The same campaigns also show what is wrong with two simpler estimates:
 `uniform` counts as seen only what the uniform stream saw, `all tests` looks at all uniform tests instead of their later
-half.
+half. `--quick` is the default: two campaigns of two policies on one row, which say little about intervals.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 from searching.files import write_results
 
 import themis
@@ -37,8 +39,13 @@ ROWS = {
     "pdf edit": ("mlp-pdf", "edit", None),
 }
 POLICIES = ("random", "corners", "scheduled", "paper", "fuzz")
-TESTS = (2_000, 4_000)
-POOL, POOL_SEED = 200_000, 999_983
+QUICK: dict[str, Any] = {
+    "campaigns": 2, "tests": [2_000], "rows": ["pdf edit"], "policies": ["random", "scheduled"], "pool": 20_000,
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "campaigns": 20, "tests": [2_000, 4_000], "rows": list(ROWS), "policies": list(POLICIES), "pool": 200_000,
+}  # fmt: skip
+POOL_SEED = 999_983
 SEEDS = 600
 Pairs = list[tuple[int, int]]
 
@@ -113,13 +120,18 @@ def describe(outcomes: list[tuple[float, list[Estimate]]]) -> dict[str, dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--campaigns", type=int, default=20)
-    parser.add_argument("--tests", type=int, nargs="+", default=list(TESTS))
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
-    parser.add_argument("--pool", type=int, default=POOL)
+    add_quick(parser)
+    parser.add_argument("--campaigns", type=int)
+    parser.add_argument("--tests", type=int, nargs="+")
+    parser.add_argument("--rows", nargs="+", help=", ".join(ROWS))
+    parser.add_argument("--policies", nargs="+", help=", ".join(POLICIES))
+    parser.add_argument("--pool", type=int, help="fresh uniform tests per row")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if not os.environ.get("THEMIS_DATA"):
+        print("skipped: this benchmark needs real data; set THEMIS_DATA to the data folder")
+        return
+    arguments = complete(arguments, QUICK, FULL)
     console, n_parts = Console(), max(1, min(8, arguments.processes))
     cells = [(row, policy, n) for row in arguments.rows for policy in arguments.policies for n in arguments.tests]
     pools = [("pool", row, part, arguments.pool // n_parts) for row in arguments.rows for part in range(n_parts)]

@@ -1,6 +1,6 @@
 """How the cost of a campaign grows with neurons, tests and seeds, and whether large models and data sets fit.
 
-    python benchmarks/scale.py [--device cuda] [--repeats 3] [--json FILE] [--plot FILE]
+    python benchmarks/scale.py [--device cuda] [--no-quick] [--repeats 3] [--json FILE] [--plot FILE]
     python benchmarks/scale.py --device cuda --parts large,stream --seconds 10 --json FILE
     python benchmarks/scale.py --table FILE      # the tables of docs/performance.md, from a JSON file
 
@@ -8,6 +8,7 @@ The curves are campaigns on a net whose neurons grow with its channels; each exp
 through the logarithms, by least squares, with its 95% interval. `large` are campaigns on ViT-B/16, ConvNeXt and
 DenseNet-121 with element neurons. `stream` is a campaign on pictures that are made when they are read: a million of
 them would take 12 GB. Peak memory is that of the device, and on a CPU what the process takes beyond what it had before.
+On a CPU, `--quick` is the default: a quarter of the sizes, once each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from searching.arguments import add_quick, complete
 from searching.files import write_results
 from torch import nn
 from torch.utils.data import Dataset
@@ -46,6 +48,8 @@ FIXED = {
     "cuda": {"neurons": 16, "tests": 20_480, "seeds": 400},
 }
 STREAMS = {"cpu": [100_000, 200_000, 400_000], "cuda": [62_500, 250_000, 1_000_000]}
+QUICK: dict[str, Any] = {"repeats": 1, "scale": 0.25, "stream": [10_000, 20_000]}
+FULL: dict[str, Any] = {"repeats": 3, "scale": 1.0}
 LARGE = ("vit_b_16", "convnext_tiny", "densenet121")
 BANK = 1 << 20
 """Random numbers that the pictures of a stream are cut from."""
@@ -139,7 +143,7 @@ def fit(values: list[float], costs: list[float]) -> dict[str, float]:
 
 def curve(subject: str, device: torch.device, repeats: int, scale: float) -> dict[str, Any]:
     """Campaigns along one curve, in turns so that a busy machine slows all points alike; medians of their repeats."""
-    values = [max(8, round(value * scale)) for value in CURVES[subject][device.type == "cuda"]]
+    values = [*dict.fromkeys(max(8, round(value * scale)) for value in CURVES[subject][device.type == "cuda"])]
     fixed = dict(FIXED[device.type])
     runs: dict[int, list[dict[str, Any]]] = {value: [] for value in values}
     for repeat in range(repeats + 1):
@@ -268,9 +272,10 @@ def plot(results: dict[str, Any], path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu")
+    add_quick(parser)
     parser.add_argument("--parts", default="curves,stream", help="of curves, large, stream; separated by commas")
-    parser.add_argument("--repeats", type=int, default=3, help="campaigns per point of a curve")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the values of the curves")
+    parser.add_argument("--repeats", type=int, help="campaigns per point of a curve")
+    parser.add_argument("--scale", type=float, help="multiplies the values of the curves")
     parser.add_argument("--models", default=",".join(LARGE), help="large models")
     parser.add_argument("--seconds", type=float, default=15.0, help="time of a campaign on a large model")
     parser.add_argument("--large-tests", type=int, help="its tests, if not limited by time alone")
@@ -284,6 +289,7 @@ def main() -> None:
     if arguments.table:
         print(tables(json.loads(arguments.table.read_text())["results"]))
         return
+    arguments = complete(arguments, QUICK, FULL)
     device, parts, results = torch.device(arguments.device), arguments.parts.split(","), {}
 
     def add(part: str, name: str | None, measure: Callable[[], Any]) -> None:

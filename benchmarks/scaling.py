@@ -1,12 +1,14 @@
 """Campaigns on Ray beside local ones: time, memory, and a simulation that is checked against both.
 
-    [THEMIS_DATA=FOLDER] python benchmarks/scaling.py [--tests 4000] [--seeds 400] [--workers 1,2,4] [--json FILE]
+    [THEMIS_DATA=FOLDER] python benchmarks/scaling.py [--no-quick] [--tests 4000] [--seeds 400] [--workers 1,2,4] \
+        [--json FILE]
     python benchmarks/scaling.py --table FILE      # the tables of docs/scaling.md, from a JSON file
 
 ResNet-56 on CIFAR-10 with its real weights, or with random ones if there is no data folder; every process has one
 thread. Each campaign runs in a process of its own. The local one records how long its chunks take, in CPU seconds,
 which other work on the machine changes little; the simulation predicts from them how long a campaign takes with any
-number of workers, and what a driver has to move and merge.
+number of workers, and what a driver has to move and merge. `--quick` is the default: 400 tests on 64 seeds, with two
+workers.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from searching.arguments import add_quick, complete
 from searching.files import write_results
 
 import themis
@@ -40,6 +43,8 @@ from themis.zoo import data, load, resnet56
 
 LATENCY = 2e-3
 """Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""
+QUICK = {"tests": 400, "seeds": 64, "workers": "2"}
+FULL = {"tests": 4000, "seeds": 400, "workers": "1,2,4"}
 WEIGHED = 20
 """Replies whose bytes are counted, which takes the driver time."""
 SIMULATED, ON_PAPER = (1, 2, 4, 8, 16), (1, 10, 100, 1000)
@@ -409,9 +414,10 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tests", type=int, default=4000)
-    parser.add_argument("--seeds", type=int, default=400)
-    parser.add_argument("--workers", default="1,2,4")
+    add_quick(parser)
+    parser.add_argument("--tests", type=int)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--workers", help="numbers of workers, separated by commas")
     parser.add_argument("--json", type=str)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -423,8 +429,9 @@ def main() -> None:
         print(json.dumps(run_one(arguments.one, arguments.tests, arguments.seeds)))
         return
     if find_spec("ray") is None:
-        print("This benchmark needs Ray: pip install 'themis-dl[ray]'.")
+        print("skipped: this benchmark needs Ray: pip install 'themis-dl[ray]'")
         return
+    arguments = complete(arguments, QUICK, FULL)
     rows = []
     for n_workers in (0, *map(int, arguments.workers.split(","))):
         words = [sys.executable, __file__, "--one", str(n_workers)]

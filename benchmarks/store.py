@@ -1,10 +1,11 @@
 """The cost of durability: appending faults compared with plain writes, and campaigns with and without a run folder.
 
-    python benchmarks/store.py [--repeats N] [--json FILE]
+    python benchmarks/store.py [--no-quick] [--repeats N] [--json FILE]
 
 Appending: the same bytes are written through the store and, for comparison, to one plain file that is synced as often;
 the disk determines both. Campaigns with and without a folder alternate, and the ratio is that of their medians; timings
-vary by more than the difference, so the time spent inside the store is measured too.
+vary by more than the difference, so the time spent inside the store is measured too. `--quick` is the default: a
+tenth of the tests, once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from floor import make, timed
 from rich.console import Console
 from rich.table import Table
+from searching.arguments import add_quick, complete
 
 import themis
 from themis import Target
@@ -32,6 +34,7 @@ from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Writer
 
 AIM = 1.03
+QUICK, FULL = {"repeats": 1, "scale": 0.1}, {"repeats": 5, "scale": 1.0}
 SHAPES = {"digits": (1, 28, 28), "CIFAR": (3, 32, 32), "ImageNet": (3, 224, 224)}
 RECORD = {
     "settings": {},
@@ -86,15 +89,15 @@ def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tupl
     return ours, perf_counter() - start, sum(map(len, blocks))
 
 
-def campaigns() -> dict[str, tuple[Target, object, dict[str, object]]]:
+def campaigns(scale: float) -> dict[str, tuple[Target, object, dict[str, object]]]:
     """Targets, data and options: a small net that breaks often, and the nets of floor.py."""
     endless = {"tolerance": 1e-12, "plateau": None}
-    digits = {"magnitude": 0.25, "max_tests": 50_000, **endless}
+    digits = {"magnitude": 0.25, "max_tests": int(50_000 * scale), **endless}
     cpu = torch.device("cpu")
     return {
         "LeNet-5 on digits": (Target(make_model()), make_data(), digits),
-        "LeNet-5, random": make("lenet5", cpu, 2.0),
-        "ResNet-56, random": make("resnet56", cpu, 1.0),
+        "LeNet-5, random": make("lenet5", cpu, 2 * scale),
+        "ResNet-56, random": make("resnet56", cpu, scale),
     }
 
 
@@ -124,9 +127,11 @@ def compare(target: Target, data: object, options: dict[str, object], repeats: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    add_quick(parser)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--scale", type=float, help="multiplies the number of tests")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = complete(parser.parse_args(), QUICK, FULL)
     console, results = Console(), {"append": {}, "campaign": {}}
     table = Table(
         "appending",
@@ -148,7 +153,7 @@ def main() -> None:
     console.print(table)
     columns = ("campaign", "faults", "without (s)", "with folder (s)", "ratio", "in the store")
     table = Table(*columns, title=f"Durability; goal {AIM}")
-    for name, setup in campaigns().items():
+    for name, setup in campaigns(arguments.scale).items():
         result = results["campaign"][name] = compare(*setup, arguments.repeats)
         medians = [f"{statistics.median(result[kind]):.2f}" for kind in ("without", "with_folder")]
         table.add_row(name, f"{result['faults']:,}", *medians, f"{result['ratio']:.3f}", f"{result['share']:.1%}")

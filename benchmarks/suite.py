@@ -1,16 +1,18 @@
 """What a suite of 20 perturbations costs beside 20 single runs: passes, time and distinct faults, as ratios.
 
-    python benchmarks/suite.py [--seeds 2000] [--tests 500] [--repeats 3] [--json FILE]
+    python benchmarks/suite.py [--no-quick] [--seeds 2000] [--tests 500] [--repeats 3] [--json FILE]
 
 LeNet-5 on MNIST, in THEMIS_DATA. Three ways to run the same 20 perturbations with the same number of tests take turns:
 single runs; a suite in which every perturbation has its share, which finds exactly the same faults; and a suite in
 which half of the tests goes where faults and uncertainty are. Every one starts from the model and writes its folders,
-but no report. A ratio is the median over the repeats, of the suite over the single runs.
+but no report. A ratio is the median over the repeats, of the suite over the single runs. `--quick` is the default:
+200 seeds, 50 tests per perturbation, once.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from searching.arguments import add_quick, complete
 from searching.files import write_results
 
 import themis
@@ -30,6 +33,7 @@ PERTURBATIONS = (
     *("rain", "snow", "fog", "frost", "low_light", "rotate", "shift"),
 )
 UNIFORM_SHARE = 0.5
+QUICK, FULL = {"seeds": 200, "tests": 50, "repeats": 1}, {"seeds": 2000, "tests": 500, "repeats": 3}
 FIGURES = ("passes", "seconds", "distinct_faults")
 
 
@@ -84,17 +88,19 @@ def suite(origin: Origin, seeds: Any, tests: int, out: Path, share: float) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--tests", type=int, default=500, help="tests per perturbation")
-    parser.add_argument("--repeats", type=int, default=3)
+    add_quick(parser)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--tests", type=int, help="tests per perturbation")
+    parser.add_argument("--repeats", type=int)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
+    if not os.environ.get("THEMIS_DATA"):
+        print("skipped: this benchmark needs MNIST and the weights of LeNet-5; set THEMIS_DATA to the data folder")
+        return
+    arguments = complete(arguments, QUICK, FULL)
     torch.set_num_threads(1)
     origin = Origin(zoo="lenet5-mnist")
-    try:
-        seeds = read_seeds(origin.read(), arguments.seeds)
-    except themis.ThemisError as error:
-        raise SystemExit(f"this benchmark needs MNIST and the weights of LeNet-5 in THEMIS_DATA: {error}") from None
+    seeds = read_seeds(origin.read(), arguments.seeds)
     ways = {
         "single runs": lambda out: single_runs(origin, seeds, arguments.tests, out),
         "suite, equal shares": lambda out: suite(origin, seeds, arguments.tests, out, 1.0),

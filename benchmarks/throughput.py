@@ -128,7 +128,7 @@ def main() -> None:
         print(table(json.loads(arguments.table.read_text())["results"]))
         return
     if not torch.cuda.is_available():
-        print("This benchmark needs a GPU.")
+        print("skipped: this benchmark needs a GPU")
         return
     names = [name for name in ROWS if any(part in name for part in arguments.rows.split(","))]
     results = {}
