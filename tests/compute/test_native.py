@@ -20,7 +20,7 @@ def test_sums_agree_with_torch(n, n_tests):
     sums, squares = torch.empty(n), torch.empty(n)
     by_test = fold(library(), activations, clean, rows, shift, sums, squares)
     sensitivity = (activations - clean[rows]).abs()
-    torch.testing.assert_close(by_test, sensitivity.sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(by_test.sum(0), sensitivity.sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums, (sensitivity - shift).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from themis.judge.coverage import UNSEEN_TESTS, Rule, cover
 from themis.judge.exact import exact
-from themis.judge.sampler import sample_neurons
+from themis.judge.sampler import MANY, sample_neurons
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
@@ -84,6 +85,23 @@ def test_the_sample_is_evenly_spaced_in_stable_order_of_variance():
     assert sample_neurons(variance, 3).tolist() == [6, 3, 0]  # at 2, 4 and 6 of 1 2 6 4 3 5 0
     assert sample_neurons(variance, 7).tolist() == [1, 2, 6, 4, 3, 5, 0]
     assert sorted(sample_neurons(variance, 100).tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize("kind", ["different", "still", "ties", "unknown", "all unknown"])
+def test_the_sample_of_many_neurons_is_that_of_a_stable_sort(kind):
+    rng = np.random.default_rng()
+    n, k = int(rng.integers(MANY, 3 * MANY)), int(rng.integers(1, 1001))
+    numbers = rng.random(n) ** rng.integers(1, 40)
+    is_some = rng.random(n) < 0.4
+    variance = {
+        "different": numbers,
+        "still": np.where(is_some, rng.choice([0.0, -0.0], n), numbers),
+        "ties": numbers.round(1),
+        "unknown": np.where(is_some, np.inf, numbers),
+        "all unknown": np.full(n, np.inf),
+    }[kind]
+    places = -(-np.arange(1, k + 1) * n // k) - 1
+    assert sample_neurons(torch.from_numpy(variance), k).tolist() == np.argsort(variance, kind="stable")[places].tolist()
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([50, 500, 4000]))

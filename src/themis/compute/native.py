@@ -96,8 +96,8 @@ def fold(
 
     activations `[tests, n]`, clean `[any, n]`, rows int64 `[tests]`, shift, sums and squares `[n]`; float32,
     contiguous, on the CPU. The signed differences of the neurons `panel`, int64 and ascending, are written to
-    `differences [tests, columns]` from `first_column` on. Returns the sum of D over the neurons for each test,
-    `[tests]`.
+    `differences [tests, columns]` from `first_column` on. Returns the sum of D over each block of neurons,
+    `[blocks, tests]`.
     """
     n_tests, n = activations.shape
     single, n_panel = torch.float32, panel.shape[0]
@@ -120,7 +120,7 @@ def fold(
         _address("differences", differences, single) + 4 * first_column,
         n_columns,
     )
-    return by_test[0] if n <= BLOCK else by_test.sum(0)
+    return by_test
 
 
 def sums_of(native: ctypes.CDLL, activations: Tensor, shift: Tensor, sums: Tensor, squares: Tensor) -> None:

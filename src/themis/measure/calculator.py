@@ -928,17 +928,18 @@ class Calculator:
 
     def _locate_clean(self, rows: Tensor, n_tests: int) -> Callable[[Layer], Located]:
         """A function that locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
-        missing = self.kept.missing(rows[:n_tests])
+        kept = self.kept
+        missing = kept.missing(rows[:n_tests])
+        if not len(missing):
+            return lambda layer: (kept.all(layer.name), rows)
         recomputed: Activations = {}
-        if len(missing):
 
-            def keep(layer: Layer, activations: Tensor) -> None:
-                recomputed[layer.name] = activations[: len(missing)].clone()
+        def keep(layer: Layer, activations: Tensor) -> None:
+            recomputed[layer.name] = activations[: len(missing)].clone()
 
-            self._clean_pass(rows[missing], keep)
-        buffers = self._memory.buffers
-        n = len(rows)
-        return lambda layer: self.kept.locate(layer.name, rows, missing, recomputed, buffers[layer.name][0][:n])
+        self._clean_pass(rows[missing], keep)
+        buffers, n = self._memory.buffers, len(rows)
+        return lambda layer: kept.gather(layer.name, rows, missing, recomputed, buffers[layer.name][0][:n])
 
     def _clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         self.passes += len(rows)

@@ -132,7 +132,7 @@ class ChunkFold:
         self.locate, self.buffers, self.n_tests, self.into = locate, buffers, n_tests, into
         self.panel, self.panel_clean, self.objective = panel, panel_clean, objective
         self.objective_value: Tensor | float = 0.0  # summed over all tests
-        self.by_layer: list[Tensor] = []  # each test's summed sensitivity, one tensor per layer
+        self.by_layer: list[Tensor] = []  # each test's sensitivity summed over parts of a layer, [parts, tests]
         shift = into.shift
         n_panel = 0 if panel is None else panel.n_neurons
         self.panel_differences = torch.empty(n_tests, n_panel, dtype=shift.dtype, device=shift.device)
@@ -146,7 +146,8 @@ class ChunkFold:
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
             value = self.objective.layer_value(layer, activations, clean, rows)
             self.objective_value = self.objective_value + value.sum()
-        activations = activations.detach()
+        if activations.requires_grad:
+            activations = activations.detach()
         native = library_for(activations)
         if native is None:
             self._take_panel(layer, activations, clean, rows)
@@ -179,9 +180,9 @@ class ChunkFold:
         if clean.data_ptr() != first.data_ptr():  # unless the clean activations were gathered there already
             torch.index_select(clean, 0, rows, out=first)
         sensitivity = torch.sub(activations, first, out=second).abs_()
-        self.by_layer.append(sensitivity.sum(1))
+        self.by_layer.append(sensitivity.sum(1)[None])
         self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
     def sensitivity_by_layer(self) -> Tensor:
         """Each test's summed sensitivity in each layer, `[tests, layers]`."""
-        return torch.stack(self.by_layer, 1)
+        return torch.stack([parts[0] if len(parts) == 1 else parts.sum(0) for parts in self.by_layer], 1)

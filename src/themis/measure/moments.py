@@ -44,10 +44,11 @@ class Moments:
     @staticmethod
     def from_sums(count: int, shift: Tensor, sums: Tensor, squares: Tensor) -> Moments:
         """The moments of `count` values, given the sums of `value - shift` and of `(value - shift)**2`."""
-        mean_deviation = sums.double() / count
-        m2 = (squares.double() - mean_deviation.square() * count).clamp_(min=0)
+        mean = sums.double() / count
+        m2 = mean.square().mul_(count)
+        torch.sub(squares.double(), m2, out=m2).clamp_(min=0)
         n = torch.tensor(count, dtype=torch.int64, device=sums.device)
-        return Moments(n, shift.double() + mean_deviation, m2)
+        return Moments(n, mean.add_(shift), m2)
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of tests (Chan's pairwise formula)."""
