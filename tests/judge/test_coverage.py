@@ -101,7 +101,8 @@ def test_the_sample_of_many_neurons_is_that_of_a_stable_sort(kind):
         "all unknown": np.full(n, np.inf),
     }[kind]
     places = -(-np.arange(1, k + 1) * n // k) - 1
-    assert sample_neurons(torch.from_numpy(variance), k).tolist() == np.argsort(variance, kind="stable")[places].tolist()
+    expected = np.argsort(variance, kind="stable")[places]
+    assert sample_neurons(torch.from_numpy(variance), k).tolist() == expected.tolist()
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([50, 500, 4000]))

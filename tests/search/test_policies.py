@@ -368,5 +368,5 @@ def test_scheduled_learns_however_long_nothing_breaks():
     policy.init(where)
     tests = policy.propose(np.arange(10_000))
     for _ in range(40):
-        learn_margins(policy.state, where, tests, results(tests), np.full(len(tests), 3.0))
+        learn_margins(policy.state, where, where.position(tests.seed), results(tests), np.full(len(tests), 3.0))
     assert np.abs(policy.state["curve"]).max() < 50  # and not ever more certain

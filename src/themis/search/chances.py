@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.measure.tests import Bools, Ints, Results, Tests
+from themis.measure.tests import Bools, Ints, Results
 from themis.search.policy import Space, State
 
 Numbers = NDArray[np.float64]
@@ -42,6 +42,8 @@ EDGE = 0.03
 """Until the first fault, a test is worth more the less of its margin a seed has kept: up to 1 / EDGE."""
 MOST_FAULTS, MOST_ONCE = 32, 16
 """Numbers of faults of a seed, and of outcomes seen once, up to which they are distinguished."""
+PRIOR_NEW = DOUBT / 2 * (1 / (1 + np.arange(MOST_FAULTS)))[:, None]
+"""Pseudo-faults that are new: of a seed with `n` faults, one in `n + 1`."""
 
 
 def before_tests(space: Space) -> State:
@@ -71,20 +73,19 @@ def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
 
     `spreads` is what `spreads_above` returns.
     """
-    level, slope = state["curve"]
+    level, slope = state["curve"].tolist()
     read = _logistic(level + slope * spreads + _frailty(state))
-    chances = ((WORTH * read + state["broke"]) / (WORTH + state["tests"]))[:, None]
-    further = np.arange(depth)
-    known = WORTH + state["tests"][:, None]
-    breaks = chances * known / (known + further * (1 - chances))
-    faults = np.minimum(np.rint(state["faults"][:, None] + further * chances).astype(np.int64), MOST_FAULTS - 1)
-    worth: Numbers = breaks * _novelty(state)[faults, np.minimum(state["once"], MOST_ONCE - 1)[:, None]]
-    worth *= np.where(faults == 0, 1 + FIRST_FAULT, 1)
+    known = WORTH + state["tests"]
+    chances = (WORTH * read + state["broke"]) / known
+    further = np.arange(depth)[:, None]  # seeds come last up to the end, because loops over the last axis are fast
+    worth: Numbers = chances * known / (known + further * (1 - chances))
+    faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MOST_FAULTS - 1)
+    worth *= _fault_values(state).take(faults * MOST_ONCE + np.minimum(state["once"], MOST_ONCE - 1))
     if not len(state["known"]):
-        worth /= (EDGE + kept_margin(state, space).clip(min=0))[:, None]
+        worth /= EDGE + kept_margin(state, space).clip(min=0)
     if not space.is_random:  # without noise, trying a corner again gives the same result
-        worth *= np.where(state["corners"][:, None] + further < 1 << len(space.free_dimensions), 1, SPENT)
-    return worth
+        worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, SPENT)
+    return worth.T
 
 
 def spreads_above(state: State, space: Space) -> Numbers:
@@ -103,12 +104,14 @@ def kept_margin(state: State, space: Space) -> Numbers:
     return kept
 
 
-def learn_margins(state: State, space: Space, tests: Tests, results: Results, spreads: Numbers) -> Numbers:
+def learn_margins(state: State, space: Space, position: Ints, results: Results, spreads: Numbers) -> Numbers:
     """Learn from tests of the search stream; `spreads` is what `spreads_above` predicted for them.
+
+    `position` are the positions of their seeds.
 
     Returns how much lower than expected the margins were, in standard deviations.
     """
-    limit, position = float(np.abs(space.margin).max()), space.position(tests.seed)
+    limit = float(np.abs(space.margin).max())
     _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an extreme output counts as one fault
     state["fallen"] += _by_answer(state, position, np.ones(len(margin)), space.margin[position] - margin)
@@ -125,43 +128,62 @@ def learn_margins(state: State, space: Space, tests: Tests, results: Results, sp
 
 def learn_faults(state: State, position: Ints, outcome: Ints) -> Ints:
     """Learn from faults of both streams, given what was known of their seeds before. Returns which are new."""
-    cell = (np.minimum(state["faults"][position], MOST_FAULTS - 1), np.minimum(state["once"][position], MOST_ONCE - 1))
-    np.add.at(state["met"], cell, 1)
-    keys, first, times = np.unique(position << 32 | outcome & 0xFFFFFFFF, return_index=True, return_counts=True)
+    once = np.minimum(state["once"][position], MOST_ONCE - 1)
+    cell = np.minimum(state["faults"][position], MOST_FAULTS - 1) * MOST_ONCE + once
+    met, new_ones = (state[name].reshape(-1) for name in ("met", "new"))
+    np.add.at(met, cell, 1)
+    keys, first, times = _distinct(position << 32 | outcome & 0xFFFFFFFF)
     is_new = ~are_in(keys, state["known"])
     new: Ints = first[is_new]
-    old = first[~is_new]
-    place = np.searchsorted(state["known"], keys[~is_new])
-    np.add.at(state["new"], (cell[0][new], cell[1][new]), 1)
+    is_old = ~is_new
+    place = state["known"].searchsorted(keys[is_old])
+    np.add.at(new_ones, cell[new], 1)
     np.add.at(state["once"], position[first[is_new & (times == 1)]], 1)
-    np.add.at(state["once"], position[old[state["times"][place] == 1]], -1)
-    state["times"][place] += times[~is_new]
-    known = np.concatenate([state["known"], keys[is_new]])
-    order = np.argsort(known)
-    state["known"], state["times"] = known[order], np.concatenate([state["times"], times[is_new]])[order]
+    np.add.at(state["once"], position[first[is_old][state["times"][place] == 1]], -1)
+    state["times"][place] += times[is_old]
+    if len(new):
+        known = np.concatenate([state["known"], keys[is_new]])
+        order = known.argsort()
+        state["known"], state["times"] = known[order], np.concatenate([state["times"], times[is_new]])[order]
     np.add.at(state["faults"], position, 1)
     return new
+
+
+def _distinct(keys: Ints) -> tuple[Ints, Ints, Ints]:
+    """The distinct keys, ascending, where each is found first, and how often; `np.unique` in a third of its time."""
+    order = keys.argsort(kind="stable")
+    ordered = keys[order]
+    is_first = np.ones(len(keys), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    starts = is_first.nonzero()[0]
+    times = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=times[:-1])
+    times[-1:] = len(keys) - starts[-1:]
+    return ordered[starts], order[starts], times
 
 
 def are_in(keys: Ints, known: Ints) -> Bools:
     """Which keys are in `known`, which must be ascending."""
     if not len(known):
         return np.zeros(len(keys), dtype=bool)
-    are: Bools = known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+    are: Bools = known[np.minimum(known.searchsorted(keys), len(known) - 1)] == keys
     return are
 
 
 def _by_answer(state: State, position: Ints, first: Numbers | Bools, second: Numbers) -> Numbers:
     """Two numbers per test, summed by the clean answer of the test's seed."""
     kin, n = state["kin"][position], state["fallen"].shape[1]
-    return np.stack([np.bincount(kin, column, n) for column in (first, second)])
+    return np.array([np.bincount(kin, column, n) for column in (first, second)])
 
 
-def _novelty(state: State) -> Numbers:
-    """The chance that a fault is new, by the number of faults of its seed and of outcomes seen once."""
-    usual = 1 / (1 + np.arange(MOST_FAULTS))[:, None]
-    novelty: Numbers = (state["new"] + DOUBT / 2 * usual) / (state["met"] + DOUBT / 2)
-    return novelty
+def _fault_values(state: State) -> Numbers:
+    """The value of a fault, by the number of faults of its seed and of outcomes seen once.
+
+    It is the chance that the fault is new, and more if it is the first one.
+    """
+    values: Numbers = (state["new"] + PRIOR_NEW) / (state["met"] + DOUBT / 2)
+    values[0] *= 1 + FIRST_FAULT
+    return values
 
 
 def _expected(state: State, space: Space) -> Numbers:
@@ -183,20 +205,33 @@ def _frailty(state: State) -> Numbers:
 
 def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> None:
     """Newton steps to the most likely logistic curve, starting from the previous estimate, which fades."""
-    rows = np.stack([np.ones_like(spreads), spreads], 1)
-    fading = np.exp(-len(rows) / MEMORY)
-    before, precision = state["curve"], fading * state["precision"]
-    np.fill_diagonal(precision, precision.diagonal().clip(min=LEAST_PRECISION))
-    frailty, curve = _frailty(state)[position], before.copy()
+    fading = float(np.exp(-len(spreads) / MEMORY))
+    frailty = _frailty(state)[position]
+    first, second = before = state["curve"].tolist()
+    (p11, p12), (_, p22) = (fading * state["precision"]).tolist()
+    p11, p22 = max(p11, LEAST_PRECISION), max(p22, LEAST_PRECISION)
     for _ in range(4):
-        chance = _logistic(rows @ curve + frailty)
-        slope = rows.T @ (broke - chance) - precision @ (curve - before)
-        curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + precision
-        curve = curve + np.linalg.solve(curvature, slope).clip(-2, 2)
-    state["curve"], state["precision"] = curve, curvature
-    state["frail"] = fading * state["frail"] + _by_answer(state, position, broke, _logistic(rows @ curve))
+        chance = _logistic(first + second * spreads + frailty)
+        missed, weight = broke - chance, chance * (1 - chance)
+        weighted = weight * spreads
+        moved = first - before[0], second - before[1]
+        slope1 = float(missed.sum()) - p11 * moved[0] - p12 * moved[1]
+        slope2 = float(missed @ spreads) - p12 * moved[0] - p22 * moved[1]
+        c11, c12, c22 = float(weight.sum()) + p11, float(weighted.sum()) + p12, float(weighted @ spreads) + p22
+        ratio = c12 / c11
+        step = (slope2 - ratio * slope1) / max(c22 - ratio * c12, LEAST_PRECISION)
+        first += min(max((slope1 - c12 * step) / c11, -2.0), 2.0)
+        second += min(max(step, -2.0), 2.0)
+    state["curve"], state["precision"] = np.array([first, second]), np.array([[c11, c12], [c12, c22]])
+    expected = _logistic(first + second * spreads)
+    state["frail"] = fading * state["frail"] + _by_answer(state, position, broke, expected)
 
 
 def _logistic(x: Numbers) -> Numbers:
-    result: Numbers = 1 / (1 + np.exp(-np.maximum(np.minimum(x, 30), -30)))
-    return result
+    """The logistic function of `x`, which is overwritten."""
+    np.minimum(x, 30, out=x)
+    np.maximum(x, -30, out=x)
+    np.negative(x, out=x)
+    np.exp(x, out=x)
+    x += 1
+    return np.divide(1, x, out=x)

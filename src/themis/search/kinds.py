@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,12 +50,15 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
 
     tried, paid = state["tried"], state["paid"]
     average = (paid.sum() + 1) / (tried.sum() + DOUBT)
-    expected = paid + DOUBT * average * HOPE / _cost(space)
+    expected = paid + DOUBT * average * HOPE / _costs(space.gradient_cost)
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
     n = len(KINDS) if has_gradient else PLAIN
     # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
-    draws = ndtri(np.minimum(np.maximum(space.uniforms(FOR_KIND, range(n), number), 1e-9), 1 - 1e-9))
-    scores = np.log(expected / (tried + DOUBT))[:n] + draws / np.sqrt(expected + SURE)[:n]
+    scores = space.uniforms(FOR_KIND, range(n), number)
+    np.minimum(np.maximum(scores, 1e-9, out=scores), 1 - 1e-9, out=scores)
+    ndtri(scores, out=scores)
+    scores /= np.sqrt(expected + SURE)[:n]
+    scores += np.log(expected / (tried + DOUBT))[:n]
     chosen: Ints = scores[:, :PLAIN].argmax(1)
     if n > PLAIN:
         _choose_ascents(state, space, chosen, scores.argmax(1))
@@ -62,8 +67,8 @@ def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
 
 def count_kinds(state: State, space: Space, chosen: Ints) -> None:
     """Charge the passes of tests of the kinds `chosen`."""
-    passes = np.bincount(chosen, minlength=len(KINDS)) * _cost(space)
-    kept = np.exp(-len(chosen) / np.clip(state["spent"][0] / 2, FIRST_MEMORY, MEMORY))
+    passes = np.bincount(chosen, minlength=len(KINDS)) * _costs(space.gradient_cost)
+    kept = np.exp(-len(chosen) / min(max(float(state["spent"][0]) / 2, FIRST_MEMORY), MEMORY))
     state["tried"], state["paid"] = kept * state["tried"] + passes, kept * state["paid"]
     state["spent"] += [passes.sum(), *passes[PLAIN:]]
 
@@ -77,7 +82,7 @@ def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
     """Turn some tests into ascents if an ascent has the best sampled return, or is due for a trial."""
     share = TRIAL if len(state["known"]) else FIRST_TRIAL
-    cost = CLIMBERS * _cost(space)[-1]
+    cost = CLIMBERS * _costs(space.gradient_cost)[-1]
     for which in range(len(ASCENTS)):
         rows = np.flatnonzero(best == PLAIN + which)
         if len(rows) < CLIMBERS:
@@ -87,6 +92,7 @@ def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> Non
         chosen[rows] = PLAIN + which
 
 
-def _cost(space: Space) -> Numbers:
+@cache
+def _costs(gradient_cost: float | None) -> Numbers:
     """The cost of a test of each kind, relative to one without a gradient."""
-    return np.array([1.0] * PLAIN + [space.gradient_cost or 1.0] * len(ASCENTS))
+    return np.array([1.0] * PLAIN + [gradient_cost or 1.0] * len(ASCENTS))

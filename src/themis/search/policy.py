@@ -75,7 +75,7 @@ class Space:
 
     def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> NDArray[np.float64]:
         """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
-        across = np.array(columns, dtype=np.int64)
+        across = np.arange(columns.start, columns.stop, columns.step)
         return self.uniform(
             purpose, across, *(word[:, None] if isinstance(word, np.ndarray) else word for word in words)
         )

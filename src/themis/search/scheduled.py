@@ -80,7 +80,7 @@ class Picks:
         n = len(space.low)
         return Picks(space.uniforms(FOR_PICK, range(FOR_MOVE - n + 1, n), number), n)
 
-    def __getitem__(self, rows: Bools) -> Picks:
+    def __getitem__(self, rows: Ints) -> Picks:
         """Those of some of the tests."""
         return Picks(self.draws[rows], self.n_dimensions)
 
@@ -146,57 +146,80 @@ class Scheduled(Policy):
         if len(state["seen"]):
             repeated = are_in(_keys(space.seeds[position], theta), state["seen"])
             chosen[(chosen > SWEEP) & repeated] = CORNER
-        corner = chosen <= SWEEP
-        self._visit(position[~corner], theta[~corner])
+        is_corner = chosen <= SWEEP
+        corner = is_corner.nonzero()[0]
+        if are_compared(space):
+            self._visit(position[~is_corner], theta[~is_corner])
         theta[corner], is_new = self._corners(position[corner], number[corner], picks[corner])
         count_kinds(state, space, chosen)
         kind = KIND_NAMES[chosen]
-        kind[np.flatnonzero(corner)[~is_new]] = "draw"
-        # Ascents come last, each kind by itself.
-        order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
-        position = position[order]
+        if not is_new.all():
+            kind[corner[~is_new]] = "draw"
+        if noise_seed is not None:  # ascents come last, each kind by itself
+            order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
+            position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
         state["first"], state["spreads"] = np.array(number[0]), spreads[position]
-        tests = space.tests(number, position, theta[order], kind[order])
-        return replace(tests, noise_seed=np.where(noise_seed[order] < 0, tests.noise_seed, noise_seed[order]))
+        tests = space.tests(number, position, theta, kind)
+        if noise_seed is None:
+            return tests
+        return replace(tests, noise_seed=np.where(noise_seed < 0, tests.noise_seed, noise_seed))
 
     def observe(self, tests: Tests, results: Results) -> None:
-        state, run = self.state, results.was_run
-        at_corner = _are_any(tests.kind, AT_CORNER)
-        if at_corner.any():
-            pull = STRIDE * (DROPPED - (~run[at_corner]).mean())
-            state["reach"] = np.minimum(state["reach"] * np.exp(pull), 1.0)
-        follow(state, self.space, tests, results)
+        state, space = self.state, self.space
+        self._move_corners(tests.kind, results.is_dropped)
+        follow(state, space, tests, results)
+        position = space.position(tests.seed)
         if len(tests) and tests.number[0] == state["first"]:
-            own = run & (tests.kind != "redrawn")
-            if own.any():
-                spreads = state["spreads"][: len(tests)][own]
-                ours = tests[own]
-                shortfall = learn_margins(state, self.space, ours, results[own], spreads)
-                if are_compared(self.space):
-                    at = at_corners(self.space, ours.theta) | _are_any(ours.kind, AT_CORNER[:2])
-                    learn_corners(state, self.space, ours[at], shortfall[at])
-        if not run.all():
-            tests, results = tests[run], results[run]
-        position = self.space.position(tests.seed)
+            own = results.was_run
+            if not space.is_random:
+                own &= tests.kind != "redrawn"
+            if own.all():
+                self._learn(tests, position, results, state["spreads"][: len(tests)])
+            elif own.any():
+                self._learn(tests[own], position[own], results[own], state["spreads"][: len(tests)][own])
+        if results.is_dropped is not None:
+            run = results.was_run
+            tests, results, position = tests[run], results[run], position[run]
         self._visit(position, tests.theta)
+        before = state["margin"][position]
         if not len(state["known"]):  # until the first fault, credit the lost share of the margin
-            nearer = (state["margin"][position] - results.margin).clip(min=0)
-            pay_kinds(state, tests.kind, nearer / np.maximum(self.space.margin[position], 1e-12))
+            nearer = (before - results.margin).clip(min=0)
+            pay_kinds(state, tests.kind, nearer / np.maximum(space.margin[position], 1e-12))
         # In descending order of margin, so that a seed tested twice keeps the smaller one.
-        order = np.argsort(-results.margin, kind="stable")
-        order = order[results.margin[order] < state["margin"][position[order]]]
-        state["margin"][position[order]] = results.margin[order]
-        state["theta"][position[order]] = tests.theta[order]
-        if not self.space.is_random:
+        lower = (results.margin < before).nonzero()[0]
+        lower = lower[np.argsort(-results.margin[lower], kind="stable")]
+        state["margin"][position[lower]] = results.margin[lower]
+        state["theta"][position[lower]] = tests.theta[lower]
+        if not space.is_random:
             state["seen"] = _merged(state["seen"], np.sort(_keys(tests.seed, tests.theta)))
-        if results.is_fault.any():
-            self._observe_faults(tests[results.is_fault], results.outcome[results.is_fault])
+        at = results.is_fault.nonzero()[0]
+        if len(at):
+            self._observe_faults(tests[at], position[at], results.outcome[at])
 
-    def _observe_faults(self, faults: Tests, outcome: Ints) -> None:
-        state, position = self.state, self.space.position(faults.seed)
+    def _learn(self, tests: Tests, position: Ints, results: Results, spreads: Numbers) -> None:
+        """Learn from tests that were proposed and run."""
+        shortfall = learn_margins(self.state, self.space, position, results, spreads)
+        if are_compared(self.space):
+            at = at_corners(self.space, tests.theta) | _are_any(tests.kind, AT_CORNER[:2])
+            learn_corners(self.state, self.space, tests[at], shortfall[at])
+
+    def _move_corners(self, kind: NDArray[np.str_], is_dropped: Bools | None) -> None:
+        """Move corners inwards if too many tests at them were dropped, or outwards again."""
+        if is_dropped is None and self.state["reach"] == 1:
+            return
+        at_corner = _are_any(kind, AT_CORNER)
+        if at_corner.any():
+            dropped = 0.0 if is_dropped is None else is_dropped[at_corner].mean()
+            pull = STRIDE * (DROPPED - dropped)
+            self.state["reach"] = np.minimum(self.state["reach"] * np.exp(pull), 1.0)
+
+    def _observe_faults(self, faults: Tests, position: Ints, outcome: Ints) -> None:
+        state = self.state
         if not len(state["known"]):  # from now on only faults are credited
             state["tried"], state["paid"] = np.zeros(len(KINDS)), np.zeros(len(KINDS))
         new = learn_faults(state, position, outcome)
+        if not len(new):
+            return
         state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta[new]])[-REMEMBERED:]
         state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position[new]]])[-REMEMBERED:]
         pay_kinds(state, faults.kind[new], np.ones(len(new)))
@@ -222,9 +245,11 @@ class Scheduled(Policy):
         depth = 1 if self.state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
         depth = max(depth, -(-n // n_seeds))
         draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, first, self._every_seed)
-        worth = (values(self.state, self.space, depth, spreads) * (1 + 1e-6 * draw)[:, None]).ravel()
-        best = np.argpartition(-worth, n - 1)[:n] if 0 < n < len(worth) else np.arange(n) % len(worth)
-        return np.sort(best // depth)
+        less = values(self.state, self.space, depth, spreads).T * -(1 + 1e-6 * draw)  # seeds last: faster
+        best = less.ravel().argpartition(n - 1)[:n] if 0 < n < less.size else np.arange(n) % less.size
+        best %= n_seeds
+        best.sort()
+        return best
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """Replace the seeds of ascent tests by those whose ascent is in progress."""
@@ -239,27 +264,29 @@ class Scheduled(Policy):
 
     # Which theta
 
-    def _thetas(self, chosen: Ints, position: Ints, number: Ints, picks: Picks) -> tuple[Floats, Ints]:
-        """Theta by kind, except for corners; and the noise seeds of ascents, -1 for other tests."""
+    def _thetas(self, chosen: Ints, position: Ints, number: Ints, picks: Picks) -> tuple[Floats, Ints | None]:
+        """Theta by kind, except for corners; and the noise seeds of ascents, -1 for other tests, None without any."""
         state, best = self.state, self.state["theta"][position]
-        theta, noise_seed = best.copy(), np.full(len(number), -1)
-        present = set(chosen.tolist())
-        if UNIFORM in present:
-            rows = chosen == UNIFORM
+        theta, noise_seed = best.copy(), None
+        n_tests = np.bincount(chosen, minlength=len(KINDS)).tolist()
+        if n_tests[UNIFORM]:
+            rows = (chosen == UNIFORM).nonzero()[0]
             theta[rows] = self.space.uniform_theta(SEARCH_STREAM, number[rows])
-        if BORROWED in present:
-            rows = chosen == BORROWED
+        if n_tests[BORROWED]:
+            rows = (chosen == BORROWED).nonzero()[0]
             theta[rows] = self._borrowed(position[rows], picks[rows])
-        if FLIP in present:
-            rows = chosen == FLIP
+        if n_tests[FLIP]:
+            rows = (chosen == FLIP).nonzero()[0]
             theta[rows] = self._flipped(best[rows], picks[rows])
-        if NEAR in present:
-            rows = chosen == NEAR
+        if n_tests[NEAR]:
+            rows = (chosen == NEAR).nonzero()[0]
             theta[rows] = self._near(position[rows], picks[rows])
-        for which in range(len(ASCENTS)):
-            if PLAIN + which not in present:
+        if any(n_tests[PLAIN:]):
+            noise_seed = np.full(len(number), -1)
+        for which, n in enumerate(n_tests[PLAIN:]):
+            if not n or noise_seed is None:
                 continue
-            climbs = chosen == PLAIN + which
+            climbs = (chosen == PLAIN + which).nonzero()[0]
             seeds = position[climbs]
             is_on = state["is_climbing"][which, seeds]
             first = self._near(seeds, picks[climbs])
