@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from junit_schema import complaints
+from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
 import themis
@@ -131,12 +132,14 @@ def test_every_metric_of_this_run_has_a_result(run, name):
     assert METRICS[name].about in result.text
 
 
-def test_a_gate_on_the_coverage_of_a_black_box_is_refused_before_it_is_tested():
-    box = themis.BlackBox(lambda inputs: inputs, bounds=(0, 1))
+def test_a_gate_on_the_coverage_of_an_estimator_is_refused_before_it_is_tested():
+    forest = themis.BlackBox(RandomForestClassifier(2).fit([[0.0], [1.0]], [0, 1]), bounds=(0, 1))
+    gates = Gates.of("coverage_all=0.5")
     with pytest.raises(UsageError, match="coverage_all needs neurons: the model has no hidden layers"):
-        Gates.of("coverage_all=0.5").check_target(box, None)
-    Gates.of("coverage_all=0.5").check_target(themis.Target(net()), None)
-    Gates.of("recall=0.5", max_fault_rate=0.5).check_target(box, None)
+        gates.check_target(forest, None)
+    gates.check_target(themis.Target(net()), None)
+    gates.check_target(themis.BlackBox(lambda inputs: (inputs, {"hidden": inputs}), bounds=(0, 1)), None)
+    Gates.of("recall=0.5", max_fault_rate=0.5).check_target(forest, None)
 
 
 def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):

@@ -158,10 +158,14 @@ class Gates:
                 )
 
     def check_target(self, target: object, preset: str | None) -> None:
-        """Refuse gates on coverage for a model whose layers cannot be seen, before a campaign runs."""
-        from themis.target.blackbox import BlackBox
+        """Refuse gates on the coverage of an estimator, which has no layers, before a campaign runs.
 
-        if not isinstance(target, BlackBox) or preset == "paper":
+        Whether another function returns activations is known only when it is called.
+        """
+        from themis.target.blackbox import BlackBox
+        from themis.target.estimator import Estimator
+
+        if not isinstance(target, BlackBox) or not isinstance(target.predict, Estimator) or preset == "paper":
             return
         for name, _ in self.fail_under:
             if name.startswith("coverage"):
