@@ -17,7 +17,7 @@ from torch import nn
 
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
-from themis.campaign.interrupt import defer_interrupts
+from themis.campaign.interrupt import SIGNALS, Interrupts
 from themis.runs.store import Reader, Writer
 from themis.search.random import Random
 
@@ -279,7 +279,8 @@ def test_ctrl_c_waits_for_the_end_of_a_block_and_a_second_one_does_not(presses, 
     did = []
 
     def work():
-        with defer_interrupts():
+        interrupts = Interrupts()
+        with interrupts.handled(), interrupts.deferred():
             did.append("begun")
             for _ in range(presses):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -289,6 +290,36 @@ def test_ctrl_c_waits_for_the_end_of_a_block_and_a_second_one_does_not(presses, 
         work()
     assert did == done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_signal_that_arrives_while_handlers_are_set_or_restored_leaves_them_as_they_were(moment, monkeypatch):
+    """Handlers of three signals are set, and restored after the block."""
+    set_handler, calls, received = signal.signal, [], []
+
+    def stop(number, frame):
+        received.append(number)
+        raise KeyboardInterrupt
+
+    def set_and_send(number, handler):
+        set_handler(number, handler)
+        calls.append(number)
+        if len(calls) == moment + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        set_handler(number, stop)
+    try:
+        monkeypatch.setattr(signal, "signal", set_and_send)
+        interrupts = Interrupts()
+        with pytest.raises(KeyboardInterrupt), interrupts.handled(), interrupts.deferred():
+            pass
+        assert [signal.getsignal(number) for number in SIGNALS] == [stop] * len(SIGNALS)
+    finally:
+        for number, handler in before.items():
+            set_handler(number, handler)
+    assert received == [signal.SIGTERM]
 
 
 class Small(nn.Module):

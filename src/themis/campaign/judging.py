@@ -30,8 +30,11 @@ MOST = 0.95
 """`forecast_faults_tests` are the tests that find this share of what is within reach."""
 
 
-def judge(setup: Setup, state: State) -> Round:
-    """Judge all that was measured so far, and close the round."""
+def judge(setup: Setup, state: State) -> tuple[Round, Tensor | None]:
+    """Judge all that was measured so far.
+
+    Returns the round that it ends, and the sampled neurons that have not converged if gradient ascent may aim at them.
+    """
     settings, tally = setup.settings, state.tally
     with state.clock.timed("judge"):
         risk = _residual_risk(tally)
@@ -43,8 +46,6 @@ def judge(setup: Setup, state: State) -> Round:
         is_goal_reached = stops_at_coverage and coverage.sampled >= (settings.coverage or torch.inf)
         if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
             coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
-    if open_neurons is not None and len(open_neurons):
-        state.open_neurons = open_neurons
     round = Round(
         number=len(state.rounds) + 1,
         tests=tally.tests,
@@ -62,9 +63,7 @@ def judge(setup: Setup, state: State) -> Round:
         recall=faults.recall,
         forecast_faults_tests=faults.tests_to(MOST),
     )
-    state.rounds.append(round)
-    state.partial_round = None
-    return round
+    return round, open_neurons
 
 
 def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: str, why: str) -> Run:

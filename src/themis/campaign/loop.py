@@ -28,7 +28,7 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
     """Run rounds until there is a reason to stop."""
     start = describe_start(setup, state.tally.tests)
     recorder.start(start)
-    with foreground(setup.calculator.device):
+    with foreground(setup.calculator.device), recorder.interrupts.handled():
         try:
             reason, why = _run_rounds(setup, state, recorder)
         except Exception as error:
@@ -83,8 +83,16 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
             else:
                 _propose(setup, state, state.partial_round)
         recorder.keep(state.checkpoint)
-    recorder.add_round(judge(setup, state))
+    _end_round(setup, state, recorder)
     recorder.keep(state.checkpoint)
+
+
+def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
+    """Judge the round; an interrupt while that takes its time leaves the round open."""
+    round, open_neurons = judge(setup, state)
+    with recorder.atomic():
+        state.end_round(round, open_neurons)
+        recorder.add_round(round)
 
 
 def _round_size(setup: Setup, state: State, n_tests: int) -> int:
@@ -196,7 +204,7 @@ def _upcoming(setup: Setup, state: State, partial: PartialRound) -> list[Portion
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge a round that was cut short, for the summary; a resumed campaign measures the rest of it first."""
     if not state.rounds or state.rounds[-1].tests < state.tally.tests:
-        recorder.add_round(judge(setup, state))
+        _end_round(setup, state, recorder)
         recorder.keep(None, now=True)
 
 

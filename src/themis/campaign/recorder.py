@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from themis.campaign.callback import Callbacks
-from themis.campaign.interrupt import defer_interrupts
+from themis.campaign.interrupt import Interrupts
 from themis.campaign.setup import SeedFacts
 from themis.data.seeds import Seeds
 from themis.errors import StoreError
@@ -30,12 +30,13 @@ class Recorder:
     def __init__(self, faults: Faults, callbacks: Callbacks, store: Writer | None) -> None:
         self.faults, self.callbacks, self.store = faults, callbacks, store
         self._pending_events: deque[tuple[str, Any]] = deque()
+        self.interrupts = Interrupts()
         self.is_torn = False
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
         """A block whose changes belong together: Ctrl-C waits for its end, and an error in it prevents a checkpoint."""
-        with defer_interrupts():
+        with self.interrupts.deferred():
             self.is_torn = True
             yield
             self.is_torn = False
@@ -81,9 +82,13 @@ class Recorder:
 
     def keep(self, checkpoint: Callable[[], Checkpoint] | None, *, now: bool = False) -> None:
         """Write faults, rounds and a checkpoint if they are due, then inform the callbacks of what is on disk."""
-        if self.store is None or self.store.flush(checkpoint, now=now):
-            while self._pending_events:
-                self.callbacks.call(*self._pending_events.popleft())
+        if self.store is not None:
+            with self.interrupts.deferred():
+                is_written = self.store.flush(checkpoint, now=now)
+            if not is_written:
+                return
+        while self._pending_events:
+            self.callbacks.call(*self._pending_events.popleft())
 
     def end(self, run: Run) -> None:
         """Record the result of a campaign."""

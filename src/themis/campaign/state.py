@@ -209,6 +209,13 @@ class State:
             if is_shape_sample:
                 self.shape.add(differences)
 
+    def end_round(self, round: Round, open_neurons: Tensor | None) -> None:
+        """Take a round that was judged, and the neurons that gradient ascent aims at from now on, if there are any."""
+        if open_neurons is not None and len(open_neurons):
+            self.open_neurons = open_neurons
+        self.rounds.append(round)
+        self.partial_round = None
+
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
         uniform, search = (self.moments[stream].moments() for stream in STREAMS)

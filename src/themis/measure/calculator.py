@@ -712,8 +712,7 @@ class Calculator:
     ) -> FaultDetails:
         rows = np.flatnonzero(is_fault)
         if not len(rows):
-            self._without_faults = self._without_faults or self._no_faults(captured.kept(launch, "disturbed")[:0])
-            return self._without_faults
+            return self._no_faults(captured.kept(launch, "disturbed"))
         at = torch.from_numpy(rows).to(self.device)
         seed = captured.seeds(launch)[at]
         disturbed, outputs, by_layer = (
@@ -860,8 +859,8 @@ class Calculator:
         self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold
     ) -> FaultDetails:
         at = verdict.is_fault.nonzero().squeeze(1)
-        if not len(at):
-            return self._no_faults(chunk.inputs[:0])
+        if not at.shape[0]:
+            return self._no_faults(chunk.inputs)
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
         inputs, disturbed, by_layer = chunk.inputs, chunk.disturbed.detach(), fold.sensitivity_by_layer()
         return self._describe_faults(at.cpu().numpy(), inputs[at], disturbed[at], outputs[at], value[at], by_layer[at])
@@ -885,18 +884,21 @@ class Calculator:
             disturbed, outputs = disturbed[:0], outputs[:0]
         return FaultDetails(**arrays, position=position, inputs=disturbed.cpu(), outputs=outputs.cpu())
 
-    def _no_faults(self, no_inputs: Tensor) -> FaultDetails:
-        numbers, signatures = np.empty(0, dtype=np.float32), np.empty((0, len(self.layers)), dtype=np.float32)
-        position = np.empty(0, dtype=np.int64)
-        inputs, outputs = no_inputs.cpu(), self.clean_outputs[:0].cpu()
-        return FaultDetails(numbers, numbers, numbers, numbers, numbers, signatures, position, inputs, outputs)
+    def _no_faults(self, inputs: Tensor) -> FaultDetails:
+        """What is recorded of a chunk with such `inputs` and no fault; always the same."""
+        if self._without_faults is None:
+            numbers, signatures = np.empty(0, dtype=np.float32), np.empty((0, len(self.layers)), dtype=np.float32)
+            position = np.empty(0, dtype=np.int64)
+            rest = signatures, position, inputs[:0].cpu(), self.clean_outputs[:0].cpu()
+            self._without_faults = FaultDetails(numbers, numbers, numbers, numbers, numbers, *rest)
+        return self._without_faults
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
         """The measurement of tests that were all dropped."""
         outputs = self.clean_outputs[:0]
         verdict = self.compare(chunk.rows[:0], outputs, None)
         gradient = chunk.theta.detach()[:0] if needs_gradient else None
-        faults = self._no_faults(chunk.inputs[:0])
+        faults = self._no_faults(chunk.inputs)
         return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk, len(chunk.rows))
 
     # Forward passes

@@ -96,10 +96,10 @@ class Tally:
     def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
         """Count some tests; those that were dropped say nothing about the model."""
         run = results.was_run
-        at = np.flatnonzero(results.is_fault)
+        at = results.is_fault.nonzero()[0]
         found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
         self.tests += len(tests)
-        self.dropped += int((~run).sum())
+        self.dropped += 0 if results.is_dropped is None else int(results.is_dropped.sum())
         self.faults += len(at)
         self.raised += 0 if results.raised is None else int(results.raised.sum())
         if is_uniform:
@@ -118,13 +118,14 @@ class Tally:
             self.uniform_times_seen.update(found)
         else:
             self.searched.update(found)
-        self._add_kinds(tests, results)
-        ties = tests.number[np.abs(results.margin) < NEAR_TIE]
-        self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
+        self._add_kinds(tests, at)
+        if len(self.near_ties) < LISTED_TIES:
+            ties = tests.number[np.abs(results.margin) < NEAR_TIE]
+            self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
 
-    def _add_kinds(self, tests: Tests, results: Results) -> None:
-        n_tests = Counter(tests.kind.tolist())
-        n_faults = Counter(tests.kind[results.is_fault].tolist())
+    def _add_kinds(self, tests: Tests, at: Ints) -> None:
+        """Count tests by kind, those `at` some rows as faults."""
+        n_tests, n_faults = Counter(tests.kind.tolist()), Counter(tests.kind[at].tolist())
         for kind in sorted(n_tests):
             count = self.kinds.setdefault(kind, {"tests": 0, "faults": 0})
             count["tests"] += n_tests[kind]

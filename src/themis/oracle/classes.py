@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, check_some_correct, mark_not_finite
+from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
 
 LEAST = 1e-12
 """Lower bound of probabilities in a loss."""
@@ -177,7 +177,7 @@ def check_scores(clean_outputs: Tensor) -> None:
 
 
 def _compare(reference: Tensor, outputs: Tensor) -> Verdict:
-    is_finite = outputs.isfinite().all(1)
+    is_finite = are_finite(outputs)
     outcome = torch.where(is_finite, outputs.argmax(1), NOT_FINITE)
     of_reference = outputs.gather(1, reference[:, None]).squeeze(1)
     rivals = outputs.scatter(1, reference[:, None], -torch.inf)
