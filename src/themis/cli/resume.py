@@ -120,11 +120,8 @@ def _resume_suite(arguments: Namespace, explicit_options: set[str], gates: Gates
         raise UsageError("--track must be left out for a suite: resume one of its members with it")
     if arguments.executor != "local":
         raise UsageError("--executor must be left out for a suite, whose members share one process: run one with it")
-    suite = SuiteRun(arguments.run)
-    origin = override_origin(suite, explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
+    origin = override_origin(SuiteRun(arguments.run), explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
     shown = ShowSuite(is_silent=arguments.quiet or arguments.json)
-    suite = resume_suite(
-        arguments.run, origin=origin, trust=arguments.trust or False, listener=shown.listener(), **limits
-    )
+    resume_suite(arguments.run, origin=origin, trust=arguments.trust or False, listener=shown.listener(), **limits)
     shown.close()
-    return finish_suite(suite, arguments, gates, out=arguments.run)
+    return finish_suite(arguments.run, arguments, gates)

@@ -123,7 +123,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     target, data = origin.target(), origin.read()
     shown = ShowSuite(is_silent=arguments.quiet or arguments.json)
     with origin.in_folder():
-        suite = run_suite(
+        run_suite(
             target,
             data,
             source,
@@ -134,7 +134,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             **options,
         )
     shown.close()
-    return finish_suite(suite, arguments, gates, out=out)
+    return finish_suite(out, arguments, gates)
 
 
 def _source(arguments: Namespace) -> Any:
@@ -221,12 +221,18 @@ class ShowSuite:
             self._bar.stop()
 
 
-def finish_suite(suite: SuiteRun, arguments: Namespace, gates: Gates, *, out: str) -> int:
-    """Write the reports, check the gates, and print the table and where the results are; returns the exit code."""
+def finish_suite(out: str, arguments: Namespace, gates: Gates) -> int:
+    """Write the reports, check the gates, and print the table and where the results are; returns the exit code.
+
+    out: the folder of the suite, as the user wrote it.
+    """
+    from themis.suites.result import SuiteRun
+
+    suite = SuiteRun(out)
     baseline = arguments.mce_baseline
     errors = None if baseline is None else suite.corruption_errors(baseline)
     is_interrupted = suite.state == "interrupted"
-    page = None if arguments.no_report else _write_pages(suite, errors, out)
+    page = None if arguments.no_report else _write_pages(suite, errors)
     results = None
     if is_requested(arguments, gates) and not is_interrupted:
         results = check_suite(out, gates, arguments, {})
@@ -248,15 +254,17 @@ def finish_suite(suite: SuiteRun, arguments: Namespace, gates: Gates, *, out: st
     return DONE if results is None else print_suite_results(results, arguments)
 
 
-def _write_pages(suite: SuiteRun, errors: Any, out: str) -> str | None:
+def _write_pages(suite: SuiteRun, errors: Any) -> str | None:
     """Write the reports and return the path of that of the suite; a failure is printed, and does not fail the suite."""
     from themis.report.suite import write_suite_report
 
     try:
-        return str(Path(out) / write_suite_report(suite, errors=errors).name)
+        return str(write_suite_report(suite, errors=errors))
     except Exception as error:
         text = " ".join(str(error).split())
-        print_text(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
+        print_text(
+            f"themis: could not write the report: {text}; themis report {suite.path} tries again", file=sys.stderr
+        )
         return None
 
 

@@ -130,7 +130,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
     subject = str(origin.get("zoo") or origin.get("model") or "a model built in Python")
     graded = [float(np.mean(levels)) for levels in suite.errors.values()]
     names, classes = _classes(suite)
-    tone, verdict = _verdict(suite, subject)
+    tone, verdict = _verdict(suite)
     return SuiteView(
         run=str(suite.path),
         state=suite.state,
@@ -204,7 +204,7 @@ def render_suite(view: SuiteView, *, live: str | None = None) -> str:
     return render_page(view.title, view.as_json(), SECTIONS, SCRIPTS, live=live)
 
 
-def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:
+def _verdict(suite: SuiteRun) -> tuple[str, str]:
     """The tone of the verdict, and the verdict in a sentence or two."""
     rated = [row for row in suite.rows if row.fault_rate is not None]
     if not rated:
@@ -213,16 +213,15 @@ def _verdict(suite: SuiteRun, subject: str) -> tuple[str, str]:
     def rate(row: MemberRow) -> float:
         return 0.0 if row.fault_rate is None else row.fault_rate.value
 
-    subject = subject[:1].upper() + subject[1:]
     ordered = sorted(rated, key=rate, reverse=True)
     worst = ordered[0]
     broken = [row for row in ordered if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
     faults = sum(row.distinct_faults for row in rated)
     if not faults:
-        return "", f"{subject} withstood all {counted(len(rated), 'perturbation')} of this suite."
+        return "", f"The model withstood all {counted(len(rated), 'perturbation')} of this suite."
     assert worst.fault_rate is not None
     most = (
-        f"{subject} is most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances break "
+        f"The model is most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances break "
         f"its answer (95%: {percent(worst.fault_rate.low)} to {percent(worst.fault_rate.high)})."
     )
     if not broken:
