@@ -17,15 +17,14 @@ from themis.experiments.retraining.batches import hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
     FEARED_LOSS,
-    N_PRIOR,
     SHARES,
     FrontierPoint,
-    beyond_chance,
     choose_point,
-    estimate_loss,
+    estimate_losses,
     join_frontiers,
     measure_falls,
     next_point,
+    with_losses,
 )
 from themis.experiments.retraining.heldout import HeldOutScore
 from themis.experiments.retraining.losses import losses
@@ -181,6 +180,21 @@ def test_held_out_seeds_are_in_no_batch(case, monkeypatch):
     assert not trained & {each.numpy().tobytes() for each in held}
 
 
+def test_up_to_half_of_the_searched_seeds_are_held_out_if_there_are_others_to_learn_from(case):
+    target, material, _ = case
+    pool = material.pool[torch.arange(100)]
+    own = of_tests(np.arange(40), np.full((40, 1), 0.3, np.float32), np.arange(40), pool, NOISE, target, material.clean)
+    hashes = (seed_hashes(pool), seed_hashes(own.clean))
+    assert len(np.unique(hashes[1])) == 200
+    split = hold_out(own, hashes, Recipe(hold_out=0.1))
+    assert len(split.held_pool) == 50
+    assert len(np.intersect1d(split.held_pool, np.arange(40))) == 20  # half of those that fail
+    assert len(split.held_clean) == 20
+    assert len(hold_out(own, hashes, Recipe(hold_out=0.7)).held_pool) == 70
+    few = replace(own, clean=own.clean[torch.arange(199)])
+    assert len(hold_out(few, (hashes[0], seed_hashes(few.clean)), Recipe(hold_out=0.1)).held_pool) == 10
+
+
 def test_copies_of_a_picture_are_held_out_together(case):
     target, material, _ = case
     pool = read_seeds((material.pool.inputs[:20].repeat(2, 1, 1, 1), material.pool.labels[:20].repeat(2)))
@@ -310,52 +324,84 @@ def test_the_frontier_leads_from_the_old_weights_to_the_trained_ones(case, tmp_p
     assert half.frontier == points
     way = [each.module.conv1.weight for each in (target, half.target, whole.target)]
     assert torch.allclose(way[1], (way[0] + way[2]) / 2, atol=1e-6)
-    third = tune(target, material, NOISE, replace(recipe, share=0.3), oracle=WRONG, folder=tmp_path)
-    assert third.frontier[third.chosen].share == 0.3
+    third = tune(target, material, NOISE, replace(recipe, share=0.33), oracle=WRONG, folder=tmp_path)
+    assert third.frontier[third.chosen].share == 0.33
 
 
 def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
     def point(share, lost, disturbed):
-        return FrontierPoint(share, 0.9 - lost, disturbed, lost, {"noise": disturbed}, 1.0)
+        return FrontierPoint(share, 0.9 - lost, disturbed, {"noise": disturbed}, 1.0, lost=lost)
 
     points = [point(0, 0, 0.5), point(0.5, 0.002, 0.7), point(0.7, 0.004, 0.69), point(1, 0.006, 0.8)]
     assert [choose_point(points, tolerance) for tolerance in (0, 0.0025, 0.005, 1)] == [0, 1, 1, 3]
     assert [next_point(points, k) for k in range(4)] == [1, 3, 3, None]
 
 
+def simulated_frontier(rng, n_seeds):
+    """The true clean loss at each share of a random frontier, and the falls that some seeds show."""
+    n_lost, n_gained = rng.uniform(0, (0.035, 0.025))
+    bends = rng.uniform((1.5, 0.7), (3.5, 2))
+    reached = np.array(SHARES)[:, None] ** bends
+    kind, when = rng.random((2, n_seeds))
+    is_lost = (kind < n_lost) & (when <= reached[:, :1])
+    is_gained = (kind > 1 - n_gained) & (when <= reached[:, 1:])
+    falls = is_lost.astype(float) - is_gained
+    return reached @ (n_lost, -n_gained), [(float(each.mean()), float((each**2).mean()), n_seeds) for each in falls]
+
+
+@pytest.mark.parametrize("n_seeds", [100, 400, 1500])
+def test_the_clean_loss_is_estimated_from_all_shares_together_and_kept_within_the_tolerance(n_seeds):
+    rng = np.random.default_rng(n_seeds)
+    tolerance, errors, single, chosen = 0.0025, [], [], []
+    for _ in range(400):
+        truth, falls = simulated_frontier(rng, n_seeds)
+        losses = np.array(estimate_losses(SHARES, falls))
+        errors.append(np.mean((losses - truth) ** 2))
+        single.append(np.mean((np.array([fall for fall, _, _ in falls]) - truth) ** 2))
+        chosen.append(max(k for k, loss in enumerate(losses) if not k or loss <= tolerance))
+        assert losses[0] == 0
+    assert np.mean(errors) < 0.9 * np.mean(single)
+    rng, kept = np.random.default_rng(n_seeds), []
+    for k in chosen:
+        kept.append(simulated_frontier(rng, n_seeds)[0][k])
+    assert np.mean(kept) < tolerance
+    assert np.mean(np.array(kept) > 2 * tolerance) < 0.15
+    assert np.mean([SHARES[k] for k in chosen]) > 0.6
+
+
 def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_little():
-    def score(*parts):
-        counts = tuple(n for _, n in parts)
-        return HeldOutScore(
-            sum(part * n for part, n in parts) / sum(counts), 0.0, tuple(part for part, _ in parts), counts
-        )
+    def losses(*lost):
+        """The estimates if so many of the searched and of the clean seeds are lost on the way."""
+        before = HeldOutScore(1.0, 0.0, tuple(torch.ones(n) for _, n in lost))
+        points = []
+        for share in SHARES:
+            grades = tuple((torch.arange(n) >= share**3 * n_lost).double() for n_lost, n in lost)
+            falls = measure_falls(before, HeldOutScore(1.0, 0.0, grades))
+            points.append(FrontierPoint(share, 1.0, 1.0, {"noise": 1.0}, 1.0, falls))
+        return [point.lost for point in with_losses(points)]
 
-    def loss(before, after, share):
-        return estimate_loss(measure_falls(before, after), share)
-
-    assert beyond_chance(0.01, 100) == 0  # one lost seed may be chance
-    assert beyond_chance(0.04, 100) == pytest.approx(0.02)
-    assert beyond_chance(-0.04, 100) == -0.04
-    before = score((1.0, 100), (1.0, 900))
-    assert loss(before, before, 0.0) == 0
-    assert loss(before, before, 1.0) == pytest.approx(FEARED_LOSS * N_PRIOR / (100 + N_PRIOR))
-    prior = N_PRIOR * FEARED_LOSS / 4
-    worse = score((0.97, 100), (1.0, 900))
-    assert loss(before, worse, 0.5) == pytest.approx((beyond_chance(0.03, 100) * 100 + prior) / (100 + N_PRIOR))
-    worse = score((1.0, 100), (0.98, 900))
-    assert loss(before, worse, 0.5) == pytest.approx((beyond_chance(0.018, 1000) * 1000 + prior) / (1000 + N_PRIOR))
-    assert loss(score((0.9, 10_000)), score((0.91, 10_000)), 1.0) == pytest.approx(-0.01, rel=0.05)
+    assert losses((0, 2))[0] == 0
+    assert losses((0, 2))[-1] == pytest.approx(FEARED_LOSS, rel=0.1)
+    assert 0 < losses((0, 1000))[-1] < FEARED_LOSS / 6
+    hidden = losses((500, 10_000), (0, 90_000))
+    assert hidden[-1] == pytest.approx(0.05, rel=0.1)
+    assert hidden[5] == pytest.approx(0.05 / 8, rel=0.3)
+    assert losses((0, 10_000), (4500, 90_000))[-1] == pytest.approx(0.045, rel=0.1)  # of all seeds
 
 
 def test_the_seeds_that_several_trainings_held_out_count_together():
-    def point(fall, n, disturbed):
-        falls = ((fall, n), (fall, n))
-        return FrontierPoint(0.5, 1 - fall, disturbed, estimate_loss(falls, 0.5), {"noise": disturbed}, 1.0, falls)
+    def points(fall, n, disturbed):
+        falls = [((share * fall, share * fall, n),) * 2 for share in SHARES]
+        return [
+            FrontierPoint(share, 1 - mean[0][0], disturbed, {"noise": disturbed}, 1.0, mean)
+            for share, mean in zip(SHARES, falls, strict=True)
+        ]
 
-    (joined,) = join_frontiers([[point(0.01, 100, 0.7)], [point(0.0, 300, 0.8)]])
-    assert joined.falls == ((pytest.approx(0.0025), 400),) * 2
-    assert joined.disturbed == joined.by_perturbation["noise"] == pytest.approx(0.75)
-    assert joined.lost == estimate_loss(joined.falls, 0.5)
+    joined = join_frontiers([points(0.01, 100, 0.7), points(0.0, 300, 0.8)])
+    last = joined[-1]
+    assert last.falls == ((pytest.approx(0.0025), pytest.approx(0.0025), 400),) * 2
+    assert last.disturbed == last.by_perturbation["noise"] == pytest.approx(0.75)
+    assert last.lost == estimate_losses(SHARES, [point.falls[0] for point in joined])[-1]
 
 
 def test_large_batches_can_be_trained_in_parts_and_in_lower_precision(case):

@@ -27,6 +27,10 @@ from themis.target.target import Target
 
 FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES = range(101, 108)
 """Purposes of random numbers; campaigns use smaller numbers."""
+ENOUGH_CLEAN = 2
+"""Clean seeds per searched seed that are enough to learn from without many of the searched ones."""
+N_HELD = 1_000
+"""Searched seeds that are then held out, at most, if the recipe does not ask for more."""
 FRESH_CHUNK = 512
 """Fresh inputs that are created at a time, unless they depend on the weights, which change with each batch."""
 
@@ -46,16 +50,22 @@ def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.ui
     """Hold out a share of the failing seeds, of the other seeds that were searched, and of the clean seeds.
 
     hashes: those of the contents of the pool and of the clean seeds. Of several copies of an input, all are held out or
-    none.
+    none. A model may know the clean seeds by heart, so the searched ones show best what it loses: if there are enough
+    clean seeds to learn from, up to half of the searched ones are held out.
     """
     pool_hashes, clean_hashes = hashes
+    n_pool, n_clean = (len(np.unique(contents)) for contents in hashes)
+    share = recipe.hold_out
+    if n_clean >= ENOUGH_CLEAN * n_pool:
+        share = max(share, min(0.5, N_HELD / n_pool))
     failing = pool_hashes[np.unique(material.seed.numpy())]
     held: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
     seen = held
-    for candidates, n_trained in ((failing, 1), (pool_hashes, 0), (clean_hashes, 1)):  # n_trained must not be held out
+    groups = ((failing, 1, share), (pool_hashes, 0, share), (clean_hashes, 1, recipe.hold_out))
+    for candidates, n_trained, held_share in groups:  # n_trained must not be held out
         group = np.setdiff1d(candidates, seen)
         seen = np.union1d(seen, group)
-        n = min(max(1, round(recipe.hold_out * len(group))), max(0, len(group) - n_trained))
+        n = min(max(1, round(held_share * len(group))), max(0, len(group) - n_trained))
         order = np.argsort(rng.mix(recipe.random_seed, FOR_HOLD_OUT, group.view(np.int64)), kind="stable")
         held = np.union1d(held, group[order[:n]])
     in_pool, in_clean = np.isin(pool_hashes, held), np.isin(clean_hashes, held)

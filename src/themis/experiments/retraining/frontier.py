@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+
+import numpy as np
+import torch
 
 from themis.experiments.retraining.heldout import HeldOutScore
 
-SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 """Shares of the way from the old weights to the trained ones that are measured."""
 FEARED_LOSS = 0.02
-"""The most that trained weights lost of the clean score in any measurement of this recipe."""
-N_PRIOR = 100
-"""How many seeds the feared loss counts as."""
+"""The clean score that trained weights are expected to lose before any seed is measured: about the most that we saw."""
+SPREADS = (0.01, 0.02)
+"""Standard deviations of the linear and the cubic part of the loss, before any seed is measured."""
+CHANGED = 0.03
+"""The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
+N_CHANGED = 100
+"""How many seeds that share counts as."""
 ROUNDING = 1e-9
 
 
-Fall = tuple[float, int]
-"""The fall of a score, and the number of seeds that show it."""
+Fall = tuple[float, float, int]
+"""The mean fall of the grade of a clean seed, the mean of its square, and the number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,14 @@ class FrontierPoint:
     """Score on clean inputs, 0..1."""
     disturbed: float
     """Score on disturbed inputs, a mean over perturbations."""
-    lost: float
-    """By how much the clean score falls, as estimated by `estimate_loss`; negative if it rises."""
     by_perturbation: dict[str, float]
     """The disturbed score by perturbation."""
     loss: float
     """Mean of the clean and the disturbed loss."""
     falls: tuple[Fall, ...] = ()
     """The fall of the clean score as measured: on the searched seeds held out, and on all seeds held out."""
+    lost: float = 0.0
+    """By how much the clean score falls, as estimated by `estimate_losses`; negative if it rises."""
 
 
 def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
@@ -51,52 +57,66 @@ def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
 
 
 def measure_falls(before: HeldOutScore, after: HeldOutScore) -> tuple[Fall, ...]:
-    """The fall of the clean score on the searched seeds held out, and on all seeds held out."""
-    return (
-        (before.part_scores[0] - after.part_scores[0], before.part_counts[0]),
-        (before.score - after.score, sum(before.part_counts)),
-    )
+    """The fall of the clean grades on the searched seeds held out, and on all seeds held out."""
+    parts = [old - new for old, new in zip(before.grades, after.grades, strict=True)]
+    return tuple((float(fall.mean()), float(fall.square().mean()), len(fall)) for fall in (parts[0], torch.cat(parts)))
 
 
-def estimate_loss(falls: Sequence[Fall], share: float) -> float:
-    """By how much the clean score falls, on the searched seeds held out or on all seeds held out, whichever is more.
+def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """Points with the estimated fall of the clean score: on the searched seeds or on all seeds, whichever is more.
 
-    Clean seeds that the model knows by heart must not hide what others lose. A fall is reduced by its standard error:
-    one lost seed may be chance. A few seeds say little, so each estimate is drawn towards `FEARED_LOSS`, which grows
-    with the square of the share, as if `N_PRIOR` more seeds had shown it.
+    Clean seeds that the model knows by heart must not hide what others lose.
     """
-    prior = N_PRIOR * FEARED_LOSS * share**2
-    return max((beyond_chance(fall, n) * n + prior) / (n + N_PRIOR) for fall, n in falls)
+    shares = [point.share for point in points]
+    estimates = [estimate_losses(shares, falls) for falls in zip(*(point.falls for point in points), strict=True)]
+    losses = [max(same) for same in zip(*estimates, strict=True)]
+    return tuple(replace(point, lost=lost) for point, lost in zip(points, losses, strict=True))
 
 
-def beyond_chance(fall: float, n: int) -> float:
-    """A fall on `n` seeds less its standard error, but not less than 0; a rise is as measured."""
-    return fall if fall <= 0 else max(0.0, fall - math.sqrt(fall / n))
+def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[float]:
+    """By how much the clean score falls at each share, estimated from the falls at all shares together.
+
+    The loss is a smooth curve, a * share + b * share**3: measured frontiers are flat at first and steep at the end. Its
+    parameters are the means of their posterior distribution, so the tolerance is compared with the expected loss. An
+    answer changes somewhere on the way, so what each step adds is nearly independent of earlier steps, with a variance
+    in proportion to the length of the step.
+    """
+    at = np.array(shares)
+    powers = np.stack([at, at**3], 1)
+    steps = np.flatnonzero(np.diff(at) > 0)
+    terms, rises = np.diff(powers, axis=0)[steps], np.diff([mean for mean, _, _ in falls])[steps]
+    _, changed, n = falls[-1]
+    per_share = changed / max(shares[-1], ROUNDING)
+    variance = (per_share * n + CHANGED * N_CHANGED) / (n + N_CHANGED) / n
+    weights = 1 / (variance * np.diff(at)[steps])
+    prior = 1 / np.square(SPREADS)
+    precision = (terms.T * weights) @ terms + np.diag(prior)
+    parameters = np.linalg.solve(precision, (terms.T * weights) @ rises + prior * (0.0, FEARED_LOSS))
+    return [float(lost) for lost in powers @ parameters]
 
 
 def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[FrontierPoint, ...]:
     """The mean frontier of trainings that held out different seeds, whose falls count together."""
     joined = []
     for points in zip(*frontiers, strict=True):
-        share, names = points[0].share, points[0].by_perturbation
-        falls = tuple(_join_falls(same) for same in zip(*(point.falls for point in points), strict=True))
+        names = points[0].by_perturbation
         joined.append(
             FrontierPoint(
-                share,
+                points[0].share,
                 fmean(point.clean for point in points),
                 fmean(point.disturbed for point in points),
-                estimate_loss(falls, share),
                 {name: fmean(point.by_perturbation[name] for point in points) for name in names},
                 fmean(point.loss for point in points),
-                falls,
+                tuple(_join_falls(same) for same in zip(*(point.falls for point in points), strict=True)),
             )
         )
-    return tuple(joined)
+    return with_losses(joined)
 
 
 def _join_falls(falls: Sequence[Fall]) -> Fall:
-    n = sum(count for _, count in falls)
-    return sum(fall * count for fall, count in falls) / n, n
+    counts = [count for _, _, count in falls]
+    mean, square = (float(np.average([fall[k] for fall in falls], weights=counts)) for k in (0, 1))
+    return mean, square, sum(counts)
 
 
 def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:

@@ -33,9 +33,8 @@ class HeldOutScore(NamedTuple):
 
     score: float
     loss: float
-    part_scores: tuple[float, ...]
-    """The mean grade on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
-    part_counts: tuple[int, ...]
+    grades: tuple[Tensor, ...]
+    """The grades on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
 
 
 class HeldOut:
@@ -81,10 +80,11 @@ class HeldOut:
         }
 
     def _measure(self, rows: Tensor, perturbation: Perturbation | None = None, *tests: Tensor) -> HeldOutScore:
-        total_loss, offset, totals, counts = 0.0, 0, [0.0 for _ in self.parts], []
+        total_loss, offset, grades = 0.0, 0, []
         with self.target.opened(), torch.no_grad():
-            for k, part in enumerate(self.parts):
+            for part in self.parts:
                 in_part = ((rows >= offset) & (rows < offset + len(part.labels))).nonzero()[:, 0]
+                part_grades = []
                 for chunk in torch.split(in_part, CHUNK):
                     seeds = (rows[chunk] - offset).to(self.target.device)
                     if perturbation is None:
@@ -93,10 +93,8 @@ class HeldOut:
                         theta, noise_seed = (values[chunk].to(seeds.device) for values in tests)
                         inputs, labels = part(perturbation, seeds, theta, noise_seed)
                     outputs = self.target.forward(inputs).float()
-                    totals[k] += float(grade(self.oracle, outputs, labels).sum())
+                    part_grades.append(grade(self.oracle, outputs, labels).double().cpu())
                     total_loss += float(self.loss(outputs, labels).double().mean()) * len(chunk)
-                counts.append(len(in_part))
+                grades += [torch.cat(part_grades)] if len(in_part) else []
                 offset += len(part.labels)
-        part_scores = tuple(total / n for total, n in zip(totals, counts, strict=True) if n)
-        part_counts = tuple(n for n in counts if n)
-        return HeldOutScore(sum(totals) / len(rows), total_loss / len(rows), part_scores, part_counts)
+        return HeldOutScore(float(torch.cat(grades).mean()), total_loss / len(rows), tuple(grades))

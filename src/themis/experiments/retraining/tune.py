@@ -20,10 +20,9 @@ from themis.errors import ModelError, StoreError, first_line
 from themis.experiments.retraining.batches import Batches, hold_out
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
-from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, estimate_loss, measure_falls
-from themis.experiments.retraining.grading import grade
+from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
 from themis.experiments.retraining.heldout import HeldOut, HeldOutScore
-from themis.experiments.retraining.losses import Loss, choose_loss, distances, name_loss
+from themis.experiments.retraining.losses import Loss, choose_loss, distances, losses, name_loss
 from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
@@ -169,7 +168,7 @@ class _Training:
         self.optimiser, self.parameters = _optimiser(recipe, parameters), parameters
         self.original = take_weights(target.module)
         self.history: list[Epoch] = []
-        self.before = HeldOutScore(0.0, 0.0, (), ())
+        self.before = HeldOutScore(0.0, 0.0, ())
         self.frontier: list[FrontierPoint] = []
         self.best, self.best_weights = 0, self.original
 
@@ -206,7 +205,7 @@ class _Training:
         for share in missing:
             self.move(share)
             self.frontier.append(self._measure(share))
-        self.frontier.sort(key=lambda point: point.share)
+        self.frontier = list(with_losses(sorted(self.frontier, key=lambda point: point.share)))
         return bool(missing)
 
     def choose(self) -> int:
@@ -224,8 +223,7 @@ class _Training:
         scores = {name: case.score for name, case in disturbed.items()}
         loss = (clean.loss + fmean(case.loss for case in disturbed.values())) / 2
         falls = measure_falls(self.before, clean)
-        lost = estimate_loss(falls, share)
-        return FrontierPoint(share, clean.score, fmean(scores.values()), lost, scores, loss, falls)
+        return FrontierPoint(share, clean.score, fmean(scores.values()), scores, loss, falls)
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """Train for one epoch; returns the mean loss, and the mean of each parameter over the steps."""
@@ -271,12 +269,16 @@ class _Training:
         return total
 
     def _distance(self, inputs: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The distance from the old model's answers to clean inputs, as far as they were correct: a sum over inputs."""
+        """The distance from the old model's answers to clean inputs where they were better: a sum over inputs."""
+        oracle = self.batches.oracle
         with torch.no_grad():
             old = self.old.forward(inputs).float()
-            is_right = grade(self.batches.oracle, old, labels[: len(old)])
-        distance = distances(self.batches.oracle, outputs, old)
-        return torch.zeros((), device=old.device) if distance is None else (distance * is_right.to(distance)).sum()
+        distance = distances(oracle, outputs, old)
+        if distance is None:
+            return torch.zeros((), device=old.device)
+        with torch.no_grad():
+            new_loss, old_loss = (losses(oracle, answers, labels[: len(old)]) for answers in (outputs, old))
+        return (distance * (new_loss > old_loss)).sum()
 
     def state(self) -> State:
         """The state from which a training resumes."""
