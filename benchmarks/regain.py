@@ -1,24 +1,30 @@
 """What retraining regains: themis and its rivals at equal compute and at an equal loss of clean score.
 
     THEMIS_DATA=FOLDER python benchmarks/regain.py [--device cuda] [--workers 6] [--json FILE]
+    python benchmarks/regain.py --table FILE [FILE ...]
 
 Every technique gets the same number of passes (a forward is 1, a backward 2; search, attacks and the old model's
 answers included), the same training seeds and the same optimiser. Each is then moved along its own frontier to the
 highest disturbed score whose clean loss, on held-out seeds, is at most the tolerance, and graded on judge seeds that no
-technique has searched, trained or chosen on. Intervals are over judge seeds, paired by seed, and over random seeds.
-On a CPU, `--quick` is the default: the table models, two techniques, one random seed. `--pack FILE` writes models and
-data to one file, which `--packed FILE` reads on a machine without the data folder.
+technique has searched, trained or chosen on. Differences are paired by judge seed and random seed; intervals are over
+both. The results have the frontier of every training, on the held-out seeds and on the judge seeds. With `--json`,
+trainings that the file already has are not run again. On a CPU, `--quick` is the default: the PDF model, two
+techniques, one random seed. The segmentation of the embedded digits needs no data folder. `--pack FILE` writes models
+and data to one file, which `--packed FILE` reads on a machine without the data folder. `--table` prints the table of
+results, joined if there are several files.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, reduce
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from searching import packs
+from searching import packs, segmenter
 from searching.arguments import complete, row_parser
 from searching.files import write_results
 from torch import Tensor
@@ -35,45 +41,46 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.experiments.contest.cells import pack, unpack
 from themis.experiments.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
-from themis.experiments.retraining.changes import paired
-from themis.experiments.retraining.examine import examine
+from themis.experiments.retraining.changes import Shift, paired
+from themis.experiments.retraining.checkpoint import put_weights
+from themis.experiments.retraining.examine import Column, examine
 from themis.experiments.retraining.frontier import next_point
 from themis.experiments.retraining.material import Material, of_tests
+from themis.experiments.retraining.plan import named_perturbation
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.tune import tune
-from themis.perturb import Context, Perturbation, Theta, choose_perturbation
+from themis.experiments.retraining.rounds import join_material
+from themis.experiments.retraining.tune import Tuned, interpolate, tune
+from themis.perturb import Context, Perturbation, Theta
+from themis.runs.parts import Parts
 from themis.target.ledger import Ledger
+from themis.target.target import Target
 
 BASELINES = ("nc", "kmnc", "idc", "lsa")
-TECHNIQUES = ("themis", "random", "augmix", "pgd", *BASELINES)
+RIVALS = ("random", "augmix", "pgd", *BASELINES)
+OWN = "themis"
+PLAIN = {"steer": 0.0, "distill": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "themis": {},
+    OWN: {},
     "themis undistilled": {"distill": 0.0},
     "themis unsteered": {"steer": 0.0},
     "themis updated": {"statistics": "update"},
-    "themis updated undistilled": {"statistics": "update", "distill": 0.0},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
-    "themis sgd updated undistilled": {
-        "optimiser": "sgd",
-        "learning_rate": 0.01,
-        "statistics": "update",
-        "distill": 0.0,
-    },
-    "random": {"steer": 0.0, "distill": 0.0},
-    "augmix": {"steer": 0.0, "distill": 0.0},
-    "pgd": {"steer": 0.0, "distill": 0.0},
-    **{name: {"fresh": 0.0, "steer": 0.0, "distill": 0.0} for name in BASELINES},
+    "random": PLAIN,
+    "augmix": PLAIN,
+    "pgd": PLAIN,
+    **{name: {**PLAIN, "fresh": 0.0} for name in BASELINES},
 }
 """Options of the recipe that differ from its defaults."""
 QUICK: dict[str, Any] = {"rows": ["pdf edit"], "random_seeds": 1, "share": 0.3, "techniques": "themis,random"}
-FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 3, "share": 1.0, "techniques": ",".join(TECHNIQUES)}
+FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0, "techniques": ",".join((OWN, *RIVALS))}
 SEEDS = {"resnet56-cifar10": (5_000, 8_000), "dave2-udacity": (500, 250)}
 """Maximum numbers of test seeds and training inputs."""
 TOLERANCE = 0.0025
 EPOCHS = 10
-DRAWS = 5
 N_CHOSEN = 1_000
 """Inputs that a criterion selects, at most."""
+SEARCH = 0.02
+"""The share of its passes that a criterion searches with."""
 
 
 @dataclass(frozen=True)
@@ -82,32 +89,57 @@ class Row:
 
     name: str
     model: str
-    perturbation: str
-    magnitude: float | None
+    perturbations: tuple[str, ...]
     passes: int
     batch_size: int = 64
-    learning_rate: float = 3e-4
     oracle: str | None = None
-    attack: tuple[str, float] = ("pgd", 2 / 255)
+    attack: str = f"pgd:{2 / 255!r}"
     """The perturbation of adversarial training."""
+    draws: int = 5
+
+    def suits(self, technique: str) -> bool:
+        """Whether a technique differs from the others here: augmix needs pictures, and drawing an attack is pgd."""
+        if technique == "augmix":
+            return not self.model.startswith("mlp")
+        return technique != "pgd" or self.attack not in self.perturbations
 
 
 NEAR = "regression:0.1"
+"""Within a tenth of the label: the default of two standard deviations leaves no room for a gain on the drive."""
+RESNET, DAVE, LENET = ("resnet56-cifar10", 350_000, 128), ("dave2-udacity", 60_000), ("lenet5-mnist", 200_000)
+PDF, EDITED = ("mlp-pdf", 200_000), "edit_worst:3.0"
+
+
+def _row(name: str, model: tuple[Any, ...], *perturbations: str, **options: Any) -> Row:
+    return Row(name, model[0], perturbations, *model[1:], **options)
+
+
 ROWS = (
-    Row("resnet56 gaussian 0.1", "resnet56-cifar10", "gaussian", 0.1, 350_000, 128),
-    Row("resnet56 fog", "resnet56-cifar10", "fog", None, 350_000, 128),
-    Row("pdf table_noise 0.3", "mlp-pdf", "table_noise", 0.3, 200_000, attack=("edit_worst", 3.0)),
-    Row("pdf edit", "mlp-pdf", "edit", 3.0, 200_000, attack=("edit_worst", 3.0)),
-    Row("drebin edit", "mlp-drebin", "edit", 3.0, 200_000, attack=("edit_worst", 3.0)),
-    Row("dave2 fog", "dave2-udacity", "fog", None, 60_000, oracle=NEAR),
-    Row("lenet5 gaussian 0.8", "lenet5-mnist", "gaussian", 0.8, 200_000, attack=("pgd", 0.15)),
+    _row("resnet56 gaussian 0.1", RESNET, "gaussian:0.1"),
+    _row("resnet56 fog", RESNET, "fog"),
+    _row("resnet56 gaussian 0.1 and fog", RESNET, "gaussian:0.1", "fog"),
+    _row("dave2 gaussian 0.5", DAVE, "gaussian:0.5", oracle=NEAR),
+    _row("dave2 fog", DAVE, "fog", oracle=NEAR),
+    _row("lenet5 gaussian 0.8", LENET, "gaussian:0.8", attack="pgd:0.15"),
+    _row("lenet5 fog", LENET, "fog", attack="pgd:0.15"),
+    _row("digits segmentation gaussian 0.3", (segmenter.NAME, 200_000), "gaussian:0.3", attack="pgd:0.15"),
+    _row("pdf table_noise 0.3", PDF, "table_noise:0.3", attack=EDITED),
+    _row("pdf edit", PDF, "edit:3.0", attack=EDITED),
+    _row("drebin edit", ("mlp-drebin", 200_000), "edit:3.0", attack=EDITED),
+    _row("pdf edit_worst", PDF, EDITED, attack=EDITED),
+    _row("lenet5 pgd 0.15", LENET, "pgd:0.15", attack="pgd:0.15", draws=1),
+    _row("dave2 pgd 2/255", DAVE, f"pgd:{2 / 255!r}", oracle=NEAR, draws=1),
+    _row("resnet56 pgd 2/255", RESNET, f"pgd:{2 / 255!r}", draws=1),
 )
+"""In order of value: attacks, the slowest, come last."""
 
 
 @cache
 def load(model: str, device: str, packed: str | None) -> packs.ModelWithData:
     packs.SEEDS = {**packs.SEEDS, **SEEDS}
-    return packs.load_model(model, device) if packed is None else packs.read_pack(packed, model, device)
+    if packed is not None:
+        return packs.read_pack(packed, model, device)
+    return segmenter.train_segmenter(device) if model == segmenter.NAME else packs.load_model(model, device)
 
 
 @dataclass(frozen=True)
@@ -121,80 +153,107 @@ class Cell:
     packed: str | None
     share: float
 
+    @property
+    def passes(self) -> float:
+        return self.row.passes * self.share
+
+
+@cache
+def original(row: Row, device: str, packed: str | None, share: float) -> tuple[Target, Parts, Column, Column]:
+    """The model of a row, its seeds, and its clean and disturbed grades on the judge seeds."""
+    loaded = load(row.model, device, packed)
+    parts = loaded.parts(share)
+    target = loaded.with_settled_oracle(row.oracle, parts.search)
+    return target, parts, *grade(row, target, parts, Ledger())
+
+
+def grade(row: Row, target: Target, parts: Parts, ledger: Ledger) -> tuple[Column, Column]:
+    """Clean and disturbed grades on the judge seeds, a mean over perturbations."""
+    readings = [
+        examine(target, parts.judge, named_perturbation(name), ledger=ledger, draws=row.draws, passes=0)
+        for name in row.perturbations
+    ]
+    return readings[0].clean, np.mean([reading.disturbed for reading in readings], 0)
+
 
 def run(cell: Cell) -> dict[str, Any]:
     """Train and grade one cell."""
     torch.set_num_threads(1)
     row, start = cell.row, perf_counter()
-    loaded = load(row.model, cell.device, cell.packed)
-    parts = loaded.parts(cell.share)
-    target = loaded.with_settled_oracle(row.oracle, parts.search)
-    perturbation = choose_perturbation(row.perturbation, row.magnitude)
-    before = examine(target, parts.judge, perturbation, ledger=Ledger(), draws=DRAWS, passes=0)
-    trained_on = {"augmix": AUGMIX, "pgd": choose_perturbation(*row.attack)}.get(cell.technique, perturbation)
-    material, spent = _material(cell, target, parts, perturbation)
+    target, parts, clean, disturbed = original(row, cell.device, cell.packed, cell.share)
+    perturbations = {name: named_perturbation(name) for name in row.perturbations}
+    other = {"augmix": AUGMIX, "pgd": named_perturbation(row.attack)}.get(cell.technique)
     recipe = Recipe.of(
         batch_size=row.batch_size,
-        learning_rate=row.learning_rate,
         epochs=EPOCHS,
         patience=None,
         tolerance=TOLERANCE,
         random_seed=cell.random_seed,
     )
     recipe = replace(recipe, **VARIANTS[cell.technique])
+    material, spent = _material(cell, target, parts, perturbations)
     n_clean, _, n_fresh = recipe.counts()
-    per_batch = 3 * row.batch_size + n_fresh * trained_on.passes + n_clean * (recipe.distill > 0)
-    recipe = replace(recipe, batches=max(1, round((row.passes * cell.share - spent) / EPOCHS / per_batch)))
+    attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
+    per_batch = 3 * row.batch_size + n_fresh * attacks + n_clean * (recipe.distill > 0)
+    recipe = replace(recipe, batches=max(1, round((cell.passes - spent) / EPOCHS / per_batch)))
     assert not isinstance(target.oracle, str)  # it is settled
     began = perf_counter()
-    tuned = tune(target, material, perturbation, recipe, oracle=target.oracle, fresh_from=trained_on)
+    tuned = tune(target, material, perturbations, recipe, oracle=target.oracle, fresh_from=other)
     trained = perf_counter()
-    after = examine(tuned.target, parts.judge, perturbation, ledger=tuned.ledger, draws=DRAWS, passes=0)
+    after = dict(zip(("clean", "disturbed"), grade(row, tuned.target, parts, tuned.ledger), strict=True))
+    own = tuned.frontier[tuned.chosen].share
     return {
         "technique": cell.technique,
         "random_seed": cell.random_seed,
-        "share": tuned.frontier[tuned.chosen].share,
-        "clean": after.clean_score,
-        "disturbed": after.disturbed_score,
-        "clean_before": before.clean_score,
-        "disturbed_before": before.disturbed_score,
+        "share": own,
+        "before": {"clean": pack(clean), "disturbed": pack(disturbed)},
+        **{name: float(column.mean()) for name, column in after.items()},
         "judge_seeds": len(parts.judge),
         "batches": recipe.batches,
         "passes_of_search": spent,
-        "passes": round(spent + recipe.batches * EPOCHS * per_batch),
+        "passes": round(spent + (recipe.batches or 0) * EPOCHS * per_batch),
         "frontier": [asdict(point) for point in tuned.frontier],
         "next": next_point(tuned.frontier, tuned.chosen),
+        "judge_frontier": [] if attacks else list(_judge_frontier(row, tuned, parts)),
         "seconds": {"train": round(trained - began, 2), "all": round(perf_counter() - start, 2)},
-        "by_seed": {name: pack(getattr(reading, column)) for name, reading, column in _columns(before, after)},
+        "after": {name: pack(column) for name, column in after.items()},
     }
 
 
-def _columns(before: Any, after: Any) -> list[tuple[str, Any, str]]:
-    pairs = (("before", before), ("after", after))
-    return [(f"{column}_{name}", reading, column) for name, reading in pairs for column in ("clean", "disturbed")]
+def _judge_frontier(row: Row, tuned: Tuned, parts: Parts) -> Iterator[dict[str, Any]]:
+    """The frontier on the judge seeds, which nothing is chosen by; two uniform tests per seed."""
+    for point in tuned.frontier:
+        put_weights(tuned.target.module, interpolate(*tuned.ends, point.share))
+        clean, disturbed = grade(replace(row, draws=2), tuned.target, parts, tuned.ledger)
+        scores = {"clean": float(clean.mean()), "disturbed": float(disturbed.mean())}
+        yield {"share": point.share, **scores, "by_seed": {"clean": pack(clean), "disturbed": pack(disturbed)}}
 
 
-def _material(cell: Cell, target: Any, parts: Any, perturbation: Perturbation) -> tuple[Material, int]:
+def _material(cell: Cell, target: Target, parts: Parts, perturbations: dict[str, Perturbation]) -> tuple[Material, int]:
     """What a technique learns from, and the passes that it spent on it."""
     if cell.technique not in BASELINES:  # all inputs are fresh, so one that is not used will do
-        theta = np.array([[theta.low for theta in perturbation.theta]], np.float32)
-        zero = np.zeros(1, np.int64)
-        return of_tests(zero, theta, zero, parts.search, perturbation, target, clean=parts.train), 0
+        first = next(iter(perturbations.values()))
+        theta, zero = np.array([[theta.low for theta in first.theta]], np.float32), np.zeros(1, np.int64)
+        return of_tests(zero, theta, zero, parts.search, first, target, clean=parts.train), 0
     technique = choose_competitor(cell.technique)
-    passes = round(0.02 * cell.row.passes * cell.share) + len(parts.search)
-    executed = run_technique(
-        technique,
-        target,
-        parts.search,
-        perturbation,
-        passes=passes,
-        random_seed=cell.random_seed,
-        criterion=fit_criterion(technique, target, parts.train),
-        round_size=160,
-    )
-    tests = executed.tests[choose_tests(executed, N_CHOSEN)]
-    chosen = (tests.seed, tests.theta, tests.noise_seed)
-    return of_tests(*chosen, parts.search, perturbation, target, clean=parts.train), executed.passes
+    criterion = fit_criterion(technique, target, parts.train)
+    materials, spent = [], 0
+    for perturbation in perturbations.values():
+        executed = run_technique(
+            technique,
+            target,
+            parts.search,
+            perturbation,
+            passes=round(SEARCH * cell.passes) + len(parts.search),
+            random_seed=cell.random_seed,
+            criterion=criterion,
+            round_size=160,
+        )
+        tests = executed.tests[choose_tests(executed, N_CHOSEN // len(perturbations))]
+        chosen = (tests.seed, tests.theta, tests.noise_seed)
+        materials.append(of_tests(*chosen, parts.search, perturbation, target, clean=parts.train))
+        spent += executed.passes
+    return reduce(join_material, materials), spent
 
 
 def mix_augmentations(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -231,34 +290,97 @@ def mix_augmentations(inputs: Tensor, theta: Tensor, rng: Rng, context: Context)
 AUGMIX = Perturbation("augmix", (Theta("strength", 0, 1),), mix_augmentations, inputs="picture", has_identity=False)
 
 
-def summarise(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Before and after of each technique, and by how much themis is above it, with 95% intervals."""
-    by_technique: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells, key=lambda cell: cell["random_seed"]):
-        by_technique.setdefault(cell["technique"], []).append(cell)
+class Standings:
+    """The cells of a row, by technique and random seed."""
 
-    def column(technique: str, name: str) -> Any:
-        return np.stack([unpack(cell["by_seed"][name]) for cell in by_technique[technique]])
+    def __init__(self, cells: list[dict[str, Any]]) -> None:
+        self.cells: dict[str, dict[int, dict[str, Any]]] = {}
+        for cell in sorted(cells, key=lambda cell: cell["random_seed"]):
+            self.cells.setdefault(cell["technique"], {})[cell["random_seed"]] = cell
 
-    standings = {}
-    for technique in by_technique:
-        standing: dict[str, Any] = {"shares": [cell["share"] for cell in by_technique[technique]]}
-        for score in ("clean", "disturbed"):
-            standing[score] = asdict(
-                paired(column(technique, f"{score}_before")[0], column(technique, f"{score}_after"))
-            )
-        if technique != "themis" and "themis" in by_technique:
-            theirs, own = column(technique, "disturbed_after"), column("themis", "disturbed_after")
-            n = min(len(theirs), len(own))
-            standing["themis_above_by"] = asdict(paired(theirs[:n].mean(0), own[:n]))
-        standings[technique] = standing
-    rivals = [technique for technique in BASELINES if technique in by_technique]
-    if rivals and "themis" in by_technique:
-        mean = np.mean([column(technique, "disturbed_after").mean(0) for technique in rivals], 0)
-        standings["mean of the baselines"] = {
-            "themis_above_by": asdict(paired(mean, column("themis", "disturbed_after")))
-        }
-    return standings
+    def rows(self, technique: str, name: str, random_seeds: list[int] | None = None) -> Column:
+        """The grades after training, `[random seeds, judge seeds]`."""
+        cells = self.cells[technique]
+        return np.stack([unpack(cells[seed]["after"][name]) for seed in random_seeds or cells])
+
+    def gain(self, technique: str, name: str) -> Shift:
+        """The clean or disturbed score before and after."""
+        before = next(iter(self.cells[technique].values()))["before"]
+        return paired(unpack(before[name]), self.rows(technique, name))
+
+    def lead(self, rivals: list[str]) -> Shift:
+        """By how much themis is above the mean of rivals, paired by judge seed and random seed."""
+        shared = [seed for seed in self.cells[OWN] if all(seed in self.cells[rival] for rival in rivals)]
+        own = self.rows(OWN, "disturbed", shared)
+        theirs = np.mean([self.rows(rival, "disturbed", shared) for rival in rivals], 0)
+        return paired(np.zeros(own.shape[1]), own - theirs)
+
+    def best_rival(self) -> str | None:
+        """The rival with the highest disturbed score."""
+        rivals = [name for name in self.cells if name in RIVALS]
+        return max(rivals, key=lambda name: self.gain(name, "disturbed").after, default=None)
+
+
+def table(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """Themis, its best rival and the mean of the four baselines on each row, as Markdown."""
+    lines = [
+        "| row | before | themis | clean | best rival | its score, clean | themis above it | above the mean of "
+        "NC, KMNC, IDC, LSA |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, cells in rows.items():
+        standings = Standings(cells)
+        if OWN not in standings.cells:
+            continue
+        own, clean, best = standings.gain(OWN, "disturbed"), standings.gain(OWN, "clean"), standings.best_rival()
+        entries = [name, f"{100 * own.before:.1f}", _spread(own), _points(clean.difference)]
+        if best is not None:
+            theirs, their_clean = standings.gain(best, "disturbed"), standings.gain(best, "clean")
+            scores = f"{_spread(theirs)}, {_points(their_clean.difference)}"
+            entries += [best, scores, _interval(standings.lead([best]))]
+            has_all = all(baseline in standings.cells for baseline in BASELINES)
+            entries.append(_interval(standings.lead(list(BASELINES))) if has_all else "-")
+        else:
+            entries += ["-"] * 4
+        lines.append(f"| {' | '.join(entries)} |")
+    return "\n".join(lines)
+
+
+def _spread(shift: Shift) -> str:
+    mean, ends = f"{100 * shift.after:.1f}", [f"{100 * end:.1f}" for end in (shift.least, shift.most)]
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.2f}"
+
+
+def _interval(shift: Shift) -> str:
+    between = shift.combined
+    if between is None:
+        return _points(shift.difference)
+    return f"{_points(shift.difference)} ({_points(between.low)} to {_points(between.high)})"
+
+
+def read_cells(paths: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The cells of every row in some files; of a training that is in several files, the last counts."""
+    found: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row.name: {} for row in ROWS}
+    for path in paths:
+        for name, row in json.loads(Path(path).read_text())["results"]["rows"].items():
+            found.setdefault(name, {}).update({(cell["technique"], cell["random_seed"]): cell for cell in row["cells"]})
+    return {name: list(cells.values()) for name, cells in found.items() if cells}
+
+
+def in_order(cells: list[Cell]) -> list[Cell]:
+    """Cells in order of value: themis on the first two rows, its rivals there, the other rows, further random seeds."""
+
+    def key(cell: Cell) -> tuple[int, int]:
+        is_first = cell.row in ROWS[:2]
+        if is_first and cell.random_seed < 2 and cell.technique == OWN:
+            return 0, cell.random_seed
+        return 1 + cell.random_seed, 0 if is_first else 1
+
+    return sorted(cells, key=key)
 
 
 def parse() -> argparse.Namespace:
@@ -268,52 +390,63 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--share", type=float, help="share of the seeds and passes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no training after this time")
     parser.add_argument("--json", help="file for the raw results, rewritten after each training")
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="print the table of these results, and run nothing")
     return complete(parser.parse_args(), QUICK, FULL)
 
 
 def main() -> None:
     arguments, start = parse(), perf_counter()
-    if not (os.environ.get("THEMIS_DATA") or arguments.packed):
-        print("skipped: this benchmark needs real data; set THEMIS_DATA to the data folder, or pass --packed")
+    if arguments.table:
+        print(table(read_cells(arguments.table)))
         return
     rows = [row for row in ROWS if any(fnmatch(row.name, glob) for glob in arguments.rows)]
+    if not (os.environ.get("THEMIS_DATA") or arguments.packed):
+        print("only the segmentation of the embedded digits: the other rows need THEMIS_DATA, or --packed", flush=True)
+        rows = [row for row in ROWS if row.model == segmenter.NAME]
     if arguments.pack:
-        packs.SEEDS = {**packs.SEEDS, **SEEDS}
-        packs.write_pack(Path(arguments.pack), list(dict.fromkeys(row.model for row in rows)))
+        packs.write_pack(Path(arguments.pack), {row.model: load(row.model, "cpu", None) for row in rows})
         return
     names = [name.strip() for name in arguments.techniques.split(",")]
     if unknown := [name for name in names if name not in VARIANTS]:
         sys.exit(f"techniques must be among {', '.join(VARIANTS)}, got {unknown[0]!r}")
+    has_results = arguments.json and os.path.exists(arguments.json)
+    found = read_cells([arguments.json]) if has_results else {}
+    results: dict[str, Any] = {
+        "share": arguments.share,
+        "rows": {name: {"cells": each} for name, each in found.items()},
+    }
+    finished = {(name, cell["technique"], cell["random_seed"]) for name, cells in found.items() for cell in cells}
     cells = [
         Cell(row, name, random_seed, arguments.device, arguments.packed, arguments.share)
         for random_seed in range(arguments.random_seeds)
         for row in rows
         for name in names
-        if name != "augmix" or not row.model.startswith("mlp")
+        if row.suits(name) and (row.name, name, random_seed) not in finished
     ]
-    results: dict[str, Any] = {"share": arguments.share, "rows": {row.name: {"cells": []} for row in rows}}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_within, arguments.seconds, start, cell): cell for cell in cells}
+        running = {pool.submit(_within, arguments.seconds, start, cell): cell for cell in in_order(cells)}
         for done in as_completed(running):
-            cell, row = running[done], results["rows"][running[done].row.name]
+            cell = running[done]
             record = done.result() if done.exception() is None else {"error": repr(done.exception())}
             if record is None:
                 continue
+            row = results["rows"].setdefault(cell.row.name, {"cells": []})
             title = f"{perf_counter() - start:.0f} s  {cell.row.name}: {cell.technique}, random seed {cell.random_seed}"
             if "error" in record:
                 row.setdefault("errors", []).append({"technique": cell.technique, **record})
                 print(f"{title} failed: {record['error']}", flush=True)
             else:
                 row["cells"].append(record)
+                gains = (Standings([record]).gain(cell.technique, name) for name in ("disturbed", "clean"))
+                scores = [f"{100 * gain.before:.2f} -> {100 * gain.after:.2f}" for gain in gains]
                 print(
-                    f"{title}: disturbed {100 * record['disturbed_before']:.2f} -> {100 * record['disturbed']:.2f}, "
-                    f"clean {100 * record['clean_before']:.2f} -> {100 * record['clean']:.2f}, share "
-                    f"{record['share']:g}, {record['seconds']['all']:.0f} s",
+                    f"{title}: disturbed {scores[0]}, clean {scores[1]}, share {record['share']:g}, "
+                    f"{record['seconds']['all']:.0f} s",
                     flush=True,
                 )
-                row["standings"] = summarise(row["cells"])
             if arguments.json:
                 write_results(arguments.json, arguments.device, results)
+    print(table({name: row["cells"] for name, row in results["rows"].items() if row["cells"]}))
 
 
 def _within(seconds: float, start: float, cell: Cell) -> dict[str, Any] | None:

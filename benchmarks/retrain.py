@@ -257,7 +257,7 @@ def main() -> None:
         print("skipped: this benchmark needs real data; set THEMIS_DATA to the data folder, or pass --packed")
         return
     if arguments.pack:
-        write_pack(Path(arguments.pack), list(dict.fromkeys(row.model for row in rows)))
+        write_pack(Path(arguments.pack), {row.model: load_model(row.model, "cpu") for row in rows})
         return
     results = read_results(arguments.json, arguments.share)
     settings = [Setting(row, arguments.device, arguments.packed, arguments.share) for row in rows]

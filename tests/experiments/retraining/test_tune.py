@@ -339,8 +339,8 @@ def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
 
 def simulated_frontier(rng, n_seeds):
     """The true clean loss at each share of a random frontier, and the falls that some seeds show."""
-    n_lost, n_gained = rng.uniform(0, (0.035, 0.025))
-    bends = rng.uniform((1.5, 0.7), (3.5, 2))
+    n_lost, n_gained = rng.uniform(0, (0.03, 0.01))
+    bends = rng.uniform(1, (4, 2))
     reached = np.array(SHARES)[:, None] ** bends
     kind, when = rng.random((2, n_seeds))
     is_lost = (kind < n_lost) & (when <= reached[:, :1])
@@ -360,13 +360,13 @@ def test_the_clean_loss_is_estimated_from_all_shares_together_and_kept_within_th
         single.append(np.mean((np.array([fall for fall, _, _ in falls]) - truth) ** 2))
         chosen.append(max(k for k, loss in enumerate(losses) if not k or loss <= tolerance))
         assert losses[0] == 0
-    assert np.mean(errors) < 0.9 * np.mean(single)
+    assert np.mean(errors) < np.mean(single)
     rng, kept = np.random.default_rng(n_seeds), []
     for k in chosen:
         kept.append(simulated_frontier(rng, n_seeds)[0][k])
     assert np.mean(kept) < tolerance
-    assert np.mean(np.array(kept) > 2 * tolerance) < 0.15
-    assert np.mean([SHARES[k] for k in chosen]) > 0.6
+    assert np.mean(np.array(kept) > 2 * tolerance) < 0.1
+    assert np.mean([SHARES[k] for k in chosen]) > 0.3
 
 
 def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_little():
@@ -381,8 +381,8 @@ def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_litt
         return [point.lost for point in with_losses(points)]
 
     assert losses((0, 2))[0] == 0
-    assert losses((0, 2))[-1] == pytest.approx(FEARED_LOSS, rel=0.1)
-    assert 0 < losses((0, 1000))[-1] < FEARED_LOSS / 6
+    assert losses((0, 2))[-1] == pytest.approx(sum(FEARED_LOSS), rel=0.1)
+    assert 0 < losses((0, 1000))[-1] < sum(FEARED_LOSS) / 6
     hidden = losses((500, 10_000), (0, 90_000))
     assert hidden[-1] == pytest.approx(0.05, rel=0.1)
     assert hidden[5] == pytest.approx(0.05 / 8, rel=0.3)
