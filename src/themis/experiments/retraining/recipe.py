@@ -32,7 +32,7 @@ class Recipe:
         0.5, "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly"
     )
     distill: float = option(
-        1.0, "weight of staying close to the old model's answers to clean inputs where they are better; 0 for none"
+        4.0, "weight of staying close to the old model's answers to clean inputs where they are better; 0 for none"
     )
     epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
     batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
