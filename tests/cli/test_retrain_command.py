@@ -64,7 +64,7 @@ def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     assert main(again) == 0
     capsys.readouterr()
     assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
-    assert "2 steps, 2 already finished" in capsys.readouterr().out
+    assert "2 examinations, 2 already finished" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "better", *QUICK]) == 2
     said = capsys.readouterr().err
     assert "better holds another retraining (" in said

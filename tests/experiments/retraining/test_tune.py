@@ -339,8 +339,8 @@ def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
 
 def simulated_frontier(rng, n_seeds):
     """The true clean loss at each share of a random frontier, and the falls that some seeds show."""
-    n_lost, n_gained = rng.uniform(0, (0.03, 0.01))
-    bends = rng.uniform(1, (4, 2))
+    n_lost, n_gained = rng.uniform(0, (0.04, 0.01))
+    bends = rng.uniform(1, (3, 2))
     reached = np.array(SHARES)[:, None] ** bends
     kind, when = rng.random((2, n_seeds))
     is_lost = (kind < n_lost) & (when <= reached[:, :1])

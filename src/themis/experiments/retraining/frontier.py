@@ -15,7 +15,7 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 """Shares of the way from the old weights to the trained ones that are measured."""
 FEARED_LOSS = (0.007, 0.013)
 """The linear and the cubic part of the clean loss before any seed is measured: together about the most that we saw."""
-SPREADS = (0.005, 0.01)
+SPREADS = (0.006, 0.012)
 """Their standard deviations."""
 CHANGED = 0.03
 """The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
