@@ -401,10 +401,12 @@ def main() -> None:
         return
     rows = [row for row in ROWS if any(fnmatch(row.name, glob) for glob in arguments.rows)]
     if not (os.environ.get("THEMIS_DATA") or arguments.packed):
-        print("only the segmentation of the embedded digits: the other rows need THEMIS_DATA, or --packed", flush=True)
-        rows = [row for row in ROWS if row.model == segmenter.NAME]
+        print("skipped: rows on real data; set THEMIS_DATA to the data folder, or pass --packed", flush=True)
+        rows = [row for row in rows if row.model == segmenter.NAME]
     if arguments.pack:
         packs.write_pack(Path(arguments.pack), {row.model: load(row.model, "cpu", None) for row in rows})
+        return
+    if not rows:
         return
     names = [name.strip() for name in arguments.techniques.split(",")]
     if unknown := [name for name in names if name not in VARIANTS]:
