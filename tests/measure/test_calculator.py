@@ -1,5 +1,7 @@
 """The calculator folds exactly the sensitivities that a plain loop would compute."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -199,6 +201,25 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     error = np.abs(results.gradient[:, 0] - slope.numpy()) / (np.abs(slope.numpy()) + 0.1)
     assert np.median(error) < 0.05  # single ones are larger because of the kinks of ReLU
     assert np.corrcoef(results.gradient[:, 0], slope.numpy())[0, 1] > 0.99
+
+
+def test_each_test_of_a_chunk_climbs_its_own_objective():
+    calculator = make()
+    calculator.sweep()
+    tests = make_tests(20, 40)
+    by_margin = np.arange(20) % 3 == 0
+    tests = replace(tests, kind=np.where(by_margin, "down", "up"))
+    neurons = torch.arange(7000, 8000)
+
+    def gradient(objective):
+        return measure_all(calculator, tests, calculator.accumulator(), objective)[0].gradient
+
+    mixed = gradient(Objective(neurons, margin_kind="down"))
+    sensitivity, margin = gradient(Objective(neurons)), gradient(Objective(neurons[:0], margin_kind="down"))
+    np.testing.assert_allclose(mixed[~by_margin], sensitivity[~by_margin], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(mixed[by_margin], margin[by_margin], rtol=1e-4, atol=1e-5)
+    assert np.abs(mixed[by_margin] - sensitivity[by_margin]).min() > 0.01
+    assert not margin[~by_margin].any()
 
 
 def test_the_panel_gets_the_signed_differences_of_its_neurons():

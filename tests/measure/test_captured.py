@@ -10,7 +10,7 @@ from themis import Normalize, Target
 from themis.criteria.view import View
 from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
-from themis.measure.kernels_cuda import ChunkFolder, can_fold
+from themis.measure.kernels_cuda import ChunkFolder, can_fold, slopes
 from themis.target.activations import Layer
 from themis.zoo import lenet5
 
@@ -62,6 +62,16 @@ def test_the_kernels_agree_with_torch(n, chunk, n_tests):
     torch.testing.assert_close(by_layer[:n_tests].double(), by_part, rtol=1e-4, atol=1e-3)
     watched = torch.cat([positions, torch.tensor([n + 1, n + 6], device=device)])
     assert torch.equal(differences[:n_tests], difference[:, watched])
+
+
+@pytest.mark.parametrize("n", [1, 1024, 3000])
+def test_slopes_are_those_of_autograd(n):
+    device = torch.device("cuda")
+    activations, clean = torch.randn(5, n, device=device, requires_grad=True), torch.randn(9, n, device=device)
+    rows, weight = torch.randint(0, 9, (5,), device=device), torch.rand(n, device=device)
+    by_test = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], device=device)
+    ((activations - clean[rows]).abs() * weight * by_test[:, None]).sum().backward()
+    torch.testing.assert_close(slopes(activations.detach(), clean, rows, weight, by_test), activations.grad)
 
 
 @pytest.mark.parametrize("neurons", ["element", "channel"])
@@ -204,10 +214,11 @@ class Overwrites(nn.Module):
         return self.second(hidden)
 
 
-def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, monkeypatch):
+def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, launches, monkeypatch):
     torch.manual_seed(0)
     net = Overwrites().cuda().eval()
     run = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
+    assert sum(launches) > 0.9 * OPTIONS["max_tests"]  # ascents too
     monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
     plain = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)

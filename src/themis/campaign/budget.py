@@ -48,7 +48,7 @@ def affordable(kind: NDArray[np.str_], passes_left: int | None, cost: int, ascen
     """
     if passes_left is None:
         return len(kind)
-    costs = np.where(np.isin(kind, list(ASCENTS)), ascent_cost, cost)
+    costs = np.where(np.isin(kind, ASCENTS), ascent_cost, cost)
     return int(np.searchsorted(costs.cumsum(), passes_left, side="right"))
 
 

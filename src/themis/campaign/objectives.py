@@ -10,7 +10,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.measure.tests import Tests
 from themis.search import Policy
-from themis.search.ascent import ASCENTS
+from themis.search.ascent import ASCENTS, MARGIN_ASCENT
 
 
 def choose_objective(
@@ -22,13 +22,10 @@ def choose_objective(
     scale: Tensor | None,
 ) -> tuple[Tests, Objective | None]:
     """The first tests that share one objective, and that objective; None if they have none."""
-    sensitivity = Objective(open_neurons, scale)
+    objective = Objective(open_neurons, scale, MARGIN_ASCENT)
     if policy.needs_gradient:
         joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
-        return tests, joint or sensitivity
-    ascents = np.zeros(len(tests), dtype=np.int64)
-    for number, kind in enumerate(ASCENTS, start=1):
-        ascents[tests.kind == kind] = number
-    others = np.flatnonzero(ascents != ascents[0])
-    objectives = {None: None, "margin": calculator.margin_objective(), "sensitivity": sensitivity}
-    return tests[: others[0]] if len(others) else tests, objectives[ASCENTS.get(str(tests.kind[0]))]
+        return tests, joint or objective
+    ascends = np.isin(tests.kind, ASCENTS)
+    others = np.flatnonzero(ascends != ascends[0])
+    return tests[: others[0]] if len(others) else tests, objective if ascends[0] else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from themis.campaign.measurer import Portion
-from themis.campaign.worker import MARGIN, Array, ChunkOfTests, CleanAnswers, MeasuredChunk, SweptChunk
+from themis.campaign.worker import Array, ChunkOfTests, CleanAnswers, MeasuredChunk, SweptChunk
 from themis.compute.worker_pool import Pool
 from themis.errors import UsageError
 from themis.measure.calculator import Calculator, Measurement
@@ -33,7 +33,7 @@ class _StartedChunk:
     """A chunk that was handed to a worker."""
 
     tests: Tests
-    objective: str | Ints | None
+    objective: Ints | None
     call: int
 
 
@@ -127,7 +127,7 @@ class RemoteMeasurer:
             self.pool.discard(chunk.call)
         self._ahead = ahead
 
-    def _start_chunk(self, portion: Portion, tests: Tests, objective: str | Ints | None) -> _StartedChunk:
+    def _start_chunk(self, portion: Portion, tests: Tests, objective: Ints | None) -> _StartedChunk:
         """Hand a chunk of a portion to a worker, unless that was done ahead."""
         started = self._ahead.pop(int(tests.number[0]), None)
         if started is not None:
@@ -167,7 +167,7 @@ class RemoteMeasurer:
         self,
         stream: str,
         tests: Tests,
-        objective: str | Ints | None,
+        objective: Ints | None,
         is_first: bool,
         max_passes: int | None = None,
         *,
@@ -202,13 +202,13 @@ class RemoteMeasurer:
         )
 
 
-def _describe(objective: Objective | None) -> str | Ints | None:
-    """An objective as workers are told it."""
+def _describe(objective: Objective | None) -> Ints | None:
+    """An objective as workers are told it: its neurons."""
     if objective is None:
         return None
-    if objective.output_term is not None or objective.is_activation or objective.weight != 1:
+    if not objective.is_plain:
         raise UsageError("workers can raise the loss of margin and sensitivities only: use the local executor")
-    return MARGIN if objective.is_margin else _array(objective.neurons)
+    return _array(objective.neurons)
 
 
 def _array(tensor: Tensor) -> Array:

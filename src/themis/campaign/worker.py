@@ -18,13 +18,12 @@ from themis.measure.moments import Accumulator, ChunkSums
 from themis.measure.tests import Ints, Results, Tests
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
+from themis.search.ascent import MARGIN_ASCENT
 from themis.settings import Settings
 from themis.target.activations import Layer
 from themis.target.target import AnyTarget
 
 Array = NDArray[Any]
-MARGIN = "margin"
-"""The objective that leads towards another answer; the other one is given by its neurons."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ class ChunkOfTests:
 
     stream: str
     tests: Tests
-    objective: str | Ints | None
-    """None, `margin`, or the neurons whose sensitivity is raised."""
+    objective: Ints | None
+    """The neurons whose sensitivity is raised by tests of that kind, if the tests have an objective."""
     chunk: int
     is_first: bool
     """Whether its first test determines what is subtracted from all sensitivities of the stream."""
@@ -199,12 +198,10 @@ class ChunkWorker:
         rows = self._usable[self._usable < len(self._is_kept)]
         return rows[~self._is_kept[rows]]
 
-    def _objective(self, objective: str | Ints | None) -> Objective | None:
+    def _objective(self, objective: Ints | None) -> Objective | None:
         if objective is None:
             return None
-        if isinstance(objective, str):
-            return self.calculator.margin_objective()
-        return Objective(_tensor(objective).to(self.calculator.device), self._scale)
+        return Objective(_tensor(objective).to(self.calculator.device), self._scale, MARGIN_ASCENT)
 
     def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
         """The accumulator of a stream, without any test if the next chunk is the first of the stream."""

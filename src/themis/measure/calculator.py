@@ -194,7 +194,7 @@ class Calculator:
         """Whether measurements have the inputs and outputs of faults; they need not if nothing is stored."""
         self.captures = target.device.type == "cuda"
         """Whether chunks are captured as a CUDA graph if they can be."""
-        self._captured: dict[tuple[str | None, int], CapturedChunk | None] = {}
+        self._captured: dict[tuple[bool, int], CapturedChunk | None] = {}
         self.wide_chunk: int | None = None if self.captures and batch_size is None else 0
         """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
         self._graphs_chunk = size
@@ -475,10 +475,6 @@ class Calculator:
         gradient = 3 + own if self.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
         return gradient + 3 * n_rivals
 
-    def margin_objective(self) -> Objective:
-        """The objective that leads towards another answer."""
-        return Objective(torch.empty(0, dtype=torch.int64, device=self.device), is_margin=True)
-
     def check_repeats(self) -> None:
         """Refuse a model whose answers to the same inputs differ from one run to the next.
 
@@ -579,45 +575,41 @@ class Calculator:
         """The graph of a chunk with this kind of objective; None if it cannot be captured, which is decided once."""
         if not self.captures or (objective is not None and not self.has_gradient):
             return None
-        ascends = None
-        if objective is not None:
-            is_sensitivity = objective.output_term is None and not objective.is_activation and objective.weight == 1
-            ascends = "margin" if objective.is_margin else "sensitivity" if is_sensitivity else ""
-        if ascends == "":
+        if objective is not None and not objective.is_plain:
             return None
         if self._graphs_chunk != self.chunk:  # memory ran out
             self._drop_graphs()
             self._graphs_chunk, self.wide_chunk = self.chunk, 0
         if objective is not None:
-            return self._graph(ascends, min(self.chunk, ASCENT_CHUNK if n_tests <= FEW_ASCENTS else self.chunk))
+            return self._graph(True, min(self.chunk, ASCENT_CHUNK if n_tests <= FEW_ASCENTS else self.chunk))
         if n_tests >= WIDE * self.chunk and self.wide_chunk is None:
             self._decide_wide_chunk()
-        return self._graph(None, self._plain_size(n_tests))
+        return self._graph(False, self._plain_size(n_tests))
 
     def _plain_size(self, n_tests: int) -> int:
         """Rows of a forward pass of tests without an objective."""
         return self.wide_chunk if self.wide_chunk and n_tests >= self.wide_chunk else self.chunk
 
-    def _graph(self, ascends: str | None, size: int) -> CapturedChunk | None:
+    def _graph(self, ascends: bool, size: int) -> CapturedChunk | None:
         if (ascends, size) not in self._captured:
             self._captured[ascends, size] = self._new_capture(ascends, size)
         return self._captured[ascends, size]
 
     def _decide_wide_chunk(self) -> None:
         """Decide by measurement, once for a campaign, whether several chunks run as one."""
-        self.wide_chunk, usual = 0, self._graph(None, self.chunk)
+        self.wide_chunk, usual = 0, self._graph(False, self.chunk)
         if self.observer is not None or usual is None or usual.milliseconds() > LONG:
             return
         try:
-            wide = self._new_capture(None, WIDE * self.chunk)
+            wide = self._new_capture(False, WIDE * self.chunk)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return
         if wide is not None and wide.milliseconds() <= WORTH * WIDE * usual.milliseconds():
-            self.wide_chunk, self._captured[None, wide.chunk] = wide.chunk, wide
+            self.wide_chunk, self._captured[False, wide.chunk] = wide.chunk, wide
 
-    def _new_capture(self, ascends: str | None, size: int) -> CapturedChunk | None:
+    def _new_capture(self, ascends: bool, size: int) -> CapturedChunk | None:
         is_plain = self.min_ssim is None and not self._reruns_clean and self.seeds.others is None
         is_plain = is_plain and (self.observer is None or self.observer.can_be_captured)
         is_usual = isinstance(self.target, Target) and isinstance(self.inputs, Tensor) and self.dtype == torch.float32
@@ -777,18 +769,22 @@ class Calculator:
         self, chunk: _DisturbedChunk, into: Accumulator, objective: LayeredObjective | None
     ) -> tuple[ChunkFold, Tensor, Tensor | None]:
         """One forward pass that folds every layer; with an objective, one backward pass for its gradient in theta."""
-        n = chunk.n_run
+        n, climbing = chunk.n_run, None
         locate = self._locate_clean(chunk.rows, n)
-        fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective)
+        if objective is not None:
+            of_margin = torch.from_numpy(objective.objective.of_margin(chunk.tests)).to(self.device)
+            of_margin = of_margin[chunk.order[:n]]
+            climbing = (~of_margin).nonzero().squeeze(1) if bool(of_margin.any()) else None
+        fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective, climbing)
         place_others(self.target, self.seeds, chunk.rows)
         outputs = self._forward(chunk.disturbed, fold.on_activation, self.observer)
         if objective is None:
             self.passes += n
             return fold, outputs, None
         value, output_term = fold.objective_value, objective.objective.output_term
-        if objective.objective.is_margin:
+        if climbing is not None:
             motion = chunk.motion and chunk.motion[:n]
-            value = value - self.compare(chunk.rows[:n], outputs[:n].float(), motion).margin.sum()
+            value = value - self.compare(chunk.rows[:n], outputs[:n].float(), motion).margin[of_margin].sum()
         if output_term is not None:
             value = value + output_term(chunk.disturbed[:n], outputs[:n].float(), chunk.rows[:n])
         gradient = by_backward(value, chunk.leaf)[chunk.order][:n]

@@ -21,15 +21,13 @@ from torch import Tensor
 from themis.measure.chunk import is_out_of_memory, padded
 from themis.measure.fold import NeuronSelection, Objective
 from themis.measure.gradient import by_backward
-from themis.measure.kernels_cuda import ChunkFolder
+from themis.measure.kernels_cuda import ChunkFolder, slopes
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict
 from themis.target.activations import Layer, flatten
 
-WARM_UP = 1
-"""Runs before the capture, in which libraries choose their kernels and allocate their workspaces."""
 TIMED = 3
 """Runs from which the duration of a chunk is taken."""
 MANY_TESTS, FEW_TESTS, FOREGROUND = 0, -1, -2
@@ -79,27 +77,26 @@ class Launch:
 
 
 class _WeightedSensitivity(torch.autograd.Function):
-    """`sum(weight * |activations - clean[rows]|)`, which keeps no copy of the clean activations for its gradient."""
+    """Has the gradient of `sum(by_test * weight * |activations - clean[rows]|)`; its value is not needed, and is 0."""
 
     @staticmethod
-    def forward(ctx: Any, activations: Tensor, clean: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(activations, rows, weight)
+    def forward(ctx: Any, activations: Tensor, clean: Tensor, rows: Tensor, weight: Tensor, by_test: Tensor) -> Tensor:
+        ctx.save_for_backward(activations, rows, weight, by_test)
         ctx.clean = clean
-        return (activations - clean.index_select(0, rows)).abs_().mul_(weight).sum()
+        return activations.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        activations, rows, weight = ctx.saved_tensors
-        slope = (activations - ctx.clean.index_select(0, rows)).sign_().mul_(weight).mul_(gradient)
-        return slope, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        activations, rows, weight, by_test = ctx.saved_tensors
+        return slopes(activations, ctx.clean, rows, weight, by_test * gradient), None, None, None, None
 
 
 class CapturedChunk:
     """A CUDA graph of one chunk, with the gradient of an objective in theta or without.
 
-    `ascends`: None, "sensitivity" (of the neurons that each launch names) or "margin" (its loss). The inputs and the
-    results of a chunk have a slot of their own in buffers on the GPU, and the graph itself goes on to the next slot, so
-    that the host replays it for chunk after chunk and waits once for all of them.
+    The objective is that which each launch names. The inputs and the results of a chunk have a slot of their own in
+    buffers on the GPU, and the graph itself goes on to the next slot, so that the host replays it for chunk after chunk
+    and waits once for all of them.
     """
 
     def __init__(
@@ -115,7 +112,7 @@ class CapturedChunk:
         is_finite: Callable[[Tensor], Tensor],
         device: torch.device,
         test_bytes: int,
-        ascends: str | None = None,
+        ascends: bool = False,
         is_observed: bool = False,
     ) -> None:
         """`clean` has the clean activations `[seeds, neurons]` by layer.
@@ -131,6 +128,7 @@ class CapturedChunk:
             torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
             torch.zeros(n_slots, chunk, n_dimensions, dtype=torch.float32).pin_memory(),
             torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
+            torch.zeros(n_slots, chunk, dtype=torch.bool).pin_memory(),
             torch.full((n_slots, 1), chunk, dtype=torch.int64).pin_memory(),
         ]
         self._given = [staged.to(device) for staged in self._staged]
@@ -141,12 +139,12 @@ class CapturedChunk:
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
         self._folder = ChunkFolder(layers, chunk, {} if panel is None else panel.within, device)
         self.ascends = ascends
-        self._weight = torch.zeros(n_neurons if ascends == "sensitivity" else 0, device=device)
+        self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
         self._overwritten: set[str] = set()
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
-        priority = MANY_TESTS if ascends is None else FEW_TESTS
+        priority = FEW_TESTS if ascends else MANY_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
         self._capture()
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
@@ -157,14 +155,18 @@ class CapturedChunk:
         return self.most_chunks * self.chunk
 
     def _capture(self) -> None:
+        """Capture the graph after a run in which libraries choose their kernels and allocate their workspaces.
+
+        A run without gradient comes first: it shows which layers the model overwrites, and so spoils for the gradient.
+        """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream), torch.set_grad_enabled(self.ascends is not None):
-                for _ in range(WARM_UP):
+            for has_gradient in (False, True) if self.ascends else (False,):
+                with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                     self._body(is_forked=False)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.set_grad_enabled(self.ascends is not None), torch.cuda.graph(self._graph, stream=self._stream):
-                self._body(is_forked=self.ascends is None)
+            with torch.set_grad_enabled(self.ascends), torch.cuda.graph(self._graph, stream=self._stream):
+                self._body(is_forked=not self.ascends)
             torch.cuda.synchronize(self.device)
         except Exception as error:
             if is_out_of_memory(error):
@@ -179,7 +181,8 @@ class CapturedChunk:
         overwrite it meanwhile.
         """
         value = torch.zeros((), device=self.device)
-        rows, theta, noise_seed, n_tests = (given.index_select(0, self._slot)[0] for given in self._given)
+        rows, theta, noise_seed, of_margin, n_tests = (given.index_select(0, self._slot)[0] for given in self._given)
+        of_sensitivity = (~of_margin).float()
         in_use: deque[tuple[str, Tensor, int, torch.cuda.Event]] = deque()
 
         def on_activation(layer: Layer, activation: Tensor) -> None:
@@ -197,9 +200,10 @@ class CapturedChunk:
             nonlocal value
             activations, clean = flatten(activation, layer, self.chunk).contiguous(), self.clean[layer.name]
             part = slice(layer.start, layer.stop)
-            if self.ascends == "sensitivity":
+            if self.ascends:
                 weighted: Any = _WeightedSensitivity
-                value = value + weighted.apply(activations, clean, rows, self._weight[part])
+                kept = activations.clone() if layer.name in self._overwritten else activations
+                value = value + weighted.apply(kept, clean, rows, self._weight[part], of_sensitivity)
             self._folder.fold(layer.name, activations.detach(), clean, rows, self._shift[part], n_tests)
 
         def let_go() -> None:
@@ -211,14 +215,15 @@ class CapturedChunk:
                     raise CaptureError(f"the model overwrites {name!r} in some passes and not in others")
                 self._overwritten.add(name)
 
-        theta.requires_grad_(self.ascends is not None)
+        theta.requires_grad_(self.ascends)
         _, disturbed, motion = self._disturb(rows, theta, noise_seed)
         outputs = self._forward(disturbed, on_activation).float()
         while in_use:
             let_go()
-        if self.ascends == "margin":
-            value = -self._compare(rows, outputs, motion).margin.sum()
-        gradient = [] if self.ascends is None else [by_backward(value, theta).nan_to_num(0.0).double()]
+        gradient = []
+        if self.ascends:
+            value = value - self._compare(rows, outputs, motion).margin.where(of_margin, 0.0).sum()
+            gradient = [by_backward(value, theta).nan_to_num(0.0).double()]
         with torch.no_grad():
             outputs = outputs.detach()
             is_finite, verdict = self._is_finite(outputs), self._compare(rows, outputs, motion)
@@ -247,7 +252,7 @@ class CapturedChunk:
             return self._launch(tests, into, objective)
 
     def _launch(self, tests: Tests, into: Accumulator, objective: Objective | None) -> Launch:
-        if self.ascends == "sensitivity" and objective is not None and self._weighted is not objective.neurons:
+        if objective is not None and self._weighted is not objective.neurons:
             self._weighted = objective.neurons
             scale = 1.0 if objective.scale is None else 1 / objective.scale[objective.neurons].float()
             self._weight.zero_()[objective.neurons] = scale
@@ -258,7 +263,8 @@ class CapturedChunk:
         n_chunks, first = -(-len(tests) // self.chunk), self._half * self.most_chunks
         slots = slice(first, first + n_chunks)
         sizes = np.minimum(len(tests) - self.chunk * np.arange(n_chunks), self.chunk)[:, None]
-        columns = (tests.seed, tests.theta, tests.noise_seed)
+        of_margin = np.zeros(len(tests), dtype=bool) if objective is None else objective.of_margin(tests)
+        columns = (tests.seed, tests.theta, tests.noise_seed, of_margin)
         rows = [padded(torch.from_numpy(np.ascontiguousarray(column)), n_chunks * self.chunk) for column in columns]
         for staged, given, values in zip(self._staged, self._given, [*rows, torch.from_numpy(sizes)], strict=True):
             staged[slots].copy_(values.view(staged[slots].shape))

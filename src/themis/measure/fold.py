@@ -12,6 +12,7 @@ from torch import Tensor
 from themis.compute.native import fold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
+from themis.measure.tests import Bools, Tests
 from themis.target.activations import Layer
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -22,19 +23,28 @@ OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Objective:
     """What gradient ascent on theta maximises: the summed sensitivity of `neurons`, each divided by its `scale`.
 
-    neurons: flat indices, ascending. is_activation: use their activations instead of their sensitivities. weight:
-    factor of that sum. output_term: a term added to it, which costs one forward and one backward pass of `n_models`
-    other models.
+    neurons: flat indices, ascending. margin_kind: tests of this kind maximise the loss of their margin instead.
+    is_activation: use the neurons' activations instead of their sensitivities. weight: factor of that sum. output_term:
+    a term added to it, which costs one forward and one backward pass of `n_models` other models.
     """
 
     neurons: Tensor
     scale: Tensor | None = None
+    margin_kind: str = ""
     is_activation: bool = False
     weight: float = 1.0
     output_term: OutputTerm | None = None
     n_models: int = 0
-    is_margin: bool = False
-    """Whether it is the loss of margin alone."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing but sensitivities and margins."""
+        return self.output_term is None and not self.is_activation and self.weight == 1
+
+    def of_margin(self, tests: Tests) -> Bools:
+        """Which tests maximise the loss of their margin."""
+        of_margin: Bools = tests.kind == self.margin_kind
+        return of_margin
 
     def by_layer(self, layers: tuple[Layer, ...]) -> LayeredObjective:
         """The same objective with its neurons grouped by layer."""
@@ -128,9 +138,11 @@ class ChunkFold:
         panel: NeuronSelection | None,
         panel_clean: Activations | None,
         objective: LayeredObjective | None,
+        climbing: Tensor | None = None,
     ) -> None:
+        """`climbing` are the tests whose sensitivities count for the objective, int64; None for all of them."""
         self.locate, self.buffers, self.n_tests, self.into = locate, buffers, n_tests, into
-        self.panel, self.panel_clean, self.objective = panel, panel_clean, objective
+        self.panel, self.panel_clean, self.objective, self.climbing = panel, panel_clean, objective, climbing
         self.objective_value: Tensor | float = 0.0  # summed over all tests
         self.by_layer: list[Tensor] = []  # each test's sensitivity summed over parts of a layer, [parts, tests]
         shift = into.shift
@@ -144,8 +156,7 @@ class ChunkFold:
         if self.n_tests < activations.shape[0]:
             activations, rows = activations[: self.n_tests], rows[: self.n_tests]
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
-            value = self.objective.layer_value(layer, activations, clean, rows)
-            self.objective_value = self.objective_value + value.sum()
+            self._add_objective(self.objective, layer, activations, clean, rows)
         if activations.requires_grad:
             activations = activations.detach()
         native = library_for(activations)
@@ -163,6 +174,15 @@ class ChunkFold:
             column = self.panel.columns[layer.name].start
             positions = self.panel.within[layer.name]
             self.by_layer.append(fold(*arguments, positions, self.panel_differences, column))
+
+    def _add_objective(
+        self, objective: LayeredObjective, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
+    ) -> None:
+        if self.climbing is not None:
+            activations, rows = activations[self.climbing], rows[self.climbing]
+        if len(rows):
+            value = objective.layer_value(layer, activations, clean, rows)
+            self.objective_value = self.objective_value + value.sum()
 
     def _take_panel(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
         """Take the differences of the panel's neurons, which the compiled fold does on the way."""

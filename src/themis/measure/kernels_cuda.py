@@ -23,6 +23,8 @@ NEURONS, TESTS = 512, 4
 """Neurons of a program of `_fold`, and tests that it loads at a time."""
 PROGRAMS = 1024
 """Programs that occupy the GPU: layers with fewer blocks of neurons divide their tests among several programs."""
+SLOPES = 1024
+"""Neurons of a program of `_slope`, which has one test."""
 BLOCKS, FINISHED_TESTS = 64, 32
 """Blocks of neurons that `_finish_tests` loads at a time, and tests of a program of it."""
 
@@ -89,6 +91,17 @@ if triton is not None:
                 value = tl.load(activations + here, mask=is_value, other=0.0).to(tl.float32)
                 known = tl.load(clean + there, mask=is_value, other=0.0).to(tl.float32)
                 tl.store(panel + test.to(tl.int64)[:, None] * width + k[None, :], value - known, mask=is_value)
+
+    @triton.jit(do_not_specialize=["n"])  # type: ignore[untyped-decorator, unused-ignore]
+    def _slope(activations, clean, rows, weight, by_test, out, n, neurons: tl.constexpr):  # type: ignore[no-untyped-def]
+        test = tl.program_id(1).to(tl.int64)
+        neuron = tl.program_id(0) * neurons + tl.arange(0, neurons)
+        is_neuron = neuron < n
+        value = tl.load(activations + test * n + neuron, mask=is_neuron, other=0.0)
+        known = tl.load(clean + tl.load(rows + test) * n + neuron, mask=is_neuron, other=0.0)
+        size = tl.load(weight + neuron, mask=is_neuron, other=0.0) * tl.load(by_test + test)
+        slope = tl.where(value > known, size, tl.where(value < known, -size, 0.0))
+        tl.store(out + test * n + neuron, slope, mask=is_neuron)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _finish_sums(sums, blocks, is_counted, half, totals, n_neurons, neurons: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -197,6 +210,13 @@ class ChunkFolder:
             self._by_test, self._by_layer, out, self.chunk, blocks=BLOCKS, tests=FINISHED_TESTS, num_warps=4
         )
         return out, self._panel
+
+
+def slopes(activations: Tensor, clean: Tensor, rows: Tensor, weight: Tensor, by_test: Tensor) -> Tensor:
+    """The derivative of `sum(by_test * weight * |activations - clean[rows]|)` in the activations `[tests, neurons]`."""
+    out, (n_tests, n) = torch.empty_like(activations), activations.shape
+    _slope[(triton.cdiv(n, SLOPES), n_tests)](activations, clean, rows, weight, by_test, out, n, neurons=SLOPES)
+    return out
 
 
 def _aligned(n: int) -> int:

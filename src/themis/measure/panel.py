@@ -19,8 +19,8 @@ _FOLD_TESTS = 1024
 
 def choose_panel(n_neurons: int, size: int = 1000, random_seed: int = 0) -> Tensor:
     """A uniform random sample of neurons, int64 `[min(size, n_neurons)]`, ascending."""
-    generator = torch.Generator().manual_seed(random_seed)
-    return torch.randperm(n_neurons, generator=generator)[:size].sort().values
+    chosen = np.random.default_rng(random_seed).choice(n_neurons, min(size, n_neurons), replace=False, shuffle=False)
+    return torch.from_numpy(np.sort(chosen))
 
 
 def block_table(n_blocks: int = N_BLOCKS) -> Tensor:

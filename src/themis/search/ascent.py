@@ -7,8 +7,8 @@ import numpy as np
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.search.policy import Space, State
 
-ASCENTS = {"margin ascent": "margin", "sensitivity ascent": "sensitivity"}
-"""Kinds of proposal that need a gradient, and of what: the loss of margin, or the sensitivity of open neurons."""
+MARGIN_ASCENT, SENSITIVITY_ASCENT = ASCENTS = ("margin ascent", "sensitivity ascent")
+"""Kinds of proposal that need a gradient: of the loss of margin, or of the sensitivity of open neurons."""
 STEP = 0.2
 """Length of a step as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
 STUCK = 1e-6
