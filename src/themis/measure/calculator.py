@@ -769,12 +769,11 @@ class Calculator:
         self, chunk: _DisturbedChunk, into: Accumulator, objective: LayeredObjective | None
     ) -> tuple[ChunkFold, Tensor, Tensor | None]:
         """One forward pass that folds every layer; with an objective, one backward pass for its gradient in theta."""
-        n, climbing = chunk.n_run, None
+        n, of_margin, climbing = chunk.n_run, None, None
         locate = self._locate_clean(chunk.rows, n)
-        if objective is not None:
-            of_margin = torch.from_numpy(objective.objective.of_margin(chunk.tests)).to(self.device)
-            of_margin = of_margin[chunk.order[:n]]
-            climbing = (~of_margin).nonzero().squeeze(1) if bool(of_margin.any()) else None
+        if objective is not None and (kinds := objective.objective.of_margin(chunk.tests)).any():
+            of_margin = torch.from_numpy(kinds).to(self.device)[chunk.order[:n]]
+            climbing = (~of_margin).nonzero().squeeze(1)
         fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective, climbing)
         place_others(self.target, self.seeds, chunk.rows)
         outputs = self._forward(chunk.disturbed, fold.on_activation, self.observer)
@@ -782,7 +781,7 @@ class Calculator:
             self.passes += n
             return fold, outputs, None
         value, output_term = fold.objective_value, objective.objective.output_term
-        if climbing is not None:
+        if of_margin is not None:
             motion = chunk.motion and chunk.motion[:n]
             value = value - self.compare(chunk.rows[:n], outputs[:n].float(), motion).margin[of_margin].sum()
         if output_term is not None:
