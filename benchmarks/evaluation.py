@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from themis.data import Seeds
+from themis.experiments.evaluation.claims import summarise_claims
 from themis.experiments.evaluation.page import evaluation_tables, opening
 from themis.experiments.evaluation.summary import Evaluation
 from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/evaluation.md", ROOT / "docs/images"
 COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --out runs/evaluation"
 TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
+SUMMARY = "<!-- benchmarks/evaluation.py writes this summary from the results. -->", "<!-- End of the summary. -->"
 MARK = "<!-- What follows is written by benchmarks/evaluation.py. -->"
 FIGURES = {
     "correlations": "Correlations of error rate and distinct faults by technique, at equal passes",
@@ -100,8 +102,21 @@ def write_idx(seeds: Seeds, folder: Path, name: str) -> None:
         (folder / file).write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
 
 
+def write_page(text: str, evaluation: Evaluation) -> str:
+    """The page with its summary and its results replaced."""
+    start, end = SUMMARY
+    head, _, rest = text.partition(start)
+    rest = rest.partition(end)[2].partition(MARK)[0]
+    return f"{head}{start}\n\n{summarised(evaluation)}\n\n{end}{rest}{MARK}\n\n{measured(evaluation)}\n"
+
+
+def summarised(evaluation: Evaluation) -> str:
+    """Everything between the marks of the summary."""
+    return "\n\n".join(summarise_claims(evaluation))
+
+
 def measured(evaluation: Evaluation) -> str:
-    """Everything below the mark."""
+    """Everything below the last mark."""
     parts = ["## Results", f"```sh\n{evaluation.content['command']}\n```", *opening(evaluation)]
     for title, tables in evaluation_tables(evaluation).items():
         own = evaluation.content.get("truth_command") if title == KNOWN_FAULTS else None
@@ -123,9 +138,7 @@ def main() -> None:
         store(arguments.folder)
     if arguments.truth is not None:
         store_truth(arguments.truth)
-    text = PAGE.read_text().partition(MARK)[0]
-    evaluation = Evaluation(json.loads(RESULTS.read_text()))
-    PAGE.write_text(f"{text}{MARK}\n\n{measured(evaluation)}\n")
+    PAGE.write_text(write_page(PAGE.read_text(), Evaluation(json.loads(RESULTS.read_text()))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from themis.experiments.evaluation.page import capability_tables
+from themis.experiments.evaluation.claims import judge_claims
+from themis.experiments.evaluation.page import capability_tables, model_table
 from themis.experiments.evaluation.summary import Evaluation, compare_faults
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
@@ -60,6 +61,63 @@ def test_shares_are_described_over_the_cells_in_which_a_campaign_could_stop():
     stops = [{"of_faults": 0.25}, {"of_faults": 1.0}, {"of_faults": None}, None]
     records = [{"preset": stop, "default": None, "rule": stops[1]} for stop in stops]
     assert describe_shares(records) == [
-        "paper-preset at 100% 62% (25% to 100%, reached in 2 of 4 cells)",
-        "default rule 100% (100% to 100%, reached in 4 of 4 cells)",
+        "62% for paper-preset at 100% (25% to 100%, reached in 2 of 4 cells)",
+        "100% for the default rule (100% to 100%, reached in 4 of 4 cells)",
+    ]
+
+
+def verdict_of(content, start):
+    content = {"pairs": [], "done": [], "retraining": [], "variants": [], "theory": [], **content}
+    (claim,) = (claim for claim in judge_claims(Evaluation(content)) if claim.text.startswith(start))
+    return claim
+
+
+def test_a_strong_correlation_of_the_baselines_too_refutes_the_claim_about_them():
+    def judge(**values):
+        pair = cell({"random": 0.9, "scheduled": 0.9, "kmnc": -0.1, "idc": 0.2, "lsa": 0.3, **values})
+        return verdict_of({"pairs": [{**pair, "sensitivity": None}]}, "Themis correlates").verdict
+
+    assert judge(**{"paper-preset": 0.9}, nc=0.1) == "holds"
+    assert judge(**{"paper-preset": 0.3}, nc=0.8) == "does not hold"
+    flat = [{**cell({"paper-preset": 0.9}, "flat"), "sensitivity": None}] * 3
+    claim = verdict_of({"pairs": flat}, "Themis correlates")
+    assert claim.verdict == "cannot be checked"
+    assert "In 3 of 3 cells" in claim.why
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.8, "does not hold"), (1.4, "holds in part"), (3.8, "holds")])
+def test_faults_when_done_are_judged_by_the_ratio_of_the_preset(ratio, verdict):
+    ratios = {"over_four": ratio, "over_best": 0.5}
+    claim = verdict_of({"done": [{"ratios": {"paper-preset": ratios}, "techniques": {}}]}, "Themis finds more faults")
+    assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
+    assert f"paper-preset {ratio:.2f} times" in claim.measured
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"), [([1.0, 0.96], "holds"), ([1.0, 0.5, 1.0], "holds in part"), ([0.0, 0.5], "does not hold")]
+)
+def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdict):
+    stability = {"model_deviation": None}
+    theory = [{"preset": {"of_faults": share}, "stability": stability, "normality": None} for share in shares]
+    assert verdict_of({"theory": theory}, "At coverage 100%").verdict == verdict
+
+
+def test_models_without_campaigns_are_listed_with_what_would_fill_them():
+    pair = {**cell({"random": 0.9, "scheduled": 0.9}), "limits": {"campaigns": 2, "techniques": 3}}
+    content = {
+        "pairs": [pair],
+        "plan": {"perturbations": ["fgsm", "cw"]},
+        "rows": {"net": "MNIST (LeNet-5)", "large": "ImageNet (VGG-19)"},
+        "missing": {"large": "there are no weights"},
+    }
+    table = model_table(Evaluation(content))
+    assert table.rows == [
+        (
+            "MNIST (LeNet-5)",
+            "net",
+            "2 campaigns, 2 of 3 techniques",
+            "-",
+            "the same command with --models net --perturbations fgsm,cw",
+        ),
+        ("ImageNet (VGG-19)", "large", "-", "-", "there are no weights"),
     ]

@@ -189,16 +189,14 @@ def why_missing(model: ModelSource) -> str | None:
         return None
     if name not in ZOO:
         return f"the zoo has no model {name!r}"
-    entry = ZOO[name]
+    entry, then = ZOO[name], f"themis evaluate --models {model.name} runs it once"
     folder = os.environ.get("THEMIS_DATA")
     if not folder:
         return "the data folder is unknown: pass --data FOLDER, or set THEMIS_DATA"
     if not model.origin.data and not (Path(folder) / entry.folder).is_dir():
-        return f"the data folder has no {entry.folder}: put its data there"
+        return f"the data folder has no {entry.folder} (weights: {entry.source}): {then} data and weights are there"
     if model.origin.weights is None and find_weights(name) is None:
         if callable(entry.weights):
             return f"its weights are not installed: {INSTALL}"
-        return (
-            f"there are no weights ({entry.source}): themis evaluate --models {model.name} runs it once they are there"
-        )
+        return f"there are no weights ({entry.source}): {then} they are there"
     return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
-from themis.experiments.evaluation.claims import claims_table
+from themis.experiments.evaluation.claims import PAPER_FAULTS, PAPER_TIME, claims_table, summarise_claims
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
 from themis.experiments.evaluation.theory import WAYS_TO_STOP, describe_shares
@@ -23,14 +23,18 @@ DEGENERATE = "degenerate"
 BUDGETS = {"passes": "equal passes", "tests": "equal tests"}
 DEFINITIONS = {"r": ("degenerate", "at full strength"), "r_box": ("box_degenerate", "over the whole range")}
 """The key of an r, the key that says why it is not scored, and which error rate it is with."""
-PAPER_FAULTS, PAPER_TIME = 3.78, 0.271
-"""The paper's faults over the mean of the four baselines when all are done, and its additional time."""
+
+
+VERDICTS = "What holds, and what does not"
+"""The title of the summary."""
 
 
 def evaluation_page(evaluation: Evaluation, figures: Sequence[Path] = ()) -> str:
     """The whole evaluation as a Markdown document."""
     content = evaluation.content
     parts = ["# Evaluation", *opening(evaluation)]
+    if summary := summarise_claims(evaluation):
+        parts += [f"## {VERDICTS}", *summary]
     for title, tables in evaluation_tables(evaluation).items():
         parts += [f"## {title}", *(table.markdown() for table in tables)]
     parts += [f"![{path.stem.replace('-', ' ')}]({path.name})" for path in figures]
@@ -51,6 +55,9 @@ def opening(evaluation: Evaluation) -> list[str]:
     if n_run < len(content["pairs"]):
         pairs += f", {n_run} of them with campaigns and the others with error rates only"
     lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
+    n_gpu = sum(pair["device"].startswith("cuda") for pair in content["pairs"])
+    if n_gpu:
+        lines.append(f"{plural(n_gpu, 'pair')} ran on a GPU, {len(content['pairs']) - n_gpu} on one core of a CPU.")
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
@@ -63,7 +70,7 @@ def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict
     """The tables of every question that has results; brief ones leave out the correlations of single cells."""
     claims = claims_table(evaluation)
     sections = {
-        "Summary": [] if claims is None else [claims],
+        "Summary": [table for table in (claims, model_table(evaluation)) if table is not None],
         "Fault detection capability": [*capability_tables(evaluation, is_brief=is_brief)],
         "Faults at equal budgets": [*fault_tables(evaluation)],
         "Faults when done": [*done_tables(evaluation)],
@@ -74,6 +81,43 @@ def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict
         KNOWN_FAULTS: [*truth_tables(evaluation)],
     }
     return {title: tables for title, tables in sections.items() if tables}
+
+
+def model_table(evaluation: Evaluation) -> Table | None:
+    """What has been measured of every model, and how the rest can be."""
+    content = evaluation.content
+    pairs = {(pair["model"], pair["perturbation"]): pair for pair in content["pairs"]}
+    perturbations = content["plan"]["perturbations"]
+    rows: list[tuple[str, ...]] = []
+    for model, row in content["rows"].items():
+        known = [pairs.get((model, perturbation)) for perturbation in perturbations]
+        lacking = [
+            name
+            for name, pair in zip(perturbations, known, strict=True)
+            if pair is None or _count_techniques(pair) < pair["limits"]["techniques"]
+        ]
+        missing = content["missing"].get(model)
+        if missing is None and lacking:
+            missing = f"the same command with --models {model} --perturbations {','.join(lacking)}"
+        rows.append((row, model, *map(_progress, known), missing or NONE))
+    notes = ["Campaigns per technique and magnitude that all techniques have had, and what would add the missing ones."]
+    columns = ("row of the paper", "model", *perturbations, "missing")
+    return Table("The paper's models", columns, rows, notes) if content["pairs"] else None
+
+
+def _progress(pair: Record | None) -> str:
+    if pair is None:
+        return NONE
+    planned, campaigns = pair["limits"]["techniques"], plural(pair["limits"]["campaigns"], "campaign")
+    n_found = _count_techniques(pair)
+    if not n_found:
+        return "error rates"
+    return campaigns if n_found == planned else f"{campaigns}, {n_found} of {planned} techniques"
+
+
+def _count_techniques(pair: Record) -> int:
+    """The techniques that a pair has results of."""
+    return max((len(grid["rows"]) for grids in pair["budgets"].values() for grid in grids), default=0)
 
 
 def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iterable[Table]:
@@ -435,7 +479,7 @@ def time_tables(evaluation: Evaluation) -> Iterable[Table]:
             )
         notes = [
             "Means over cells, in seconds, until each technique was done; fit: fitting the criterion, which is done "
-            f"before. The paper: {PAPER_TIME:.0%} more time than the baselines."
+            f"before. The paper: {PAPER_TIME - 1:.0%} more time than the baselines."
         ]
         columns = ("technique", "measure", "judge", "search", "total", "fit", "ms per test")
         yield Table("Time until done", columns, rows, notes)

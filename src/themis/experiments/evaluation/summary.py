@@ -102,6 +102,7 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
         {float(name): np.asarray(values, dtype=np.float64) for name, values in rates[key].items()}
         for key in ("errors", "box_errors")
     )
+    n_techniques = len(comparison.chosen())
     complete, n_campaigns = _complete(rates, cells, comparison)
     comparison = replace(comparison, techniques=",".join(complete), campaigns=n_campaigns)
     budgets: Record = {}
@@ -122,7 +123,13 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
         "perturbation": rates["perturbation"],
         "seeds": rates["seeds"],
         "grid_refused": rates["grid_refused"],
-        "limits": {"passes": options.passes, "tests": options.tests, "campaigns": n_campaigns},
+        "limits": {
+            "passes": options.passes,
+            "tests": options.tests,
+            "campaigns": n_campaigns,
+            "techniques": n_techniques,
+        },
+        "device": rates["device"],
         "grids": [_describe_grid(grid, errors, box_errors) for grid in read_grids(rates)],
         "budgets": budgets,
         "sensitivity": _correlate_sensitivity(rates, cells),

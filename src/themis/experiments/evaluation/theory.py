@@ -53,22 +53,27 @@ ENDLESS: dict[str, Any] = {"coverage": None, "plateau": None}
 WAYS_TO_STOP = {
     "preset": f"{PRESET} at 100%",
     "default": "scheduled at 100%",
-    "rule": "default rule",
+    "rule": "the default rule",
     "enough": "little left to find",
 }
 """When a campaign could stop, by the key in a record: at full coverage, or at that and with little left to find, which
 is the default, or with little left to find at any coverage."""
 
 
+def list_shares(theory: list[dict[str, Any]], way: str) -> list[float]:
+    """The share of a reference run's distinct faults that had been found when a campaign could stop, where it could."""
+    found = [record[way]["of_faults"] for record in theory if record.get(way)]
+    return [share for share in found if share is not None]
+
+
 def describe_shares(theory: list[dict[str, Any]]) -> list[str]:
     """For every way to stop, the share of the reference runs' distinct faults that had been found, over all cells."""
     texts = []
     for way, title in WAYS_TO_STOP.items():
-        found = [record[way]["of_faults"] for record in theory if record.get(way)]
-        if shares := [share for share in found if share is not None]:
+        if shares := list_shares(theory, way):
             spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
             reached = f"reached in {len(shares)} of {plural(len(theory), 'cell')}"
-            texts.append(f"{title} {percent(median(shares), 0)} ({spread}, {reached})")
+            texts.append(f"{percent(median(shares), 0)} for {title} ({spread}, {reached})")
     return texts
 
 
