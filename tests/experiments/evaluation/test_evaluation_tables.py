@@ -88,8 +88,15 @@ def test_a_strong_correlation_of_the_baselines_too_refutes_the_claim_about_them(
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.8, "does not hold"), (1.4, "holds in part"), (3.8, "holds")])
 def test_faults_when_done_are_judged_by_the_ratio_of_the_preset(ratio, verdict):
     ratios = {"over_four": ratio, "over_best": 0.5}
-    claim = verdict_of({"done": [{"ratios": {"paper-preset": ratios}, "techniques": {}}]}, "Themis finds more faults")
+    techniques = {
+        "nc": {"stops": {"tests": 2, "coverage": 1}, "campaigns": 3, "seconds_total": 1.0},
+        "random": {"stops": {"tests": 3}, "campaigns": 3, "seconds_total": 1.0},
+    }
+    claim = verdict_of(
+        {"done": [{"ratios": {"paper-preset": ratios}, "techniques": techniques}]}, "Themis finds more faults"
+    )
     assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
+    assert claim.why.endswith("Their budget stopped 2 of 3 campaigns of baselines before they were done.")
     assert f"paper-preset {ratio:.2f} times" in claim.measured
 
 

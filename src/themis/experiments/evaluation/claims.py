@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import geometric_mean, mean, median
 
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
@@ -128,27 +128,42 @@ def _correlations(grids: list[Record], techniques: Iterable[str]) -> list[float]
 
 def _faults(content: Record) -> Iterator[Claim]:
     """Faults relative to the mean of the four baselines: when done, and at equal passes."""
-    paired = {
-        "when done": [pair["ratios"] for pair in content["done"]],
-        "at equal passes": [grid["ratios"] for pair in content["pairs"] for grid in pair["budgets"]["passes"]],
-    }
-    for when, ratios in paired.items():
-        texts, best = {}, {}
-        for technique in THEMIS:
-            own = [ratio[technique] for ratio in ratios if technique in ratio]
-            if values := [ratio["over_four"] for ratio in own if ratio["over_four"]]:
-                texts[technique] = (geometric_mean(values), _spread(values))
-            if values := [ratio["over_best"] for ratio in own if ratio["over_best"]]:
-                best[technique] = f"{technique} {_spread(values)}"
-        if PRESET in texts:
-            ratio = texts[PRESET][0]
-            yield Claim(
-                f"Themis finds more faults than the mean of the four baselines, {when}",
-                f"{PAPER_FAULTS} times as many" if when == "when done" else "not measured",
-                "; ".join(f"{technique} {text}" for technique, (_, text) in texts.items()),
-                FAILS if ratio < MORE else HOLDS if ratio >= MUCH_MORE else IN_PART,
-                f"Against the best rival of each cell: {'; '.join(best.values())}." if best else "",
-            )
+    if done := _compare_faults("when done", [pair["ratios"] for pair in content["done"]]):
+        yield replace(done, paper=f"{PAPER_FAULTS} times as many", why=f"{done.why} {_unfinished(content['done'])}")
+    grids = [grid["ratios"] for pair in content["pairs"] for grid in pair["budgets"]["passes"]]
+    if equal := _compare_faults("at equal passes", grids):
+        yield equal
+
+
+def _compare_faults(when: str, ratios: list[Record]) -> Claim | None:
+    """The claim about faults over cells with these ratios; None if the preset has none."""
+    texts, best = {}, {}
+    for technique in THEMIS:
+        own = [ratio[technique] for ratio in ratios if technique in ratio]
+        if values := [ratio["over_four"] for ratio in own if ratio["over_four"]]:
+            n_without = sum(ratio["over_four"] == 0 for ratio in own)
+            none = f", and none in {plural(n_without, 'cell')} in which baselines found some" if n_without else ""
+            texts[technique] = (geometric_mean(values), f"{technique} {_spread(values)}{none}")
+        if values := [ratio["over_best"] for ratio in own if ratio["over_best"]]:
+            best[technique] = f"{technique} {_spread(values)}"
+    if PRESET not in texts:
+        return None
+    ratio = texts[PRESET][0]
+    return Claim(
+        f"Themis finds more faults than the mean of the four baselines, {when}",
+        "not measured",
+        "; ".join(text for _, text in texts.values()),
+        FAILS if ratio < MORE else HOLDS if ratio >= MUCH_MORE else IN_PART,
+        f"Against the best rival of each cell: {'; '.join(best.values())}.",
+    )
+
+
+def _unfinished(done: list[Record]) -> str:
+    """How many campaigns of baselines were not done."""
+    rows = [pair["techniques"][name] for pair in done for name in BASELINES if name in pair["techniques"]]
+    n_stopped = sum(row["stops"].get("tests", 0) for row in rows)
+    n_campaigns = sum(row["campaigns"] for row in rows)
+    return f"Their budget stopped {n_stopped} of {plural(n_campaigns, 'campaign')} of baselines before they were done."
 
 
 def _spread(ratios: list[float]) -> str:
