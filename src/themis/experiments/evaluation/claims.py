@@ -277,12 +277,20 @@ def _advise(theory: list[Record]) -> str:
         "faults within reach found, and a residual risk of at most 1%."
     )
     if stopped := list_shares(theory, "rule"):
-        advice += f" That rule stopped in {len(stopped)} of {plural(len(theory), 'cell')}, with at least "
-        advice += f"{percent(min(stopped), 0)} of the faults found."
+        advice += (
+            f" That rule stopped in {len(stopped)} of {plural(len(theory), 'cell')} and had found {_least(stopped)}."
+        )
     if stopped := list_shares(theory, "enough"):
-        advice += f" Without its first condition it would have stopped in {len(stopped)}, with at least "
-        advice += f"{percent(min(stopped), 0)} found."
+        n_tests = median(record["enough"]["tests"] for record in theory if record.get("enough"))
+        advice += (
+            f" Without its first condition, as with --coverage 0.01, it would have stopped in {len(stopped)}, after "
+            f"{n_tests:,.0f} tests (median), and had found {_least(stopped)}."
+        )
     return advice
+
+
+def _least(shares: list[float]) -> str:
+    return "all faults" if min(shares) >= 1 else f"at least {percent(min(shares), 0)} of the faults"
 
 
 def _stability(theory: list[Record]) -> Iterator[Claim]:
