@@ -37,14 +37,16 @@ def cluster():
     """Four machines, which are processes of this one; the driver is on the first, which has no room for workers."""
     from ray.cluster_utils import Cluster
 
-    os.environ["THEMIS_TEST"] = CLUSTER
+    variables = {"THEMIS_TEST": CLUSTER, "RAY_worker_niceness": "0"}  # so that other work does not starve workers
+    os.environ |= variables
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": MEMORY})
     nodes.workers = [nodes.add_node(num_cpus=1, object_store_memory=MEMORY) for _ in range(3)]
     ray.init(address=nodes.address, log_to_driver=False)
     yield nodes
     ray.shutdown()
     nodes.shutdown()
-    del os.environ["THEMIS_TEST"]
+    for name in variables:
+        del os.environ[name]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The options of the executor ray, and what is said if the extra is missing."""
 
+import os
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import themis
 from themis import MissingExtraError, RayExecutor, UsageError
 from themis.cli import BAD_USAGE, RUN_FAILED, main
 from themis.compute.cluster import choose_executor
+from themis.compute.worker_pool import WorkerHost
 
 
 @pytest.fixture
@@ -68,6 +70,22 @@ def test_commands_name_what_is_missing(words, code, message, without_ray, capsys
 def test_an_evaluation_names_what_is_missing(without_ray, capsys):
     assert main(["evaluate", "--smoke", "--executor", "ray"]) == RUN_FAILED
     assert "pip install 'themis-dl[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_worker_looks_up_modules_and_data_where_the_driver_does(exists, tmp_path, monkeypatch):
+    here, folders = tmp_path / "here", [tmp_path / name for name in ("work", "modules", "data")]
+    for folder in [here, *(folders if exists else [])]:
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("THEMIS_DATA", "own")
+    monkeypatch.setattr(sys, "path", before := [*sys.path])
+    work, modules, data = map(str, folders)
+    WorkerHost(work, [modules], data, torch.get_num_threads())
+    assert os.getcwd() == (work if exists else str(here))
+    assert os.environ["THEMIS_DATA"] == (data if exists else "own")
+    assert (modules in sys.path) == exists
+    assert before[0] == sys.path[0]
 
 
 def test_results_that_depend_on_the_threads_fix_their_number():
