@@ -1,6 +1,7 @@
 """Tests that run in workers have the same results as tests that run here, to the bit: any order, number and deaths."""
 
 from contextlib import contextmanager
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ def in_workers(monkeypatch):
             def hire(calculator):
                 oracle = choose_oracle(target.oracle)
                 layers, size = calculator.layers, calculator.chunk
-                case = CampaignCase(target, seeds, perturbation, oracle, layers, size, settings)
+                name = f"test-{uuid4().hex}"
+                case = CampaignCase(target, seeds, perturbation, oracle, layers, size, settings, name)
                 pools.append(InProcessPool(lambda: ChunkWorker(case), n_workers, random_seed=n_workers))
                 return RemoteMeasurer(calculator, pools[-1])
 

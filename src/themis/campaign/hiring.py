@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from uuid import uuid4
 
 import torch
 
@@ -75,6 +76,7 @@ def hired(
                 calculator.layers,
                 calculator.chunk,
                 settings,
+                f"themis-{uuid4().hex}",
             )
             pools.append(RayPool(ray, executor, recipe))
             return RemoteMeasurer(calculator, pools[-1])
@@ -100,6 +102,7 @@ class WorkerRecipe:
     layers: tuple[Layer, ...]
     chunk: int
     settings: Settings
+    name: str
 
     def __call__(self) -> ChunkWorker:
         import pickle
@@ -122,7 +125,7 @@ class WorkerRecipe:
             )
         oracle = choose_oracle(target.oracle)
         return ChunkWorker(
-            CampaignCase(target, seeds, self.perturbation, oracle, self.layers, self.chunk, self.settings)
+            CampaignCase(target, seeds, self.perturbation, oracle, self.layers, self.chunk, self.settings, self.name)
         )
 
 

@@ -6,6 +6,7 @@ workers, and are folded in the same order as by `LocalMeasurer`, so that every f
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,21 @@ import torch
 from torch import Tensor
 
 from themis.campaign.measurer import Portion
-from themis.campaign.worker import Array, ChunkOfTests, CleanAnswers, MeasuredChunk, SweptChunk
+from themis.campaign.worker import (
+    Array,
+    ChunkOfTests,
+    CleanAnswers,
+    MeasuredChunk,
+    SweptChunk,
+    array_of,
+    tensor_of,
+)
 from themis.compute.worker_pool import Pool
 from themis.errors import UsageError
 from themis.measure.calculator import Calculator, Measurement
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.tests import FaultDetails, Ints, Tests
+from themis.measure.tests import FaultDetails, Ints, Results, Tests
 
 CLEAN = "clean"
 """The stream of the clean inputs."""
@@ -72,7 +81,7 @@ class RemoteMeasurer:
                 self._begin_stream(stream, swept.shift, into)
                 calls += [self._submit_clean(stream, first) for first in firsts]
             self._commit(into, swept.sums, len(swept.outputs))
-            outputs.append(_tensor(swept.outputs).to(calculator.device))
+            outputs.append(tensor_of(swept.outputs).to(calculator.device))
         return into.moments(), outputs
 
     def _submit_clean(self, stream: str, first: int) -> int:
@@ -85,11 +94,11 @@ class RemoteMeasurer:
         calculator.watch_panel(panel, are_kept=False)
         clean = CleanAnswers(
             calculator.oracle,
-            _array(calculator.clean_outputs),
-            _array(calculator.usable),
+            array_of(calculator.clean_outputs),
+            array_of(calculator.usable),
             calculator.has_gradient,
-            _array(panel),
-            None if scale is None else _array(scale),
+            array_of(panel),
+            None if scale is None else array_of(scale),
         )
         self.pool.broadcast("begin_tests", self.pool.share(clean))
 
@@ -138,7 +147,7 @@ class RemoteMeasurer:
             self.pool.discard(started.call)
         into = portion.into
         if into.count and portion.stream not in self._begun:  # the campaign was resumed
-            self._begin_stream(portion.stream, _array(into.shift), into)
+            self._begin_stream(portion.stream, array_of(into.shift), into)
         call = self._submit(portion.stream, tests, objective, into.count == 0, is_urgent=portion.is_next)
         return _StartedChunk(tests, objective, call)
 
@@ -181,21 +190,25 @@ class RemoteMeasurer:
         """Tell all workers what is subtracted from the sensitivities of a stream."""
         self._begun.add(stream)
         if into.count == 0:
-            into.begin(_tensor(shift).to(self.calculator.device), 0)
+            into.begin(tensor_of(shift).to(self.calculator.device), 0)
         self.pool.broadcast("begin_stream", stream, self.pool.share(shift))
 
     def _commit(self, into: Accumulator, sums: tuple[Array, Array], n: int) -> None:
-        first, second = (_tensor(part).to(self.calculator.device) for part in sums)
+        first, second = (_view(part).to(self.calculator.device) for part in sums)
         into.commit_sums(first, second, n)
 
     def _measurement(self, measured: MeasuredChunk) -> Measurement:
+        """What a worker has measured, copied: a part of a message that stays in use would keep all of it in memory."""
         device, panel = self.calculator.device, measured.panel
         columns: dict[str, Any] = {name: value.copy() for name, value in measured.faults.items()}
         columns |= {name: torch.from_numpy(columns[name]) for name in ("inputs", "outputs")}
+        results: dict[str, Any] = {
+            name: None if value is None else value.copy() for name, value in vars(measured.results).items()
+        }
         return Measurement(
-            measured.results,
+            Results(**results),
             FaultDetails(**columns),
-            None if panel is None else (_tensor(panel[0]).to(device), _tensor(panel[1]).to(device)),
+            None if panel is None else (tensor_of(panel[0]).to(device), tensor_of(panel[1]).to(device)),
             measured.passes,
             measured.chunk,
             measured.pass_size,
@@ -208,14 +221,11 @@ def _describe(objective: Objective | None) -> Ints | None:
         return None
     if not objective.is_plain:
         raise UsageError("workers can raise the loss of margin and sensitivities only: use the local executor")
-    return _array(objective.neurons)
+    return array_of(objective.neurons)
 
 
-def _array(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().cpu().numpy()
-    return array
-
-
-def _tensor(array: Array) -> Tensor:
-    """A tensor of its own: arrays from shared memory cannot be written to."""
-    return torch.from_numpy(array.copy())
+def _view(array: Array) -> Tensor:
+    """A tensor with the memory of an array, to be read only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to
+        return torch.from_numpy(array)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.compute.shared_memory import can_share
 from themis.data.seeds import Seeds
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
@@ -37,6 +38,8 @@ class CampaignCase:
     layers: tuple[Layer, ...]
     chunk: int
     settings: Settings
+    name: str
+    """Of the campaign, under which workers on one machine share the clean activations."""
 
     def calculator(self) -> Calculator:
         """The calculator of a worker, which has not run anything."""
@@ -115,15 +118,17 @@ class MeasuredChunk:
 class ChunkWorker:
     """Runs chunks of clean inputs and of tests, and returns their sums instead of folding them.
 
-    It holds the clean activations of the seeds that it has run; those it lacks are computed when a test needs them.
+    It holds the clean activations of the seeds that it, or another worker on its machine, has run; those it lacks are
+    computed when a test needs them.
     """
 
     def __init__(self, case: CampaignCase) -> None:
         self._open = ExitStack()
         self._open.enter_context(case.target.opened())
         self.calculator = case.calculator()
-        self.calculator.allot_clean(self.calculator.device)
-        self._is_kept = torch.zeros(self.calculator.kept.n_kept, dtype=torch.bool)
+        device = self.calculator.device
+        self.calculator.allot_clean(device, case.name if device.type == "cpu" and can_share() else None)
+        self._is_kept = self.calculator.kept.is_kept
         self._usable = torch.arange(self.calculator.kept.n_kept)
         self._accumulators: dict[str, Accumulator] = {}
         self._scale: Tensor | None = None
@@ -134,7 +139,7 @@ class ChunkWorker:
 
     def begin_stream(self, stream: str, shift: Array) -> None:
         """Take the shift of a stream, which its first chunk has determined."""
-        self._accumulator(stream).begin(_tensor(shift), 1)
+        self._accumulator(stream).begin(tensor_of(shift), 1)
 
     def sweep_chunk(self, stream: str, first: int, chunk: int) -> SweptChunk:
         """Run a chunk of clean inputs."""
@@ -142,17 +147,18 @@ class ChunkWorker:
         into = self._accumulator(stream, is_first=first == 0)
         outputs = self.calculator.sweep_chunk(first, into)
         self._is_kept[first : first + len(outputs)] = True
-        shift = _array(into.shift) if first == 0 else None
-        return SweptChunk(_array(outputs), _take_sums(into), shift, self.calculator.chunk)
+        shift = array_of(into.shift) if first == 0 else None
+        return SweptChunk(array_of(outputs), _take_sums(into), shift, self.calculator.chunk)
 
     def begin_tests(self, clean: CleanAnswers) -> None:
         """Prepare for tests."""
         calculator = self.calculator
         calculator.oracle, calculator.has_gradient = clean.oracle, clean.has_gradient
-        self._usable = _tensor(clean.usable)
-        calculator.take_clean(_tensor(clean.outputs).to(calculator.device))
-        calculator.watch_panel(_tensor(clean.panel), are_kept=False)
-        self._scale = None if clean.scale is None else _tensor(clean.scale).to(calculator.device)
+        self._usable = tensor_of(clean.usable)
+        calculator.kept.populate()
+        calculator.take_clean(tensor_of(clean.outputs).to(calculator.device))
+        calculator.watch_panel(tensor_of(clean.panel), are_kept=False)
+        self._scale = None if clean.scale is None else tensor_of(clean.scale).to(calculator.device)
 
     def measure(self, chunk: ChunkOfTests) -> MeasuredChunk:
         """Run a chunk of tests."""
@@ -162,11 +168,11 @@ class ChunkWorker:
         before = into.count
         measurement = calculator.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
         n_folded, panel = into.count - before, measurement.panel
-        shift = _array(into.shift) if chunk.is_first and n_folded else None
+        shift = array_of(into.shift) if chunk.is_first and n_folded else None
         return MeasuredChunk(
             measurement.results,
-            {name: _array(torch.as_tensor(value)) for name, value in vars(measurement.faults).items()},
-            None if panel is None else (_array(panel[0]), _array(panel[1])),
+            {name: array_of(torch.as_tensor(value)) for name, value in vars(measurement.faults).items()},
+            None if panel is None else (array_of(panel[0]), array_of(panel[1])),
             _take_sums(into) if n_folded else None,
             shift,
             n_folded,
@@ -182,11 +188,11 @@ class ChunkWorker:
         missing = rows[~self._is_kept[rows]]
         if not len(missing):
             return
-        self._is_kept[missing] = True
         n_idle = -len(missing) % self.calculator.chunk  # rows of the last pass: they cost the same if they are used
-        others = self._lacking()[:n_idle]
-        self._is_kept[others] = True
-        self.calculator.keep_clean(torch.cat([missing, others]).to(self.calculator.device))
+        lacking = self._lacking()
+        rows = torch.cat([missing, lacking[~torch.isin(lacking, missing)][:n_idle]])
+        self.calculator.keep_clean(rows.to(self.calculator.device))
+        self._is_kept[rows] = True  # after the activations, since other processes may read them from now on
 
     def keep_more(self) -> bool:
         """Compute one chunk of the clean activations that this worker lacks; returns whether it still lacks some."""
@@ -201,7 +207,7 @@ class ChunkWorker:
     def _objective(self, objective: Ints | None) -> Objective | None:
         if objective is None:
             return None
-        return Objective(_tensor(objective).to(self.calculator.device), self._scale, MARGIN_ASCENT)
+        return Objective(tensor_of(objective).to(self.calculator.device), self._scale, MARGIN_ASCENT)
 
     def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
         """The accumulator of a stream, without any test if the next chunk is the first of the stream."""
@@ -214,11 +220,13 @@ class ChunkWorker:
         return self._accumulators[stream]
 
 
-def _array(tensor: Tensor) -> Array:
-    return tensor.detach().cpu().numpy()
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as it is sent."""
+    array: Array = tensor.detach().cpu().numpy()
+    return array
 
 
-def _tensor(array: Array) -> Tensor:
+def tensor_of(array: Array) -> Tensor:
     """A tensor of its own: arrays from shared memory cannot be written to."""
     return torch.from_numpy(array.copy())
 
@@ -226,4 +234,4 @@ def _tensor(array: Array) -> Tensor:
 def _take_sums(into: Accumulator) -> tuple[Array, Array]:
     """The sums of the last chunk. They need no copy: what a worker returns is serialised before its next call."""
     sums, squares = into.take_sums()
-    return _array(sums), _array(squares)
+    return array_of(sums), array_of(squares)

@@ -321,9 +321,12 @@ class Calculator:
         outputs = [self._sweep_chunk(first, moments) for first in range(0, len(self.inputs), self.chunk)]
         return moments.moments(), outputs
 
-    def allot_clean(self, device: torch.device) -> None:
-        """Make room for clean activations on a device; on `meta`, only how many fit is known."""
-        self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, device)
+    def allot_clean(self, device: torch.device, shared: str | None = None) -> None:
+        """Make room for clean activations on a device; on `meta`, only how many fit is known.
+
+        shared: the name under which calculators of the same campaign, in several processes of a machine, share them.
+        """
+        self.kept = CleanActivations(self.layers, len(self.inputs), self.clean_bytes, self.dtype, device, shared)
         self._reruns_clean = self.kept.n_kept < len(self.inputs)
 
     def sweep_chunk(self, first: int, into: Accumulator) -> Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.shared_memory import SharedMemory
 from themis.target.activations import Layer
 
 Activations = dict[str, Tensor]
@@ -18,11 +19,32 @@ class CleanActivations:
     """The activations of the first seeds, as many as fit in `max_bytes`."""
 
     def __init__(
-        self, layers: tuple[Layer, ...], n_seeds: int, max_bytes: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: tuple[Layer, ...],
+        n_seeds: int,
+        max_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: str | None = None,
     ) -> None:
+        """shared: the name under which processes of this machine, whose other arguments are the same, share them."""
         bytes_per_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
-        self.n_kept = min(n_seeds, max_bytes // bytes_per_seed)
-        self._kept = {layer.name: _allocate(self.n_kept, layer.n_neurons, dtype, device) for layer in layers}
+        self.n_kept = n_kept = min(n_seeds, max_bytes // bytes_per_seed)
+        self.is_kept = torch.zeros(n_kept, dtype=torch.bool)
+        """Whose activations are there, for processes that share them: each of them sets what it has kept."""
+        self._shared: SharedMemory | None = None
+        if shared is None or n_kept == 0:
+            self._kept = {layer.name: _allocate(n_kept, layer.n_neurons, dtype, device) for layer in layers}
+            return
+        sizes = [n_kept * layer.n_neurons * dtype.itemsize for layer in layers]
+        self._shared = memory = SharedMemory(shared, SharedMemory.size_of(n_kept, *sizes))
+        self.is_kept = memory.take((n_kept,), torch.bool)
+        self._kept = {layer.name: memory.take((n_kept, layer.n_neurons), dtype) for layer in layers}
+
+    def populate(self) -> None:
+        """Make what other processes have kept as fast to read as what this one has."""
+        if self._shared is not None:
+            self._shared.populate()
 
     def keep(self, name: str, first: int, activations: Tensor) -> None:
         """Keep a layer's activations of the seeds from `first` on, as far as there is room."""

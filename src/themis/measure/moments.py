@@ -128,13 +128,7 @@ class Accumulator:
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""
-        native = library_for(self._chunk_sums)
-        for total, part in ((self._sums, self._chunk_sums), (self._squares, self._chunk_squares)):
-            if native is None:
-                total += part
-            else:
-                accumulate(native, total, part)
-        self.count += n_tests
+        self.commit_sums(self._chunk_sums, self._chunk_squares, n_tests)
 
     @property
     def shift(self) -> Tensor:
@@ -143,9 +137,13 @@ class Accumulator:
         return shift
 
     def commit_sums(self, sums: Tensor, squares: Tensor, n_tests: int) -> None:
-        """Count a chunk whose sums of `D - shift` and of its square were computed elsewhere."""
-        self._sums += sums
-        self._squares += squares
+        """Count a chunk, given the sums of `D - shift` and of its square."""
+        native = library_for(sums)
+        for total, part in ((self._sums, sums), (self._squares, squares)):
+            if native is None:
+                total += part
+            else:
+                accumulate(native, total, part)
         self.count += n_tests
 
     def begin(self, shift: Tensor, count: int) -> None:
