@@ -23,6 +23,14 @@ def test_the_table_of_scaling_is_made_from_the_results(monkeypatch):
     assert tables(results) in (ROOT / "docs" / "performance.md").read_text()
 
 
+def test_the_page_on_scaling_out_is_made_from_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page = importlib.import_module("scaling").page
+    results = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())["results"]
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    assert page(text, results) == text
+
+
 def test_the_table_of_attempts_is_that_of_the_stored_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import attempts
