@@ -57,6 +57,10 @@ def remove_the_module():
     importlib.invalidate_caches()
 
 
+def begin_an_experiment():
+    Path("plan.json").write_text("{}")
+
+
 def write_the_schema(version: int):
     def step():
         with closing(sqlite3.connect("done/run.sqlite")) as database:
@@ -140,6 +144,7 @@ WRONG = {
     # faults
     "faults of nothing": (["faults"], 2, "must be given: see themis faults --help"),
     "faults of nowhere": (["faults", "nowhere"], 2, "nowhere is not one: check the path"),
+    "faults of an experiment": (["faults", "."], 2, "holds the results of an experiment", begin_an_experiment),
     "a fault that is none": (["faults", "done", "99999"], 2, "the run has no fault 99999", finished_run),
     "a fault in words": (["faults", "done", "first"], 2, "FAULT must be a whole number", finished_run),
     "unknown column": (["faults", "done", "--where", "anser = 3"], 2, "did you mean 'answer'", finished_run),

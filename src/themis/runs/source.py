@@ -201,6 +201,11 @@ class Origin:
             if self.output in FORMS:
                 return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"--model {self.model!r} must be a PyTorch module, an estimator, a Target or a BlackBox, got "
+                f"{type(model).__name__}: return the model itself, or themis.BlackBox(function)"
+            )
         return Target(
             model,
             **options,

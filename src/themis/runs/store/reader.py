@@ -66,6 +66,11 @@ class Reader:
                     f"a run must be a folder with {DATABASE}, but {self.path} is a suite: name the folder of one of "
                     f"its perturbations, such as {self.path}/NAME"
                 )
+            if (self.path / "plan.json").is_file():
+                raise UsageError(
+                    f"a run must be a folder with {DATABASE}, but {self.path} holds the results of an experiment: its "
+                    "tables are the .md files there"
+                )
             raise UsageError(f"a run must be a folder with {DATABASE}, but {self.path} is not one: check the path")
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
