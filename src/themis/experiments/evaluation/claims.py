@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, mean, median
 
+from themis.experiments.evaluation.cells import RETRAINED
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
 from themis.experiments.evaluation.theory import CLOSE, describe_shares, list_shares
 from themis.experiments.evaluation.truth_tables import SHARES
@@ -14,6 +15,8 @@ from themis.experiments.techniques import BASELINES, PRESET
 from themis.runs.run import percent
 
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
+CHOOSERS = {own: technique for technique, own in RETRAINED.items()}
+"""Techniques by what they are called where they choose inputs to train on."""
 HOLDS, IN_PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "cannot be checked"
 NEARLY_ALL, FEW = 0.9, 0.5
 """Shares of the cells in which a technique must have strong correlations, and in which baselines may have them."""
@@ -183,15 +186,17 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
                 leads.append(lead["low"] > 0)
     if "themis" not in gains:
         return
-    means = ", ".join(f"{name} {mean(own):+.2f}" for name, own in gains.items())
+    means = ", ".join(f"{CHOOSERS.get(name, name)} {mean(own):+.2f}" for name, own in gains.items())
     regains, is_ahead = min(gains["themis"]) > 0, bool(leads) and sum(leads) > len(leads) / 2
     yield Claim(
         "Retraining regains accuracy, more than with baselines",
         "0.21 to 11.56 points for Themis",
-        f"{min(gains['themis']):+.2f} to {max(gains['themis']):+.2f} points in {plural(len(retraining), 'cell')}; "
+        f"{min(gains['themis']):+.2f} to {max(gains['themis']):+.2f} points for {CHOOSERS['themis']} in "
+        f"{plural(len(retraining), 'cell')}; "
         f"means: {means}",
         HOLDS if regains and is_ahead else IN_PART if regains else FAILS,
-        f"Themis is ahead of a baseline by more than the interval in {sum(leads)} of {len(leads)} comparisons.",
+        f"The lead of {CHOOSERS['themis']} over a baseline exceeds its interval in {sum(leads)} of {len(leads)} "
+        "comparisons.",
     )
 
 

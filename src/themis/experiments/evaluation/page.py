@@ -10,7 +10,7 @@ import numpy as np
 
 from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
-from themis.experiments.evaluation.claims import PAPER_FAULTS, PAPER_TIME, claims_table, summarise_claims
+from themis.experiments.evaluation.claims import CHOOSERS, PAPER_FAULTS, PAPER_TIME, claims_table, summarise_claims
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
 from themis.experiments.evaluation.theory import WAYS_TO_STOP, describe_shares
@@ -342,7 +342,7 @@ def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
         scores = f"{percent(before['clean'])} / {percent(before['disturbed'])}"
         rows.append((f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}", scores, *gains))
         rows.append(("clean score", "", *(_gain(own.get(name, {}), "clean") for name in names)))
-    columns = ("cell", "before, clean / disturbed", *names)
+    columns = ("cell", "before, clean / disturbed", *(CHOOSERS.get(name, name) for name in names))
     notes = [
         "Gain of the disturbed score on judge seeds that were neither searched nor trained on, in points, with 95% "
         "intervals; below it the change of the clean score, which the recipe keeps. Every technique searched for the "
