@@ -11,7 +11,8 @@ from torch import nn
 
 import themis
 from themis.data.hashes import seed_hashes
-from themis.data.seeds import read_seeds
+from themis.data.rows import RowCache, Rows
+from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining.batches import hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
@@ -30,7 +31,8 @@ from themis.experiments.retraining.heldout import HeldOutScore
 from themis.experiments.retraining.losses import losses
 from themis.experiments.retraining.material import of_faults, of_tests
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.tune import tune
+from themis.experiments.retraining.steps import describe_epoch
+from themis.experiments.retraining.tune import Epoch, tune
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
 from themis.target.ledger import read_ledger
@@ -402,6 +404,30 @@ def test_the_seeds_that_several_trainings_held_out_count_together():
     assert last.falls == ((pytest.approx(0.0025), pytest.approx(0.0025), 400),) * 2
     assert last.disturbed == last.by_perturbation["noise"] == pytest.approx(0.75)
     assert last.lost == estimate_losses(SHARES, [point.falls[0] for point in joined])[-1]
+
+
+def test_data_that_is_read_row_by_row_gives_the_same_weights(case):
+    target, material, _ = case
+
+    def unread(seeds):
+        assert isinstance(seeds.inputs, torch.Tensor)
+        read = seeds.inputs.__getitem__
+        rows = Rows(read, torch.arange(len(seeds)), tuple(seeds.shape[1:]), cache=RowCache(0))
+        return Seeds(rows, seeds.labels, seeds.seed_id)
+
+    recipe = Recipe(epochs=1, batches=4, share=1.0)
+    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
+    streamed = replace(material, pool=unread(material.pool), clean=unread(material.clean))
+    assert same(weights(tune(target, streamed, NOISE, recipe, oracle=WRONG).target), weights(whole.target))
+
+
+def test_an_epoch_is_reported_with_the_time_that_is_left():
+    epoch = Epoch(3, 0.98, 0.8, 1.0, 0.5, 1e-3, 20.0)
+    assert describe_epoch(epoch, 5) == (
+        "epoch 3: 98.0% clean, 80.0% disturbed on the seeds held out, at most 40 s left for 2 epochs"
+    )
+    assert describe_epoch(epoch, 13).endswith("at most 3 min left for 10 epochs")
+    assert "left" not in describe_epoch(epoch, 3)
 
 
 def test_large_batches_can_be_trained_in_parts_and_in_lower_precision(case):
