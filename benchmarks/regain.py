@@ -4,11 +4,11 @@
     python benchmarks/regain.py --table FILE [FILE ...]
 
 Every technique gets the same number of passes (a forward is 1, a backward 2; search, attacks and the old model's
-answers included), the same training seeds and the same optimiser. Each is then moved along its own frontier to the
-highest disturbed score whose clean loss, on held-out seeds, is at most the tolerance, and graded on judge seeds that no
-technique has searched, trained or chosen on. Differences are paired by judge seed and random seed; intervals are over
-both. The results have the frontier of every training, on the held-out seeds and on the judge seeds. With `--json`,
-trainings that the file already has are not run again. On a CPU, `--quick` is the default: the PDF model, two
+answers included), the same training seeds and the same optimiser. Its trainings are then moved along their frontier to
+the highest disturbed score whose clean loss, on held-out seeds, is at most the tolerance, and graded on judge seeds
+that no technique has searched, trained or chosen on. Differences are paired by judge seed and random seed; intervals
+are over both. The results have the frontier of every training, on the held-out seeds and on the judge seeds. With
+`--json`, trainings that the file already has are not run again. On a CPU, `--quick` is the default: the PDF model, two
 techniques, one random seed. The segmentation of the embedded digits needs no data folder. `--pack FILE` writes models
 and data to one file, which `--packed FILE` reads on a machine without the data folder. `--table` prints the table of
 results, joined if there are several files.
@@ -44,7 +44,7 @@ from themis.experiments.contest.choosing import choose_competitor, choose_tests,
 from themis.experiments.retraining.changes import Shift, paired
 from themis.experiments.retraining.checkpoint import put_weights
 from themis.experiments.retraining.examine import Column, examine
-from themis.experiments.retraining.frontier import next_point
+from themis.experiments.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
 from themis.experiments.retraining.material import Material, of_tests
 from themis.experiments.retraining.plan import named_perturbation
 from themis.experiments.retraining.recipe import Recipe
@@ -291,12 +291,19 @@ AUGMIX = Perturbation("augmix", (Theta("strength", 0, 1),), mix_augmentations, i
 
 
 class Standings:
-    """The cells of a row, by technique and random seed."""
+    """The cells of a row, by technique and random seed, with the grades of the point that is chosen for each technique.
+
+    As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together, by
+    the present rule: stored frontiers need no new training if it changes. Attacks have the points of single trainings.
+    """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
-        self.cells: dict[str, dict[int, dict[str, Any]]] = {}
+        self.cells: dict[str, dict[int, dict[str, dict[str, str]]]] = {}
+        by_technique: dict[str, list[dict[str, Any]]] = {}
         for cell in sorted(cells, key=lambda cell: cell["random_seed"]):
-            self.cells.setdefault(cell["technique"], {})[cell["random_seed"]] = cell
+            by_technique.setdefault(cell["technique"], []).append(cell)
+        for technique, trained in by_technique.items():
+            self.cells[technique] = {cell["random_seed"]: grades for cell, grades in _settled(trained)}
 
     def rows(self, technique: str, name: str, random_seeds: list[int] | None = None) -> Column:
         """The grades after training, `[random seeds, judge seeds]`."""
@@ -319,6 +326,18 @@ class Standings:
         """The rival with the highest disturbed score."""
         rivals = [name for name in self.cells if name in RIVALS]
         return max(rivals, key=lambda name: self.gain(name, "disturbed").after, default=None)
+
+
+def _settled(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, str]]]]:
+    """The trainings of a technique, each with the grades before and after at the point that all of them choose."""
+    if not all(cell["judge_frontier"] for cell in cells):
+        yield from ((cell, cell) for cell in cells)
+        return
+    frontiers = [[FrontierPoint(**point) for point in cell["frontier"]] for cell in cells]
+    chosen = choose_point(join_frontiers(frontiers), TOLERANCE)
+    for cell in cells:
+        points = [point["by_seed"] for point in cell["judge_frontier"]]
+        yield cell, {"before": points[0], "after": points[chosen]}
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
