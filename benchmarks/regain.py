@@ -192,9 +192,10 @@ def run(cell: Cell) -> dict[str, Any]:
     )
     recipe = replace(recipe, **VARIANTS[cell.technique])
     material, spent = _material(cell, target, parts, perturbations)
-    n_clean, _, n_fresh = recipe.counts()
+    _, _, n_fresh = recipe.counts()
     attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
-    per_batch = 3 * row.batch_size + n_fresh * attacks + n_clean * (recipe.distill > 0)
+    per_batch = 3 * row.batch_size + n_fresh * attacks
+    spent += (len(parts.train) + len(parts.search)) * (recipe.distill > 0)  # the old model's answers
     recipe = replace(recipe, batches=max(1, round((cell.passes - spent) / EPOCHS / per_batch)))
     assert not isinstance(target.oracle, str)  # it is settled
     began = perf_counter()

@@ -14,6 +14,7 @@ from themis.data.hashes import seed_hashes
 from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, StoreError, UsageError
+from themis.experiments.retraining import batches
 from themis.experiments.retraining.batches import hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
@@ -419,6 +420,18 @@ def test_data_that_is_read_row_by_row_gives_the_same_weights(case):
     whole = tune(target, material, NOISE, recipe, oracle=WRONG)
     streamed = replace(material, pool=unread(material.pool), clean=unread(material.clean))
     assert same(weights(tune(target, streamed, NOISE, recipe, oracle=WRONG).target), weights(whole.target))
+
+
+def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeypatch):
+    target, material, _ = case
+    recipe = Recipe(epochs=1, batches=6, share=1.0, learning_rate=3e-3)
+    kept = weights(tune(target, material, NOISE, recipe, oracle=WRONG).target)
+    without = weights(tune(target, material, NOISE, replace(recipe, distill=0.0), oracle=WRONG).target)
+    monkeypatch.setattr(batches, "MAX_ANSWERS", 0)
+    asked = weights(tune(target, material, NOISE, recipe, oracle=WRONG).target)
+    for name, tensor in kept.items():
+        assert torch.allclose(tensor, asked[name], atol=1e-4)
+        assert not torch.allclose(tensor, without[name], atol=1e-4)
 
 
 def test_an_epoch_is_reported_with_the_time_that_is_left():

@@ -16,7 +16,7 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.experiments.retraining.grading import grade
 from themis.experiments.retraining.losses import ideal
-from themis.experiments.retraining.material import Material
+from themis.experiments.retraining.material import CHUNK, Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.steering import Steering
 from themis.measure.inputs import place
@@ -31,6 +31,8 @@ ENOUGH_CLEAN = 2
 """Clean seeds per searched seed that are enough to learn from without many of the searched ones."""
 N_HELD = 1_000
 """Searched seeds that are then held out, at most, if the recipe does not ask for more."""
+MAX_ANSWERS = 1 << 30
+"""Bytes of a model's outputs that are kept, at most."""
 FRESH_CHUNK = 512
 """Fresh inputs that are created at a time, unless they depend on the weights, which change with each batch."""
 
@@ -171,18 +173,22 @@ class Batches:
         self.n = recipe.batches or max(n_needed)
         """Batches per epoch."""
 
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of an epoch's batches, clean ones first; the first epoch is 1."""
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs and labels of an epoch's batches, clean ones first, and the rows of these among the training seeds.
+
+        The first epoch is 1.
+        """
         first = (number - 1) * self.n
         clean = self._rows(self.n_seeds, self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
         stored = self.split.disturbed[stored].to(self.device)
         fresh_batches = self._fresh(first)
         for k in range(self.n):
-            inputs, labels = [], []
-            for part, _, seeds in self._locate(clean[k].numpy()):
+            inputs, labels, rows = [], [], []
+            for part, places, seeds in self._locate(clean[k].numpy()):
                 inputs.append(part.inputs[seeds.to(self.device)])
                 labels.append(part.labels[seeds.to(self.device)])
+                rows.append(clean[k][torch.from_numpy(places)])
             if self.n_stored:
                 inputs.append(self.stored[stored[k]])
                 labels.append(self.labels[stored[k]])
@@ -190,7 +196,21 @@ class Batches:
                 fresh_inputs, fresh_labels = next(fresh_batches)
                 inputs.append(fresh_inputs)
                 labels.append(fresh_labels)
-            yield torch.cat(inputs), torch.cat(labels)
+            yield torch.cat(inputs), torch.cat(labels), torch.cat(rows)
+
+    def clean_answers(self, target: Target) -> Tensor | None:
+        """A model's outputs for all clean seeds that are trained on, by row; None if they are too large to be kept.
+
+        The target must be open.
+        """
+        outputs: list[Tensor] = []
+        with torch.no_grad():
+            for part, rows in self.parts:
+                for chunk in torch.split(rows.to(self.device), CHUNK):
+                    outputs.append(target.forward(part.inputs[chunk]).float())
+                    if outputs[0].nbytes / len(outputs[0]) * self.n_seeds > MAX_ANSWERS:
+                        return None
+        return torch.cat(outputs)
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""

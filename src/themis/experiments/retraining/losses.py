@@ -65,15 +65,18 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 
-def distances(oracle: Oracle, outputs: Tensor, old: Tensor) -> Tensor | None:
-    """How far each output is from that of an older model, `[tests]`; None if the task has no such measure.
+def measures_distance(oracle: Oracle) -> bool:
+    """Whether the task has a measure of how far an output is from another one."""
+    return isinstance(oracle, Regression | Changed | Wrong | Segmentation)
+
+
+def distances(oracle: Oracle, outputs: Tensor, old: Tensor) -> Tensor:
+    """How far each output is from that of an older model, `[tests]`; see `measures_distance`.
 
     Class scores: the Kullback-Leibler divergence. Segmentation maps: its mean over pixels. Numbers: as in `losses`.
     """
     if isinstance(oracle, Regression):
         return losses(oracle, outputs, old)
-    if not isinstance(oracle, Changed | Wrong | Segmentation):
-        return None
     logs = [
         scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float().log_softmax(1)
         for scores in (outputs, old)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -22,7 +23,7 @@ from themis.experiments.retraining.checkpoint import State, load, put_weights, s
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
 from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
 from themis.experiments.retraining.heldout import HeldOut, HeldOutScore
-from themis.experiments.retraining.losses import Loss, choose_loss, distances, losses, name_loss
+from themis.experiments.retraining.losses import Loss, choose_loss, distances, losses, measures_distance, name_loss
 from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
 from themis.oracle import Oracle
@@ -172,6 +173,21 @@ class _Training:
         self.frontier: list[FrontierPoint] = []
         self.best, self.best_weights = 0, self.original
 
+    @cached_property
+    def _kept_answers(self) -> Tensor | None:
+        """The old model's answers to all clean inputs that are trained on, unless they are too large to be kept."""
+        with self.old.opened():
+            return self.batches.clean_answers(self.old)
+
+    def _old_answers(self, inputs: Tensor, rows: Tensor) -> Tensor:
+        """The old model's answers to clean inputs; none if the task has no measure of staying close to them."""
+        if not self.recipe.distill or not measures_distance(self.batches.oracle):
+            return torch.empty(0, device=self.target.device)
+        if self._kept_answers is not None:
+            return self._kept_answers[rows.to(self.target.device)]
+        with self.old.opened(), torch.no_grad():
+            return self.old.forward(inputs).float()
+
     @property
     def has_epochs_left(self) -> bool:
         last, patience = len(self.history) - 1, self.recipe.patience
@@ -230,13 +246,12 @@ class _Training:
         sums = [torch.zeros_like(parameter) for parameter in self.parameters]
         n, total = self.batches.n, torch.zeros((), dtype=torch.float64, device=self.target.device)
         _training_mode(self.target.module, self.recipe.statistics == "update")
-        with self.old.opened():
-            for k, (inputs, labels) in enumerate(self.batches.epoch(number)):
-                for group in self.optimiser.param_groups:
-                    group["lr"] = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
-                total += self._step(inputs, labels)
-                with torch.no_grad():
-                    torch._foreach_add_(sums, [parameter.detach() for parameter in self.parameters])
+        for k, (inputs, labels, rows) in enumerate(self.batches.epoch(number)):
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
+            total += self._step(inputs, labels, self._old_answers(inputs[: len(rows)], rows))
+            with torch.no_grad():
+                torch._foreach_add_(sums, [parameter.detach() for parameter in self.parameters])
         self.target.module.eval()
         mean = float(total) / n
         if not math.isfinite(mean):
@@ -247,9 +262,12 @@ class _Training:
             )
         return mean, [total / n for total in sums]
 
-    def _step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Train on one batch, in as many parts as the recipe says; returns its loss."""
-        n, n_clean, recipe = len(inputs), self.batches.n_clean, self.recipe
+    def _step(self, inputs: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+        """Train on one batch, in as many parts as the recipe says; returns its loss.
+
+        old: the old model's answers to the clean inputs, which come first; none if they do not count.
+        """
+        n, n_clean, recipe = len(inputs), len(old), self.recipe
         size = -(-n // recipe.accumulate)
         total, answers = torch.zeros((), dtype=torch.float64, device=self.target.device), []
         self.optimiser.zero_grad()
@@ -259,8 +277,9 @@ class _Training:
                 outputs = self.target.forward(part)
             outputs = outputs.float() if recipe.autocast else outputs
             loss = self.loss(outputs, labels[first : first + size]).mean() * (len(part) / n)
-            if recipe.distill and (n_kept := min(n_clean - first, len(part))) > 0:
-                loss = loss + recipe.distill * self._distance(part[:n_kept], outputs[:n_kept], labels[first:]) / n_clean
+            if (n_kept := min(n_clean - first, len(part))) > 0:
+                kept = slice(first, first + n_kept)
+                loss = loss + recipe.distill * self._distance(outputs[:n_kept], old[kept], labels[kept]) / n_clean
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             answers.append(outputs.detach())
@@ -268,17 +287,13 @@ class _Training:
         self.batches.observe(torch.cat(answers), labels)
         return total
 
-    def _distance(self, inputs: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+    def _distance(self, outputs: Tensor, old: Tensor, labels: Tensor) -> Tensor:
         """The distance from the old model's answers to clean inputs where they were better: a sum over inputs."""
         oracle = self.batches.oracle
-        with torch.no_grad():
-            old = self.old.forward(inputs).float()
         distance = distances(oracle, outputs, old)
-        if distance is None:
-            return torch.zeros((), device=old.device)
         with torch.no_grad():
-            new_loss, old_loss = (losses(oracle, answers, labels[: len(old)]) for answers in (outputs, old))
-        return (distance * (new_loss > old_loss)).sum()
+            is_worse = losses(oracle, outputs, labels) > losses(oracle, old, labels)
+        return (distance * is_worse).sum()
 
     def state(self) -> State:
         """The state from which a training resumes."""
