@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from themis.experiments.evaluation.claims import judge_claims
-from themis.experiments.evaluation.page import capability_tables, model_table
+from themis.experiments.evaluation.page import capability_tables, done_tables, model_table
 from themis.experiments.evaluation.summary import Evaluation, compare_faults
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
@@ -128,3 +128,15 @@ def test_models_without_campaigns_are_listed_with_what_would_fill_them():
         ),
         ("ImageNet (VGG-19)", "large", "-", "-", "there are no weights"),
     ]
+
+
+def test_techniques_are_averaged_over_the_same_cells_when_done():
+    def found(count):
+        names = ("tests", "faults", "distinct_faults")
+        return {**dict.fromkeys(names, count), "scc": 1.0, "stops": {"coverage": 1}, "campaigns": 1}
+
+    both, one = {"scheduled": found(10), "random": found(4)}, {"scheduled": found(1000)}
+    cells = [{**both, "path": found(1)}, both, both, one]
+    (table,) = done_tables(Evaluation({"done": [{"techniques": cell, "ratios": {}} for cell in cells]}))
+    assert [row[:3] for row in table.rows] == [("scheduled", "10", "10"), ("random", "4", "4")]
+    assert table.notes[0].startswith("Means over 3 cells that have all of these.")
