@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the raw results to this file")
     add_quick(parser)
     arguments = complete(parser.parse_args(), QUICK, FULL)
-    device, console = torch.device(arguments.device), Console()
+    device, console = torch.device(arguments.device), Console(width=None if sys.stdout.isatty() else 120)
     results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
     table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads")
     for column in (
