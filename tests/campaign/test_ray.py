@@ -28,6 +28,8 @@ pytestmark = [
 ]
 HELPERS = str(Path(__file__).parents[1] / "helpers")
 MEMORY = 100 << 20
+HUNG = 600
+"""Seconds after which a command is taken to be stuck: on a busy machine, Ray takes minutes to start."""
 CLUSTER, COMMAND = (f"{name} of the test {os.getpid()}" for name in ("cluster", "command"))
 """Marks in the environment of what is started here: only processes that have them are killed or looked for."""
 
@@ -144,7 +146,7 @@ def _has_checkpoint(path):
         return False
 
 
-def _wait(condition, seconds=60):
+def _wait(condition, seconds=HUNG):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -157,11 +159,11 @@ def test_a_stopped_driver_leaves_no_process_and_resumes(stop, tmp_path):
     with _command(*RUN, *RAY, "--out", tmp_path / "run") as process:
         _wait(lambda: _has_checkpoint(tmp_path / "run"))
         os.killpg(process.pid, stop) if stop == signal.SIGINT else process.send_signal(stop)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HUNG)
     assert "Traceback" not in errors
     _wait(lambda: not processes("environ", COMMAND), 30)
     with _command("resume", tmp_path / "run", *RAY, "--no-report") as process:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=HUNG)
     assert process.returncode == 0, errors
     whole = campaign(max_tests=6000)
     resumed = themis.open_run(tmp_path / "run")

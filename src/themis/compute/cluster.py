@@ -6,13 +6,16 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
+from uuid import uuid4
 
 from themis.errors import MissingExtraError, UsageError
 from themis.options import check_count
@@ -27,10 +30,23 @@ _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
-"""For a Ray that is started here: it sends no statistics and does not warn of a future default; its workers have the
-priority of a local campaign; and if the driver is killed, its processes give up after 10 seconds instead of 60."""
+"""For a Ray that is started here: it sends no statistics, does not warn of a future default, and its workers have the
+priority of a local campaign."""
+MARK = "THEMIS_STARTED_RAY"
+"""The environment variable by which the processes of a Ray that is started here are recognised."""
+REAPER = """
+import os, pathlib, sys
+sys.stdin.read()  # until the driver closes it or ends
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        if sys.argv[1].encode() in (folder / "environ").read_bytes().split(b"\\0"):
+            os.kill(int(folder.name), 9)
+    except OSError:  # it has ended, or belongs to someone else
+        pass
+"""
+"""A program that ends these processes with the driver, however that ends: Ray's agents would try for a minute to report
+to a server that has ended."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +126,28 @@ def connected(executor: RayExecutor) -> Iterator[Any]:
         yield ray
         return
     address = executor.address or os.environ.get("RAY_ADDRESS")
-    with _own_signals(), _quiet(ray):
-        if address is None:
-            _start(ray, executor)
-        else:
-            _connect(ray, address)
-    try:
-        _check_room(ray, executor)
-        yield ray
-    finally:
-        with _own_signals():
-            ray.shutdown()
+    with nullcontext() if address else _reaped() as mark:
+        with _own_signals(), _quiet(ray):
+            if address:
+                _connect(ray, address)
+            else:
+                with environment({MARK: str(mark)}):
+                    _start(ray, executor)
+        try:
+            _check_room(ray, executor)
+            yield ray
+        finally:
+            with _own_signals():
+                ray.shutdown()
+
+
+@contextmanager
+def _reaped() -> Iterator[str]:
+    """A value of the variable MARK; processes that have it do not outlive the block, even if this process is killed."""
+    mark = uuid4().hex
+    command = [sys.executable, "-I", "-S", "-c", REAPER, f"{MARK}={mark}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield mark
 
 
 def import_ray() -> Any:
@@ -230,3 +257,18 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for a new process: libraries read them once, when they are loaded."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -5,7 +5,6 @@ An executor decides where and in which order cells run, never what comes out of 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -17,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from themis.compute.cluster import RayExecutor, connected
+from themis.compute.cluster import RayExecutor, connected, environment
 from themis.compute.worker_pool import RayPool
 from themis.errors import ModelError, ThemisError
 
@@ -215,7 +214,7 @@ class _Worker:
         self.connection, other_end = context.Pipe()
         self.process = context.Process(target=_work, args=(other_end, prepare, threads), daemon=True)
         self.groups, self.is_ready, self.has_ended = set(), False, False
-        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))), _ignoring_interrupts():
+        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))), _ignoring_interrupts():
             self.process.start()
         other_end.close()
 
@@ -270,21 +269,6 @@ def _started(n_workers: int, prepare: Callable[[], Any], threads: int) -> Iterat
         for worker in started:
             worker.process.join()
             worker.connection.close()
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for a new process: libraries read them once, when they are loaded."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
