@@ -26,7 +26,9 @@ from torch import nn
 def net(): return make_net()
 def colour_net(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
 def table_net(): return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-def wide_net(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
+def wide_net():
+    torch.manual_seed(0)  # which answers some of the pictures correctly
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
 """
 CASES = {
     "data.npz": f"{RUN} {PICTURES} --data npz:data.npz",

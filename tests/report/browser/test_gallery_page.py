@@ -218,8 +218,8 @@ def test_a_black_box_for_clips_has_only_what_applies_to_it(browser, tmp_path):
     with visited(browser, write_report(tmp_path / "run")) as page:
         assert "All are shown with their frames." in page.locator("#gallery").inner_text()
         links = page.locator("nav a:visible").all_inner_texts()
-        assert "Coverage" in links
-        assert not {"Layers", "Normality"} & set(links)
+        assert "Rounds" in links
+        assert not {"Coverage", "Layers", "Normality"} & set(links)
         assert not page.locator("#layers").is_visible()
         assert page.locator("#filter-layer, #filter-part, #filter-pictures").count() == 0
         page.locator("#reproduce summary", has_text="Configuration").click()
