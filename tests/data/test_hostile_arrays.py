@@ -90,6 +90,11 @@ HOSTILE = {
         "labels must be one per seed: 3 inputs, got labels of shape [2]",
         lambda: np.savez("a.npz", inputs=np.ones((3, 2)), labels=np.ones(2)),
     ),
+    "archive with one number for labels": (
+        "npz:a.npz",
+        "labels must be one per seed: 3 inputs, got labels of shape []",
+        lambda: np.savez("a.npz", inputs=np.ones((3, 2)), labels=np.array(1)),
+    ),
     "archive with a NaN": (
         "npz:a.npz",
         "seed 1 has a NaN",

@@ -412,7 +412,8 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
             "check the path and the split"
         )
     if labels is not None and not callable(labels):
-        if isinstance(labels, list | tuple | np.ndarray) and len(labels) and isinstance(labels[0], str):
+        has_rows = isinstance(labels, list | tuple) or (isinstance(labels, np.ndarray) and labels.ndim > 0)
+        if has_rows and len(labels) and isinstance(labels[0], str):
             raise DataError(
                 f"labels must be numbers, got text such as {labels[0]!r}: give each seed the index of its class, and "
                 "name the classes with classes=[...] or --classes"
