@@ -12,7 +12,8 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "paper.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("THEMIS_DATA"), reason="needs CIFAR-10: set THEMIS_DATA to the data folder")
-def test_resnet56_is_covered_after_about_as_many_tests_as_in_the_prototype():
+def test_resnet56_is_covered_after_about_as_many_tests_as_in_the_prototype(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARK.parent)
     paper = runpy.run_path(str(BENCHMARK), run_name="paper")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = paper["read_target"](None, device)
