@@ -9,6 +9,9 @@ MANY = 16_384
 """Neurons from which on sorting all of them takes longer than sorting those in question."""
 FEWER_BITS = 40
 """Bits of a float64 that do not tell its bucket: of the fraction, 12 bits do, so that buckets are narrow."""
+MOST_BUCKETS = 1 << 17
+"""Buckets below the one of the largest number, which cover a factor of 2**32; the first takes all smaller numbers. A
+neuron that every test moved by the same amount has a variance of 0, and would be millions of empty buckets away."""
 
 
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
@@ -31,10 +34,10 @@ def _at_places(variance: Tensor, places: Tensor) -> Tensor:
     """The indices that a stable sort has at `places`, without sorting all neurons.
 
     The first bits of a number that is not negative are in its order. Numbers with the same first bits are in a bucket,
-    and only those buckets are sorted that hold one of the places.
+    as are the smallest ones together, and only those buckets are sorted that hold one of the places.
     """
     bucket = (variance + 0.0).view(torch.int64) >> FEWER_BITS  # + 0.0, because -0.0 would be negative
-    bucket -= bucket.min()
+    bucket.sub_(bucket.max() - MOST_BUCKETS).clamp_(min=0)
     counts = torch.bincount(bucket)
     ends = counts.cumsum(0)
     wanted = torch.searchsorted(ends, places, right=True)  # the bucket of each place
