@@ -64,6 +64,8 @@ SAMPLES = (
     ("udacity_driving", read_udacity, "train", 300),
 )
 """Folder, reader and split of what is sampled, and the inputs to keep."""
+N_PICTURES = 400
+"""Pictures of ImageNet to keep."""
 WHOLE = (
     "mnist/t10k-*",
     *(f"{folder}/weights/*" for folder in ("cifar10", "mnist", "udacity_driving", "pdf_contagio", "drebin215")),
@@ -80,10 +82,24 @@ def sample_data(data: Path, out: Path) -> None:
             copy = out / file.relative_to(data)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+    sample_pictures(data / "imagenet_samples", out / "imagenet_samples")
     for folder, read, split, n in SAMPLES:
         seeds = read(data / folder, split)
         rows = torch.arange(n) * len(seeds) // n
         write_idx(seeds[rows], out / folder, f"sample-{split}")
+
+
+def sample_pictures(data: Path, out: Path) -> None:
+    """Copy evenly spaced pictures of ImageNet, and their lines of the table of labels, if there are any."""
+    if not (data / "labels.csv").is_file():
+        return
+    head, *rows = (data / "labels.csv").read_text().splitlines()
+    kept = [rows[k * len(rows) // N_PICTURES] for k in range(N_PICTURES)]
+    (out / "images").mkdir(parents=True, exist_ok=True)
+    (out / "labels.csv").write_text("\n".join([head, *kept]) + "\n")
+    for row in kept:
+        name = row.partition(",")[0]
+        shutil.copyfile(data / "images" / name, out / "images" / name)
 
 
 def write_idx(seeds: Seeds, folder: Path, name: str) -> None:

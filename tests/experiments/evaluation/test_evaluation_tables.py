@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from themis.experiments.evaluation.claims import judge_claims
+from themis.experiments.evaluation.claims import LEAST_CELLS, judge_claims, median_interval
 from themis.experiments.evaluation.page import capability_tables, done_tables, model_table
 from themis.experiments.evaluation.summary import Evaluation, compare_faults
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
@@ -61,7 +61,7 @@ def test_shares_are_described_over_the_cells_in_which_a_campaign_could_stop():
     stops = [{"of_faults": 0.25}, {"of_faults": 1.0}, {"of_faults": None}, None]
     records = [{"preset": stop, "default": None, "rule": stops[1]} for stop in stops]
     assert describe_shares(records) == [
-        "62% for paper-preset at 100% (25% to 100%, reached in 2 of 4 cells)",
+        "62% for paper-preset at 100% (25% to 100%, reached in 3 of 4 cells)",
         "100% for the default rule (100% to 100%, reached in 4 of 4 cells)",
     ]
 
@@ -78,6 +78,7 @@ def test_a_strong_correlation_of_the_baselines_too_refutes_the_claim_about_them(
         return verdict_of({"pairs": [{**pair, "sensitivity": None}]}, "Themis correlates").verdict
 
     assert judge(**{"paper-preset": 0.9}, nc=0.1) == "holds"
+    assert judge(**{"paper-preset": 0.9}, nc=0.8, kmnc=0.8, idc=0.8) == "holds in part"
     assert judge(**{"paper-preset": 0.3}, nc=0.8) == "does not hold"
     flat = [{**cell({"paper-preset": 0.9}, "flat"), "sensitivity": None}] * 3
     claim = verdict_of({"pairs": flat}, "Themis correlates")
@@ -85,19 +86,86 @@ def test_a_strong_correlation_of_the_baselines_too_refutes_the_claim_about_them(
     assert "In 3 of 3 cells" in claim.why
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(0.8, "does not hold"), (1.4, "holds in part"), (3.8, "holds")])
-def test_faults_when_done_are_judged_by_the_ratio_of_the_preset(ratio, verdict):
-    ratios = {"over_four": ratio, "over_best": 0.5}
+def test_a_cell_without_all_baselines_is_not_counted():
+    whole = cell({"paper-preset": 0.9, "nc": 0.1, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3})
+    pairs = [{**pair, "sensitivity": None} for pair in (whole, cell({"paper-preset": 0.1, "nc": 0.9}))]
+    claim = verdict_of({"pairs": pairs}, "Themis correlates")
+    assert claim.measured == "strong among all r: 1 of 1 for paper-preset, 0 of 4 for the four baselines"
+
+
+def test_weak_correlations_everywhere_are_not_said_to_rise_with_the_error_rate():
+    pair = {**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}
+    claim = verdict_of({"pairs": [pair]}, "Themis correlates")
+    assert (claim.verdict, claim.why) == ("does not hold", "")
+
+
+def done_cells(ratios):
     techniques = {
         "nc": {"stops": {"tests": 2, "coverage": 1}, "campaigns": 3, "seconds_total": 1.0},
         "random": {"stops": {"tests": 3}, "campaigns": 3, "seconds_total": 1.0},
     }
-    claim = verdict_of(
-        {"done": [{"ratios": {"paper-preset": ratios}, "techniques": techniques}]}, "Themis finds more faults"
-    )
+    cells = [{"paper-preset": {"over_four": ratio, "over_best": 0.5}} for ratio in ratios]
+    return {"done": [{"ratios": own, "techniques": techniques} for own in cells]}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([0.8] * 6, "does not hold"),
+        ([0.0, 1.4, 1.4, 1.4, 1.4, 1.4], "does not hold"),
+        ([1.4] * 6, "holds in part"),
+        ([3.8] * 6, "holds"),
+        ([3.8] * 5, "cannot be checked"),
+        ([None] * 6 + [1.4] * 6, "holds in part"),
+    ],
+)
+def test_faults_when_done_are_judged_by_the_interval_of_the_presets_ratio(ratios, verdict):
+    claim = verdict_of(done_cells(ratios), "Themis finds more faults")
     assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
-    assert claim.why.endswith("Their budget stopped 2 of 3 campaigns of baselines before they were done.")
-    assert f"paper-preset {ratio:.2f} times" in claim.measured
+    n_stopped, n = 2 * len(ratios), 3 * len(ratios)
+    assert claim.why.endswith(f"stopped {n_stopped} of {n} campaigns of baselines before they were done.")
+
+
+def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():
+    claim = verdict_of(done_cells([0.0, 0.0, 3.0]), "Themis finds more faults")
+    assert claim.measured == "paper-preset 0.00 times (3 cells from 0.00 to 3.00)"
+
+
+def test_at_equal_passes_a_model_under_a_perturbation_counts_once():
+    def grid(name, ratio):
+        ratios = {"paper-preset": {"over_four": ratio, "over_best": None}}
+        return {**cell({})["grids"][0], "name": name, "ratios": ratios}
+
+    both = {"budgets": {"passes": [grid("paper", 0.1), grid("grid", 2.0)]}}
+    one = {"budgets": {"passes": [grid("paper", 4.0)]}}
+    pairs = [{**cell({}), "sensitivity": None, **own} for own in (both, one)]
+    claim = verdict_of(
+        {"pairs": pairs}, "Themis finds more faults than the mean of the four baselines, at equal passes"
+    )
+    assert claim.measured == "paper-preset 3.00 times (2 cells from 2.00 to 4.00)"
+
+
+def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for n in (6, 9, 20):
+        intervals = [median_interval(list(rng.exponential(size=n))) for _ in range(1000)]
+        covered = sum(low <= np.log(2) <= high for low, high in intervals)
+        assert covered >= 940  # at least 95%, less than three standard errors
+    assert median_interval([1.0] * (LEAST_CELLS - 1)) is None
+    assert median_interval([1.0] * LEAST_CELLS) == (1.0, 1.0)
+
+
+def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
+    def variant(neurons, gap):
+        names = ("first_coverage", "coverage")
+        record = {"technique": "paper", "model": str(neurons), "perturbation": "fgsm", "neurons": neurons, "tests": 1}
+        return {**record, "seconds_judge": 1.0, **dict.fromkeys(names, 0.5), **{f"{n}_all": 0.5 + gap for n in names}}
+
+    small, large = variant(400, 0.0), variant(8000, 0.01)
+    claim = verdict_of({"variants": [small, large]}, "1,000 sampled neurons")
+    assert claim.verdict == "does not hold"
+    assert claim.measured.startswith("at most 1.00 points")
+    assert not judge_claims(Evaluation({"pairs": [], "done": [], "retraining": [], "theory": [], "variants": [small]}))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +174,9 @@ def test_faults_when_done_are_judged_by_the_ratio_of_the_preset(ratio, verdict):
 def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdict):
     stability = {"model_deviation": None}
     theory = [{"preset": {"of_faults": share}, "stability": stability, "normality": None} for share in shares]
-    assert verdict_of({"theory": theory}, "At coverage 100%").verdict == verdict
+    claim = verdict_of({"theory": theory}, "At coverage 100%")
+    assert claim.verdict == verdict
+    assert ("long before rare faults show" in claim.why) == (verdict != "holds")
 
 
 def test_models_without_campaigns_are_listed_with_what_would_fill_them():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +10,15 @@ import numpy as np
 
 from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
-from themis.experiments.evaluation.claims import CHOOSERS, PAPER_FAULTS, PAPER_TIME, claims_table, summarise_claims
+from themis.experiments.evaluation.claims import (
+    CHOOSERS,
+    PAPER_FAULTS,
+    PAPER_TIME,
+    claims_table,
+    describe_ratios,
+    list_ratios,
+    summarise_claims,
+)
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
 from themis.experiments.evaluation.theory import WAYS_TO_STOP, describe_shares
@@ -270,21 +277,14 @@ def _ratio(value: float | None) -> str:
 
 
 def _ratio_notes(ratios: list[Record]) -> list[str]:
-    """Geometric means of the ratios to rivals, over cells in which they are defined."""
+    """How the faults of Themis compare with those of its rivals, over cells in which these found some."""
+    rivals = {"over_best": "the best rival", "over_four": "the mean of the four baselines", "over_random": "random"}
     notes = []
     for technique in THEMIS:
-        texts = []
-        for over, rival in (
-            ("over_best", "the best rival"),
-            ("over_four", "the mean of the four baselines"),
-            ("over_random", "random"),
-        ):
-            values = [own[technique][over] for own in ratios if technique in own and own[technique][over]]
-            if values:
-                mean = math.exp(float(np.mean(np.log(values))))
-                texts.append(f"{mean:.2f} times {rival} ({min(values):.2f} to {max(values):.2f})")
+        found = {rival: list_ratios(ratios, technique, over) for over, rival in rivals.items()}
+        texts = [f"{rival} {describe_ratios(values)}" for rival, values in found.items() if values]
         if texts:
-            notes.append(f"{technique} found, as a geometric mean over cells: {', '.join(texts)}.")
+            notes.append(f"{technique} relative to rivals, medians over cells: {'; '.join(texts)}.")
     return notes
 
 

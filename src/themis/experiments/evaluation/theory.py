@@ -66,13 +66,18 @@ def list_shares(theory: list[dict[str, Any]], way: str) -> list[float]:
     return [share for share in found if share is not None]
 
 
+def count_reached(theory: list[dict[str, Any]], way: str) -> int:
+    """The cells in which a campaign could stop, with known faults or without."""
+    return sum(bool(record.get(way)) for record in theory)
+
+
 def describe_shares(theory: list[dict[str, Any]]) -> list[str]:
     """For every way to stop, the share of the reference runs' distinct faults that had been found, over all cells."""
     texts = []
     for way, title in WAYS_TO_STOP.items():
         if shares := list_shares(theory, way):
             spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
-            reached = f"reached in {len(shares)} of {plural(len(theory), 'cell')}"
+            reached = f"reached in {count_reached(theory, way)} of {plural(len(theory), 'cell')}"
             texts.append(f"{percent(median(shares), 0)} for {title} ({spread}, {reached})")
     return texts
 
