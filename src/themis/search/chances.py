@@ -4,11 +4,11 @@ The chance that a test breaks the seed: the margins of a seed scatter like a nor
 estimate of that mean is the clean margin minus the usual loss of margin among seeds with the same clean answer. The
 number of standard deviations between the mean and 0 becomes a chance through a logistic curve, which is fitted as the
 campaign proceeds and shifted for answers that break more or less often than others. A seed's own count of faults
-gradually outweighs this estimate.
+gradually outweighs this estimate. Only tests of the search stream count here, because uniform tests are weaker.
 
-The chance that the fault is new is estimated from seeds with as many faults and as many outcomes seen once, in the
-manner of Good and Turing. Only tests of the search stream count here, because uniform tests are weaker. A seed's first
-fault counts twice, as a distinct fault and as a failing seed.
+The chance that the fault is new is estimated from faults of both streams, of seeds with as many faults and as many
+outcomes seen once, in the manner of Good and Turing. A seed's first fault counts twice, as a distinct fault and as a
+failing seed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def before_tests(space: Space) -> State:
 
 
 def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
-    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`, decreasing along a row.
+    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`.
 
     `spreads` is what `spreads_above` returns.
     """

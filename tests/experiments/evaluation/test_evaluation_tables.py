@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from themis.experiments.evaluation.claims import LEAST_CELLS, judge_claims, median_interval
-from themis.experiments.evaluation.page import capability_tables, done_tables, model_table
+from themis.experiments.evaluation.page import capability_tables, done_tables, fault_tables, model_table
 from themis.experiments.evaluation.summary import Evaluation, compare_faults
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
@@ -55,6 +55,14 @@ def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
     assert full.rows[2][:4] == ("net fgsm", "10%..80%", "-", "degenerate")
     assert all(row[3] == "degenerate" for row in box.rows)
+
+
+def test_faults_of_several_campaigns_are_shown_with_their_range():
+    pair = cell({"scheduled": 0.9, "nc": 0.8})
+    one, other = pair["budgets"]["passes"][0]["rows"]
+    one["total"], other["total"] = {"distinct_faults": [3.5, 2.0, 5.0]}, {"distinct_faults": [4.0, 4.0, 4.0]}
+    (table,) = fault_tables(Evaluation({"pairs": [pair]}))
+    assert table.rows == [("net fgsm", "3.5 (2..5)", "4", "-", "-")]
 
 
 def test_shares_are_described_over_the_cells_in_which_a_campaign_could_stop():
@@ -173,7 +181,8 @@ def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
 )
 def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdict):
     stability = {"model_deviation": None}
-    theory = [{"preset": {"of_faults": share}, "stability": stability, "normality": None} for share in shares]
+    shared = {"reference": {"distinct_faults": 40}, "stability": stability, "normality": None}
+    theory = [{"preset": {"of_faults": share}, **shared} for share in shares]
     claim = verdict_of({"theory": theory}, "At coverage 100%")
     assert claim.verdict == verdict
     assert ("long before rare faults show" in claim.why) == (verdict != "holds")

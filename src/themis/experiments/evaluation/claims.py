@@ -326,9 +326,10 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
     shares = list_shares(theory, "preset")
     if shares:
         low = sum(share < SEEN for share in shares)
+        known = [record["reference"]["distinct_faults"] for record in theory if record.get("preset")]
         why = (
-            f"In {low} of the {plural(len(shares), 'cell')} with known faults in which {PRESET} reached 100%, it had "
-            f"missed more than {percent(1 - SEEN, 0)} of them"
+            f"In {low} of the {plural(len(shares), 'cell')} with known faults ({min(filter(None, known)):,} to "
+            f"{max(known):,} of them) in which {PRESET} reached 100%, it had missed more than {percent(1 - SEEN, 0)}"
         )
         if low:
             why += f": a mean sensitivity is known long before rare faults show. {_advise(theory)}"

@@ -261,15 +261,20 @@ def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
         columns = ("cell", *techniques, *(f"{technique} / best" for technique in THEMIS))
         budgets = sorted({pair["limits"][budget] for pair, _ in cells})
         notes = [
-            f"Sums over magnitudes, means over campaigns, of distinct faults after "
-            f"{' or '.join(f'{limit:,}' for limit in budgets)} {budget}. Best: the best technique but those of Themis.",
+            f"Sums over magnitudes of distinct faults after {' or '.join(f'{limit:,}' for limit in budgets)} {budget}: "
+            "means over campaigns, with the lowest and the highest where they differ. Best: the best technique but "
+            "those of Themis.",
             *_ratio_notes([grid["ratios"] for _, grid in cells]),
         ]
         yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
 
 
 def _found(row: Record) -> str:
-    return format_count(row["total"]["distinct_faults"][0]) if row["total"] else NONE
+    """The mean over campaigns, with the lowest and the highest if they differ."""
+    if not row["total"]:
+        return NONE
+    mean, low, high = row["total"]["distinct_faults"]
+    return format_count(mean) + (f" ({format_count(low)}..{format_count(high)})" if low < high else "")
 
 
 def _ratio(value: float | None) -> str:
