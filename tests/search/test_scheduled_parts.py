@@ -1,5 +1,7 @@
 """The fast parts of policy `scheduled` give the results of plain ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,21 @@ def test_no_test_is_repeated_within_a_portion_or_later(perturbation):
     ensured = novelty.ensure(twice)
     assert novelty._keys(ensured)[[0, 1, 3]].tolist() == novelty._keys(twice)[[0, 1, 3]].tolist()
     assert novelty.seen >= {*keys, *novelty._keys(ensured).tolist()}
+
+
+@pytest.mark.parametrize("perturbation", ["gaussian", "fog"])
+def test_tests_are_changed_if_and_only_if_they_are_repeated(perturbation):
+    space, random = make_space(perturbation), np.random.default_rng()
+    novelty, seen, n_repeated = Novelty(space), set(), 0
+    for _ in range(20):
+        counter = random.integers(0, 150, random.integers(1, 30))
+        tests = replace(space.uniform_tests(counter, 0, counter), number=random.integers(1000, 10**9, len(counter)))
+        ensured = novelty.ensure(tests)
+        before, after = (novelty._keys(each).tolist() for each in (tests, ensured))
+        for old, new in zip(before, after, strict=True):
+            assert (new != old) == (old in seen)
+            n_repeated += old in seen
+            seen.add(old)
+        seen.update(after)
+        assert novelty.seen == seen
+    assert n_repeated > 20

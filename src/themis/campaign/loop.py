@@ -18,7 +18,6 @@ from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
 from themis.runs.run import Run
-from themis.search.policy import UNIFORM_STREAM
 
 DRAWN = (Detection, KeyPoints)
 """Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
@@ -132,8 +131,7 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
 def _uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tests:
     """The tests, numbered from `first`, that the uniform stream lacks to have its share of the first `end` tests."""
     n_due = max(0, min(end - first, round(end * setup.settings.uniform_share) - n_uniform))
-    number, counter = np.arange(first, first + n_due), np.arange(n_uniform, n_uniform + n_due)
-    return setup.space.uniform_tests(number, UNIFORM_STREAM, counter)
+    return setup.uniform_tests(first, n_uniform, n_due)
 
 
 def _search_tests(setup: Setup, state: State, first: int, end: int) -> Tests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,18 @@ from themis.judge.scale import relative_scale
 from themis.measure.calculator import Calculator
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
-from themis.measure.tests import Floats, Ints
+from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
+from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
 from themis.target.diagnose import warn_of_batch_dependence, warn_of_chance, warn_of_unused_outputs
 from themis.target.target import AnyTarget
 
+REMEMBERED = 4
+"""Portions of uniform tests that are remembered."""
 Hire = Callable[[Calculator], Measurer]
 """Makes what runs the inputs and tests of a calculator."""
 
@@ -79,6 +83,20 @@ class Setup:
     def test_cost(self) -> int:
         """Passes per test of the policy."""
         return self.calculator.cost(self.policy.needs_gradient, len(self.policy.rivals))
+
+    @cached_property
+    def uniform_tests(self) -> Callable[[int, int, int], Tests]:
+        """Maps the number of a test, its place in the uniform stream and `n` to the `n` uniform tests from there on.
+
+        The last ones are remembered: tests that are started ahead are asked for again when they are proposed.
+        """
+        space = self.space
+
+        @lru_cache(maxsize=REMEMBERED)
+        def tests(first: int, place: int, n: int) -> Tests:
+            return space.uniform_tests(np.arange(first, first + n), UNIFORM_STREAM, np.arange(place, place + n))
+
+        return tests
 
 
 @dataclass(frozen=True)

@@ -167,20 +167,15 @@ class Novelty:
 
     def ensure(self, tests: Tests) -> Tests:
         """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
-        keys = self._keys(tests).tolist()
-        before = len(self.seen)
-        if self.seen.isdisjoint(keys):
-            self.seen.update(keys)
-            if len(self.seen) == before + len(keys):
-                return tests
-            self.seen.difference_update(keys)  # some are repeated among themselves
-        repeated = np.zeros(len(tests), dtype=bool)
-        for k, key in enumerate(keys):
-            repeated[k] = key in self.seen
-            self.seen.add(key)
-        if repeated.any():
-            tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
-            self.seen.update(self._keys(tests).tolist())
+        numbers = self._keys(tests)
+        keys, before = numbers.tolist(), len(self.seen)
+        known = self.seen.intersection(keys)
+        self.seen.update(keys)
+        if len(self.seen) == before + len(keys):
+            return tests
+        repeated = np.isin(numbers, list(known)) | _again(numbers)
+        tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
+        self.seen.update(self._keys(tests).tolist())
         return tests
 
     def _with_new_noise(self, tests: Tests, repeated: Bools) -> Tests:
@@ -201,6 +196,13 @@ class Novelty:
         bits = np.ascontiguousarray(tests.theta).view(np.int32).astype(np.int64)
         noise = (tests.noise_seed,) if self.space.is_random else ()
         return rng.mix(tests.seed, *noise, *bits.T)
+
+
+def _again(numbers: Ints) -> Bools:
+    """Which numbers occur earlier in the array."""
+    is_again = np.ones(len(numbers), dtype=bool)
+    is_again[np.unique(numbers, return_index=True)[1]] = False
+    return is_again
 
 
 UNIFORM_STREAM, SEARCH_STREAM = 0, 1
