@@ -10,6 +10,7 @@ from themis import Normalize, Target
 from themis.criteria.view import View
 from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
+from themis.measure import graphs as graphs_module
 from themis.measure.kernels_cuda import ChunkFolder, can_fold, slopes
 from themis.target.activations import Layer
 from themis.zoo import lenet5
@@ -189,16 +190,38 @@ def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
 
 @pytest.mark.parametrize("worth", [0.0, np.inf])
 def test_chunks_run_as_one_where_that_is_faster(net, inputs, tmp_path, monkeypatch, worth):
-    monkeypatch.setattr(calculator_module, "WORTH", worth)
+    monkeypatch.setattr(graphs_module, "WORTH", worth)
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "out": tmp_path}
     run = themis.run(Target(net), inputs, "gaussian", max_tests=120_000, **options)
     sizes = set(run.faults.columns["chunk"].tolist())
     assert (1024 in sizes) == (worth > 0)
-    monkeypatch.setattr(calculator_module, "WORTH", 0.0)  # what was decided is recorded
+    monkeypatch.setattr(graphs_module, "WORTH", 0.0)  # what was decided is recorded
     resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=160_000)
     last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 130_000]
     assert (1024 in last.tolist()) == (worth > 0)
     assert all(fault.replay().is_same for fault in resumed.faults.most_telling(3))
+
+
+def test_few_tests_of_a_large_model_run_in_small_passes(net, inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs_module, "OCCUPYING", 1)
+    options = {"magnitude": 0.5, "coverage": None, "plateau": None, "batch_size": 256}
+    run, again = (themis.run(Target(net), inputs, "gaussian", max_tests=6000, **options) for _ in range(2))
+    columns = run.faults.columns
+    assert {32, 256} <= set(columns["chunk"].tolist())
+    assert set(columns["chunk"][columns["id"] < 100].tolist()) == {32}
+    for size in (32, 256):
+        assert run.faults[int((columns["chunk"] == size).argmax())].replay().is_same
+    themis.run(Target(net), inputs, "gaussian", max_tests=2560, out=tmp_path, **options)
+    resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=6000)
+    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    plain = themis.run(Target(net), inputs, "gaussian", max_tests=6000, **options)
+    for name in ("id", "seed_id", "theta", "noise_seed", "answer"):
+        for other in (again, resumed, plain):
+            assert np.array_equal(columns[name], other.faults.columns[name]), name
+    assert np.array_equal(columns["chunk"], again.faults.columns["chunk"])
+    assert run.judged == again.judged
+    assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
+    assert run.rounds[-1].passes == plain.rounds[-1].passes
 
 
 class Overwrites(nn.Module):

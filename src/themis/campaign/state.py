@@ -170,7 +170,7 @@ class State:
     chunk: int
     clock: Clock
     wide_chunk: int | None = None
-    """See `Calculator.wide_chunk`."""
+    """See `Graphs`."""
     partial_round: PartialRound | None = None
     rounds: list[Round] = field(default_factory=list)
 
@@ -282,7 +282,7 @@ class State:
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
         self.passes = tree["passes"]
         if "wide_chunk" in tree:  # earlier runs have none
-            self.wide_chunk = setup.calculator.wide_chunk = tree["wide_chunk"]
+            self.wide_chunk = setup.calculator.graphs.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.captured import CapturedChunk, CaptureError, Launch
-from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, is_out_of_memory, padded, pass_size
+from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
 from themis.measure.gradient import by_backward, by_differences
+from themis.measure.graphs import Graphs
 from themis.measure.inputs import place, place_others, within_bounds
 from themis.measure.kernels_cuda import can_fold
 from themis.measure.moments import Accumulator, Moments
@@ -41,21 +43,16 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 PROBED = 2
 """Tests that `probe_gradient` runs."""
-ASCENT_CHUNK, FEW_ASCENTS = 32, 128
-"""Tests with a gradient are run this many at a time while there are few of them, since most of a larger chunk would be
-padding, and capturing another graph takes longer than that saves."""
-WIDE, WORTH, LONG = 4, 0.9, 10.0
-"""On a GPU, this many chunks run as one where that takes at most this share of their time; it is not tried if one takes
-longer than this, in milliseconds, since it then occupies the GPU."""
 REPEATED = 2
 """Clean inputs of a black box that `check_repeats` runs twice."""
 REPEAT_TOLERANCE = 1e-4
 """Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
 ALONE = 2
 """Clean inputs that `batch_dependence` runs alone."""
-BATCH_TOLERANCE, HALF_BATCH_TOLERANCE = 1e-3, 2e-2
+BATCH_TOLERANCE, ROUGH_BATCH_TOLERANCE = 1e-3, 2e-2
 """Difference between an input alone and in a batch, as a share of the largest output, that rounding may cause; the
-second is for models with 16 bits. Dynamic quantisation to int8 causes about 5e-3."""
+second is for models with 16 bits, and for GPUs, whose convolutions round float32 to TF32 with as many. Dynamic
+quantisation to int8 causes about 5e-3."""
 
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
@@ -123,7 +120,7 @@ class Measurement:
     pass_size: int
     """Rows of the forward pass that the tests were run in, padding included."""
     wide_chunk: int | None = None
-    """See `Calculator.wide_chunk`."""
+    """See `Graphs`."""
 
     def __len__(self) -> int:
         return len(self.results)
@@ -194,12 +191,8 @@ class Calculator:
         """Whether measurements have the inputs and outputs of faults; they need not if nothing is stored."""
         self.captures = target.device.type == "cuda"
         """Whether chunks are captured as a CUDA graph if they can be."""
-        self._captured: dict[tuple[bool, int], CapturedChunk | None] = {}
-        self.wide_chunk: int | None = None if self.captures and batch_size is None else 0
-        """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
-        self._graphs_chunk = size
+        self.graphs = self._no_graphs(None if self.captures and batch_size is None else 0)
         self._without_faults: FaultDetails | None = None
-        self._in_flight: dict[CapturedChunk, tuple[Accumulator, Launch]] = {}
 
     @staticmethod
     def trace(
@@ -218,7 +211,7 @@ class Calculator:
             within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
         before = target.requests.sent if isinstance(target, BlackBox) else Sent()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
-        layers = target.find_layers(place(seeds.inputs, target.device)[0])
+        layers = target.find_layers(seeds.inputs[0].to(target.device))
         calculator = Calculator(
             target,
             seeds,
@@ -246,7 +239,7 @@ class Calculator:
         if isinstance(self.target, BlackBox):
             other._sent_before = self.target.requests.sent
         other.observer = other._panel = other._panel_clean = None
-        other.captures, other._captured, other._in_flight = self.target.device.type == "cuda", {}, {}
+        other.captures, other.graphs = self.target.device.type == "cuda", other._no_graphs(self.graphs.wide_chunk)
         return other
 
     @property
@@ -383,7 +376,7 @@ class Calculator:
         self._reruns_clean = False
         self._memory.release()
         self._panel_clean = None
-        self._drop_graphs()
+        self.graphs.drop()
 
     # Tests
 
@@ -411,7 +404,7 @@ class Calculator:
         limit = None if max_passes is None else before + max_passes
 
         def attempt() -> Measurement:
-            captured = self._capture(objective, len(tests)) if into.count else None
+            captured = self._graph(objective, len(tests)) if into.count else None
             if captured is not None:
                 return self._measure_captured(captured, tests, into, objective, limit, ahead)
             layered = None if objective is None else objective.by_layer(self.layers)
@@ -422,7 +415,11 @@ class Calculator:
         if self.observer is not None:
             results = replace(results, raised=self.observer.take(results.was_run))
         return replace(
-            measurement, results=results, passes=self.passes - before, chunk=self.chunk, wide_chunk=self.wide_chunk
+            measurement,
+            results=results,
+            passes=self.passes - before,
+            chunk=self.chunk,
+            wide_chunk=self.graphs.wide_chunk,
         )
 
     def run_chunk(self, tests: Tests, chunk: int) -> ChunkAnswers:
@@ -520,8 +517,9 @@ class Calculator:
         in_batch = self.clean_outputs[rows]
         scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
         difference = float((alone.float() - in_batch).abs().amax() / scale)
-        has_16_bits = self.target.dtype.itemsize <= 2 or getattr(self.target, "autocast", None) is not None
-        tolerance = HALF_BATCH_TOLERANCE if has_16_bits else BATCH_TOLERANCE
+        has_few_bits = self.target.dtype.itemsize <= 2 or getattr(self.target, "autocast", None) is not None
+        has_few_bits |= self.device.type == "cuda" and self.target.dtype == torch.float32
+        tolerance = ROUGH_BATCH_TOLERANCE if has_few_bits else BATCH_TOLERANCE
         return difference if difference > tolerance else None
 
     def probe_gradient(self) -> None:
@@ -574,45 +572,18 @@ class Calculator:
 
     # Chunks as a CUDA graph
 
-    def _capture(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
-        """The graph of a chunk with this kind of objective; None if it cannot be captured, which is decided once."""
-        if not self.captures or (objective is not None and not self.has_gradient):
+    def _graph(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
+        """The graph that runs the first of so many tests with this objective; None if there can be none."""
+        if not self.captures or not (objective is None or (self.has_gradient and objective.is_plain)):
             return None
-        if objective is not None and not objective.is_plain:
-            return None
-        if self._graphs_chunk != self.chunk:  # memory ran out
-            self._drop_graphs()
-            self._graphs_chunk, self.wide_chunk = self.chunk, 0
-        if objective is not None:
-            return self._graph(True, min(self.chunk, ASCENT_CHUNK if n_tests <= FEW_ASCENTS else self.chunk))
-        if n_tests >= WIDE * self.chunk and self.wide_chunk is None:
-            self._decide_wide_chunk()
-        return self._graph(False, self._plain_size(n_tests))
+        return self.graphs.choose(n_tests, self.chunk, self._capture, ascends=objective is not None)
 
-    def _plain_size(self, n_tests: int) -> int:
-        """Rows of a forward pass of tests without an objective."""
-        return self.wide_chunk if self.wide_chunk and n_tests >= self.wide_chunk else self.chunk
+    def _no_graphs(self, wide_chunk: int | None) -> Graphs:
+        n_activations = sum(math.prod(layer.shape) for layer in self.layers)
+        return Graphs(self.chunk, n_activations, wide_chunk)
 
-    def _graph(self, ascends: bool, size: int) -> CapturedChunk | None:
-        if (ascends, size) not in self._captured:
-            self._captured[ascends, size] = self._new_capture(ascends, size)
-        return self._captured[ascends, size]
-
-    def _decide_wide_chunk(self) -> None:
-        """Decide by measurement, once for a campaign, whether several chunks run as one."""
-        self.wide_chunk, usual = 0, self._graph(False, self.chunk)
-        if self.observer is not None or usual is None or usual.milliseconds() > LONG:
-            return
-        try:
-            wide = self._new_capture(False, WIDE * self.chunk)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return
-        if wide is not None and wide.milliseconds() <= WORTH * WIDE * usual.milliseconds():
-            self.wide_chunk, self._captured[False, wide.chunk] = wide.chunk, wide
-
-    def _new_capture(self, ascends: bool, size: int) -> CapturedChunk | None:
+    def _capture(self, rows: int, ascends: bool) -> CapturedChunk | None:
+        """A graph of a pass of so many rows."""
         is_plain = self.min_ssim is None and not self._reruns_clean and self.seeds.others is None
         is_plain = is_plain and (self.observer is None or self.observer.can_be_captured)
         is_usual = isinstance(self.target, Target) and isinstance(self.inputs, Tensor) and self.dtype == torch.float32
@@ -624,7 +595,7 @@ class Calculator:
             self.observer.begin(self.chunk, self.device, self.dtype)
         try:
             return CapturedChunk(
-                size,
+                rows,
                 len(self.perturbation.theta),
                 self.layers,
                 {layer.name: self.kept.all(layer.name) for layer in self.layers},
@@ -656,14 +627,13 @@ class Calculator:
 
         An observer sees one chunk at a time, before the next one overwrites what it has read.
         """
-        first = self._launched(captured, tests)
+        first = self.graphs.first(captured, tests)
         following = tests[len(first) :]
-        launch = self._take_in_flight(captured, first, into) or captured.launch(first, into, objective)
+        launch = self.graphs.launch(captured, first, into, objective)
         if self.observer is None:
-            if len(following):
-                self._start(self._capture(objective, len(following)), following, into, objective)
-            for planned in ahead:
-                self._start(self._capture(planned.objective, len(planned.tests)), *planned)
+            next_ones = [PlannedTests(following, into, objective)] if len(following) else []
+            for planned in (*next_ones, *ahead):
+                self.graphs.start(self._graph(planned.objective, len(planned.tests)), *planned)
         columns = captured.columns(launch)
         if self.observer is not None:
             self.observer.begin(captured.chunk, self.device, self.dtype)
@@ -715,30 +685,6 @@ class Calculator:
         )
         number = torch.from_numpy(value[rows].astype(np.float32)).to(self.device)
         return self._describe_faults(rows % captured.chunk, self.inputs[seed], disturbed, outputs, number, by_layer)
-
-    def _start(
-        self, captured: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None
-    ) -> None:
-        if captured is not None and into.count and captured not in self._in_flight:
-            self._in_flight[captured] = (into, captured.launch(self._launched(captured, tests), into, objective))
-
-    def _launched(self, captured: CapturedChunk, tests: Tests) -> Tests:
-        """The first of the tests, as many as are launched at once; wide chunks are never padded."""
-        n = len(tests) // captured.chunk * captured.chunk if captured.chunk > self.chunk else len(tests)
-        return tests[: min(n, captured.most_tests)]
-
-    def _take_in_flight(self, captured: CapturedChunk, tests: Tests, into: Accumulator) -> Launch | None:
-        """What was started ahead, if it is what is to be measured."""
-        accumulator, launch = self._in_flight.pop(captured, (None, None))
-        if launch is None or (accumulator is into and launch.tests.equals(tests)):
-            return launch
-        launch.done.synchronize()  # its buffers are used again
-        return None
-
-    def _drop_graphs(self) -> None:
-        if self._captured:
-            torch.cuda.synchronize(self.device)
-        self._captured, self._in_flight = {}, {}
 
     # One chunk, operation by operation
 

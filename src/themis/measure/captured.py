@@ -138,7 +138,7 @@ class CapturedChunk:
         self._shift_of: Accumulator | None = None
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
         self._folder = ChunkFolder(layers, chunk, {} if panel is None else panel.within, device)
-        self.ascends = ascends
+        self.ascends, self.is_observed = ascends, is_observed
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
