@@ -22,10 +22,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,11 @@ class TracingMeasurer(LocalMeasurer):
 
     trace = Trace()
 
-    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Any:
+    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Any:
         trace, tests = self.trace, pending.tests
         since = time.process_time() - trace.ended
         if int(tests.number[0]) > trace.last:
-            following = [portion.tests for portion in upcoming() if portion.stream == "search"]
+            following = [portion.tests for portion in islice(upcoming(), 1) if portion.stream == "search"]
             trace.last = int([tests, *following][-1].number[-1])
             trace.between.append(since)
             trace.chunks.append([])

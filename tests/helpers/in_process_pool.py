@@ -13,6 +13,10 @@ class InProcessPool:
         self.waiting, self.done, self.n_calls, self.n_lost, self.n_hastened = {}, {}, 0, 0, 0
         self.idle_method = None
 
+    @property
+    def n_workers(self):
+        return len(self.workers)
+
     def share(self, value):
         return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from themis.campaign.budget import LAST_STAGE, affordable, default_round_size, portion, round_size, stage_end
@@ -100,10 +102,22 @@ def _round_size(setup: Setup, state: State, n_tests: int) -> int:
         setup.settings,
         _default_round_size(setup, n_tests),
         n_tests=n_tests,
-        passes=state.passes,
+        passes=_passes_after(setup, state, n_tests),
         cost=setup.test_cost,
         elapsed=state.clock.elapsed(),
     )
+
+
+def _passes_after(setup: Setup, state: State, n_tests: int) -> int:
+    """The passes spent after `n_tests` tests, if those that have not been run take no gradient."""
+    return state.passes + (n_tests - state.tally.tests) * setup.test_cost
+
+
+def _is_spent(setup: Setup, state: State, n_tests: int) -> bool:
+    """Whether no test can follow the first `n_tests`."""
+    settings, passes = setup.settings, _passes_after(setup, state, n_tests)
+    has_tests = settings.max_tests is None or n_tests < settings.max_tests
+    return not has_tests or (settings.max_passes is not None and passes + setup.test_cost > settings.max_passes)
 
 
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
@@ -179,24 +193,25 @@ def _portion(setup: Setup, state: State, stream: str, tests: Tests, *, is_next: 
     return Portion(stream, tests, state.moments[stream], choose, is_next)
 
 
-def _upcoming(setup: Setup, state: State, partial: PartialRound) -> list[Portion]:
-    """What is measured after the pending tests: the tests that follow, or the next uniform tests.
+def _upcoming(setup: Setup, state: State, partial: PartialRound) -> Iterator[Portion]:
+    """What is measured after the pending tests: the tests that follow, then the uniform tests of one stage after another.
 
-    Those depend on no result; unless a budget ends the round, they will be the ones that are proposed.
+    Those depend on no result; unless a budget ends a round, they will be the ones that are proposed.
     """
+    n_pending, share = partial.n_pending, setup.settings.uniform_share
     if len(partial.following):
-        return [_portion(setup, state, "search", partial.following)]
-    n_pending, share = len(partial.pending), setup.settings.uniform_share
+        yield _portion(setup, state, "search", partial.following)
     first, n_uniform = state.tally.tests + n_pending, state.tally.uniform_tests
-    n_uniform += n_pending if partial.stream == "uniform" else 0
-    round_end = first + (partial.n_unproposed or _round_size(setup, state, first))
-    tests = _uniform_tests_due(setup, first, n_uniform, stage_end(first, round_end, share))
-    is_next = len(tests) > 0 or not partial.n_unproposed
-    if not is_next:  # the policy proposes the rest of the stage before
-        first = stage_end(first, round_end, share)
-        round_end += _round_size(setup, state, first) if first == round_end else 0
-        tests = _uniform_tests_due(setup, first, n_uniform, stage_end(first, round_end, share))
-    return [_portion(setup, state, "uniform", tests, is_next=is_next)]
+    n_uniform += len(partial.pending) if partial.stream == "uniform" else 0
+    round_end, is_next = first + partial.n_unproposed, True
+    while share and not _is_spent(setup, state, first):
+        if first == round_end:
+            round_end += _round_size(setup, state, first)
+        end = stage_end(first, round_end, share)
+        tests = _uniform_tests_due(setup, first, n_uniform, end)
+        if len(tests):
+            yield _portion(setup, state, "uniform", tests, is_next=is_next)
+        first, n_uniform, is_next = end, n_uniform + len(tests), False  # the policy proposes the rest of the stage
 
 
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from torch import Tensor
@@ -46,11 +47,11 @@ class Measurer(Protocol):
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         """Prepare for tests, of which the neurons of the panel are watched. scale: the unit of each sensitivity."""
 
-    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
         """Run the first chunk of the pending tests, see `Calculator.measure`.
 
-        The chunks after it and the upcoming portions may be started ahead: they are what the next calls ask for, unless
-        a budget runs out.
+        The chunks after it and the upcoming portions may be started ahead: they are what later calls ask for, unless a
+        budget runs out. There may be no end to them.
         """
 
 
@@ -66,10 +67,10 @@ class LocalMeasurer:
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         self.calculator.watch_panel(panel)
 
-    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
         if not self.calculator.captures:
             tests, objective = pending.choose(pending.tests)
             return self.calculator.measure(tests, pending.into, objective, max_passes)
-        portions = [pending, *(portion for portion in upcoming() if portion.is_next)]
+        portions = [pending, *(portion for portion in islice(upcoming(), 1) if portion.is_next)]
         first, *ahead = [group for portion in portions for group in portion.by_objective()]
         return self.calculator.measure(first.tests, first.into, first.objective, max_passes, ahead)

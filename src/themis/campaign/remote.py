@@ -35,6 +35,8 @@ from themis.measure.tests import FaultDetails, Ints, Results, Tests
 
 CLEAN = "clean"
 """The stream of the clean inputs."""
+SPARE = 2
+"""Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class RemoteMeasurer:
         )
         self.pool.broadcast("begin_tests", self.pool.share(clean))
 
-    def measure(self, pending: Portion, upcoming: Callable[[], list[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
         stream, into = pending.stream, pending.into
         self._start(pending, upcoming)
         chunk = self._started.popleft()
@@ -117,7 +119,7 @@ class RemoteMeasurer:
         self.calculator.expect_passes(measured.own_passes)
         return self._measurement(measured)
 
-    def _start(self, pending: Portion, upcoming: Callable[[], list[Portion]]) -> None:
+    def _start(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]]) -> None:
         """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""
         if self._is_started(pending.tests):
             return
@@ -128,9 +130,12 @@ class RemoteMeasurer:
             self._started.append(self._start_chunk(pending, tests, _describe(objective)))
             if pending.into.count == 0:  # the others need what it determines
                 return
-        ahead = {}
+        ahead: dict[int, _StartedChunk] = {}
         for portion in upcoming():
-            for tests, objective in self._chunks(portion) if portion.into.count else ():
+            is_enough = not portion.is_next and len(ahead) >= SPARE * self.pool.n_workers
+            if is_enough or portion.into.count == 0:
+                break
+            for tests, objective in self._chunks(portion):
                 ahead[int(tests.number[0])] = self._start_chunk(portion, tests, _describe(objective))
         for chunk in self._ahead.values():
             self.pool.discard(chunk.call)

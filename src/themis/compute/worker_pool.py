@@ -38,6 +38,10 @@ when it is idle."""
 class Pool(Protocol):
     """Workers of one kind. A call goes to any of them; a broadcast goes to all, and to those that replace them."""
 
+    @property
+    def n_workers(self) -> int:
+        """The number of workers."""
+
     def share(self, value: Any) -> Any:
         """A value that several calls are given; it is sent to each machine once."""
 
@@ -54,7 +58,7 @@ class Pool(Protocol):
         """Call a method of one worker; returns the number of the call.
 
         label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
-        A call that is not urgent waits until a worker would be idle.
+        A call that is not urgent waits until a worker would be idle while others still work on urgent ones.
         """
 
     def hasten(self, call: int) -> None:
@@ -107,6 +111,19 @@ class _Actor:
     is_ready: bool = False
     is_complete: bool = False
     """Whether nothing is left to do while it is idle."""
+    since: float = 0.0
+    """When it began its oldest call."""
+
+    def send(self, call: _Call) -> None:
+        """Add a call, which is executed after the others."""
+        if not self.calls:
+            self.since = time.monotonic()
+        self.calls.append(call)
+
+    def forget(self) -> None:
+        """Drop the oldest call."""
+        self.calls.popleft()
+        self.since = time.monotonic()
 
 
 class RayPool:
@@ -152,13 +169,17 @@ class RayPool:
         self._had_room = time.monotonic()
         self._actors = [self._start() for _ in range(executor.workers)]
 
+    @property
+    def n_workers(self) -> int:
+        return self._executor.workers
+
     def share(self, value: Any) -> Any:
         return self._ray.put(value)
 
     def broadcast(self, method: str, *values: Any) -> None:
         self._broadcasts.append((method, values))
         for actor in self._actors:
-            actor.calls.append(_Call(None, method, actor.handle.call.remote(method, *values)))
+            actor.send(_Call(None, method, actor.handle.call.remote(method, *values)))
 
     def when_idle(self, method: str) -> None:
         self._idle_method = method
@@ -223,21 +244,24 @@ class RayPool:
         return actor
 
     def _assign(self) -> None:
-        """Give calls to workers that are free; to busy ones only if calls are short and more than there are workers.
+        """Give calls to workers that are free, and each worker its next call before it has answered, if that is urgent.
 
-        Calls that have a group are long: none of them should wait for a certain worker. Only the call whose result is
-        awaited is made while many results have not been taken.
+        A busy worker gets the call if it will be free first, which is the one that has been busy for longest: calls of
+        no group take about the same time. Calls that have a group are long, and none of them should wait for a certain
+        worker. Only the call whose result is awaited is made while many results have not been taken.
         """
         while self._waiting:
             number = self._awaited if self._awaited in self._waiting else self._waiting[0]
-            if number != self._awaited and len(self._done) >= AHEAD * self._executor.workers:
+            if number != self._awaited and len(self._done) >= AHEAD * self.n_workers:
                 return
-            n_urgent = len(self._waiting) - len(self._spare.intersection(self._waiting))
-            depth = 2 if self._submitted[number].group is None and n_urgent > len(self._actors) else 1
+            is_spare = number in self._spare
+            if is_spare and not self._are_urgent_under_way():
+                return
+            depth = 2 if self._submitted[number].group is None and not is_spare else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
-            actor = min(free, key=lambda actor: (len(actor.calls), not actor.is_complete))
+            actor = min(free, key=lambda actor: (len(actor.calls), not actor.is_complete, actor.since))
             if self._submitted[number].group is not None:
                 number = self._choose(actor)
             if actor.calls and not self._suspects.isdisjoint([number, *(call.number for call in actor.calls)]):
@@ -245,7 +269,17 @@ class RayPool:
             self._waiting.remove(number)
             call = self._submitted[number]
             actor.groups.add(call.group)
-            actor.calls.append(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+            actor.send(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+
+    def _are_urgent_under_way(self) -> bool:
+        """Whether urgent calls are executed, so that the driver waits for them; one worker alone never waits for others.
+
+        The worker that answers the last urgent call is not given any other: the driver will have one for it at once.
+        """
+        if len(self._actors) == 1:
+            return True
+        under_way = {call.number for actor in self._actors for call in actor.calls}
+        return not under_way.isdisjoint(self._submitted.keys() - self._spare)
 
     def _use_idle(self) -> None:
         """Give something useful to workers that would wait for others."""
@@ -257,7 +291,8 @@ class RayPool:
                 self._occupy(actor, method, 1)
 
     def _occupy(self, actor: _Actor, method: str, n_calls: int) -> None:
-        actor.calls += [_Call(None, IDLE, actor.handle.call.remote(method)) for _ in range(n_calls)]
+        for _ in range(n_calls):
+            actor.send(_Call(None, IDLE, actor.handle.call.remote(method)))
 
     def _choose(self, actor: _Actor) -> int:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
@@ -301,7 +336,7 @@ class RayPool:
                 self._finish(call.number, answer)
             elif call.label == IDLE:
                 actor.is_complete = not answer
-        actor.calls.popleft()
+        actor.forget()
         if not actor.is_ready and not any(call.number is None for call in actor.calls):
             actor.is_ready, self._failed_starts = True, 0
 
