@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -38,7 +37,7 @@ from searching.files import write_results
 import themis
 from themis import RayExecutor, Target
 from themis.campaign import hiring, remote
-from themis.campaign.measurer import LocalMeasurer, Portion
+from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
 from themis.measure.moments import Accumulator
 from themis.zoo import data, load, resnet56
 
@@ -76,7 +75,7 @@ class TracingMeasurer(LocalMeasurer):
 
     trace = Trace()
 
-    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Any:
+    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Any:
         trace, tests = self.trace, pending.tests
         since = time.process_time() - trace.ended
         if int(tests.number[0]) > trace.last:

@@ -81,7 +81,7 @@ def test_a_worker_looks_up_modules_and_data_where_the_driver_does(exists, tmp_pa
     monkeypatch.setenv("THEMIS_DATA", "own")
     monkeypatch.setattr(sys, "path", before := [*sys.path])
     work, modules, data = map(str, folders)
-    WorkerHost(work, [modules], data, torch.get_num_threads())
+    WorkerHost(work, [modules], data, torch.get_num_threads(), "a mailbox that nobody has")
     assert os.getcwd() == (work if exists else str(here))
     assert os.environ["THEMIS_DATA"] == (data if exists else "own")
     assert (modules in sys.path) == exists

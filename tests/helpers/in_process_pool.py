@@ -38,20 +38,27 @@ class InProcessPool:
         assert call in self.waiting or call in self.done
         self.n_hastened += 1
 
+    def fill(self):
+        if self.waiting and self.random.random() < 0.5:
+            self.run_one()
+
     def result(self, call):
         while call not in self.done:
-            number = self.random.choice([*self.waiting])
-            method, values = self.waiting.pop(number)
-            k = self.random.randrange(len(self.workers))
-            if self.idle_method is not None and self.random.random() < 0.2:
-                getattr(self.random.choice(self.workers), self.idle_method)()
-            answer = pickle.dumps(getattr(self.workers[k], method)(*pickle.loads(values)))
-            if self.random.random() < self.loss:  # it has died before its answer arrived
-                self.waiting[number] = (method, values)
-                self.workers[k] = self.replacement()
-            else:
-                self.done[number] = answer
+            self.run_one()
         return pickle.loads(self.done.pop(call))
+
+    def run_one(self):
+        number = self.random.choice([*self.waiting])
+        method, values = self.waiting.pop(number)
+        k = self.random.randrange(len(self.workers))
+        if self.idle_method is not None and self.random.random() < 0.2:
+            getattr(self.random.choice(self.workers), self.idle_method)()
+        answer = pickle.dumps(getattr(self.workers[k], method)(*pickle.loads(values)))
+        if self.random.random() < self.loss:  # it has died before its answer arrived
+            self.waiting[number] = (method, values)
+            self.workers[k] = self.replacement()
+        else:
+            self.done[number] = answer
 
     def replacement(self):
         self.n_lost += 1

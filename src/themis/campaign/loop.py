@@ -90,6 +90,7 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
+    setup.measurer.pause()
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
         state.end_round(round, open_neurons)
@@ -194,7 +195,7 @@ def _portion(setup: Setup, state: State, stream: str, tests: Tests, *, is_next: 
 
 
 def _upcoming(setup: Setup, state: State, partial: PartialRound) -> Iterator[Portion]:
-    """What is measured after the pending tests: the tests that follow, then the uniform tests of one stage after another.
+    """What is measured after the pending tests: the tests that follow, then the uniform tests of stage after stage.
 
     Those depend on no result; unless a budget ends a round, they will be the ones that are proposed.
     """

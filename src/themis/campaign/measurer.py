@@ -38,6 +38,10 @@ class Portion:
         return groups
 
 
+Upcoming = Callable[[], Iterator[Portion]]
+"""Returns the portions that are measured after the pending one."""
+
+
 class Measurer(Protocol):
     """Phase 1 of a campaign. Which measurer runs a test never changes its result."""
 
@@ -47,12 +51,15 @@ class Measurer(Protocol):
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         """Prepare for tests, of which the neurons of the panel are watched. scale: the unit of each sensitivity."""
 
-    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         """Run the first chunk of the pending tests, see `Calculator.measure`.
 
         The chunks after it and the upcoming portions may be started ahead: they are what later calls ask for, unless a
         budget runs out. There may be no end to them.
         """
+
+    def pause(self) -> None:
+        """Nothing is asked for while the campaign judges; what was to be started ahead can be run meanwhile."""
 
 
 class LocalMeasurer:
@@ -67,10 +74,13 @@ class LocalMeasurer:
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         self.calculator.watch_panel(panel)
 
-    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         if not self.calculator.captures:
             tests, objective = pending.choose(pending.tests)
             return self.calculator.measure(tests, pending.into, objective, max_passes)
         portions = [pending, *(portion for portion in islice(upcoming(), 1) if portion.is_next)]
         first, *ahead = [group for portion in portions for group in portion.by_objective()]
         return self.calculator.measure(first.tests, first.into, first.objective, max_passes, ahead)
+
+    def pause(self) -> None:
+        pass

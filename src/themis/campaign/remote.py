@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.measurer import Portion
+from themis.campaign.measurer import Portion, Upcoming
 from themis.campaign.worker import (
     Array,
     ChunkOfTests,
@@ -35,7 +35,7 @@ from themis.measure.tests import FaultDetails, Ints, Results, Tests
 
 CLEAN = "clean"
 """The stream of the clean inputs."""
-SPARE = 2
+SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
 
 
@@ -104,7 +104,7 @@ class RemoteMeasurer:
         )
         self.pool.broadcast("begin_tests", self.pool.share(clean))
 
-    def measure(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]], max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         stream, into = pending.stream, pending.into
         self._start(pending, upcoming)
         chunk = self._started.popleft()
@@ -119,7 +119,10 @@ class RemoteMeasurer:
         self.calculator.expect_passes(measured.own_passes)
         return self._measurement(measured)
 
-    def _start(self, pending: Portion, upcoming: Callable[[], Iterator[Portion]]) -> None:
+    def pause(self) -> None:
+        self.pool.fill()
+
+    def _start(self, pending: Portion, upcoming: Upcoming) -> None:
         """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""
         if self._is_started(pending.tests):
             return

@@ -31,7 +31,7 @@ class SharedMemory:
 
     def __init__(self, name: str, n_bytes: int) -> None:
         with _locked(name):
-            file = _find(name)
+            file = find_memory(name)
             if file is None:
                 file = os.memfd_create(name)
                 os.truncate(file, n_bytes)  # pages that nobody writes to take no memory
@@ -57,7 +57,7 @@ class SharedMemory:
         return self._bytes[first : first + n_bytes].view(dtype).view(shape)
 
 
-def _find(name: str) -> int | None:
+def find_memory(name: str) -> int | None:
     """Open the memory of this name if another process has it."""
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):  # the process has ended, or is not ours

@@ -15,16 +15,20 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import uuid4
 
 from themis.compute.cluster import ROOM_SECONDS, RayExecutor, has_room
+from themis.compute.mailbox import Letter, Mailbox
 from themis.errors import ModelError, ThemisError, first_line
 
 MOST_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
-AHEAD = 4
+AHEAD = 6
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
 IDLE_CALLS = 3
 """Calls with which a worker bridges the time until the driver calls it next."""
+DEPTH = 2
+"""Calls that a worker is given before it has answered the first of them."""
 _POLL_SECONDS = 5.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of `mallopt`, from malloc.h."""
@@ -63,6 +67,9 @@ class Pool(Protocol):
 
     def hasten(self, call: int) -> None:
         """Make a call urgent."""
+
+    def fill(self) -> None:
+        """Give calls that are not urgent to workers that have nothing to do: no other will come for a while."""
 
     def result(self, call: int) -> Any:
         """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
@@ -106,6 +113,8 @@ class _Actor:
     """A worker, and the calls that it has not answered, in the order in which it executes them."""
 
     handle: Any
+    mailbox: Mailbox | None
+    """Where it leaves large answers; it may not find it, and sends them then."""
     calls: deque[_Call] = field(default_factory=deque)
     groups: set[str | None] = field(default_factory=set)
     is_ready: bool = False
@@ -201,6 +210,9 @@ class RayPool:
         self._wait_for_worker([])
         self._assign()
 
+    def fill(self) -> None:
+        self._assign(is_pausing=True)
+
     def result(self, call: int) -> Any:
         self._awaited = call
         self.hasten(call)
@@ -235,29 +247,32 @@ class RayPool:
 
     def _start(self) -> _Actor:
         """A new worker, which executes its calls once it is placed and has created its object."""
-        paths = [os.path.abspath(entry) for entry in sys.path]
-        handle = self._host.remote(os.getcwd(), paths, os.environ.get(DATA_FOLDER), self._executor.threads)
-        actor = _Actor(handle)
+        paths, name = [os.path.abspath(entry) for entry in sys.path], f"themis-{uuid4().hex}"
+        mailbox = Mailbox.create(name, DEPTH)
+        handle = self._host.remote(os.getcwd(), paths, os.environ.get(DATA_FOLDER), self._executor.threads, name)
+        actor = _Actor(handle, mailbox)
         actor.calls += [_Call(None, PLACE, handle.place.remote()), _Call(None, "make", handle.make.remote(self._make))]
         for method, values in self._broadcasts:
             actor.calls.append(_Call(None, method, handle.call.remote(method, *values)))
         return actor
 
-    def _assign(self) -> None:
+    def _assign(self, *, is_pausing: bool = False) -> None:
         """Give calls to workers that are free, and each worker its next call before it has answered, if that is urgent.
 
         A busy worker gets the call if it will be free first, which is the one that has been busy for longest: calls of
         no group take about the same time. Calls that have a group are long, and none of them should wait for a certain
         worker. Only the call whose result is awaited is made while many results have not been taken.
+
+        is_pausing: whether the driver makes no call for a while, so that workers get calls that are not urgent.
         """
         while self._waiting:
             number = self._awaited if self._awaited in self._waiting else self._waiting[0]
             if number != self._awaited and len(self._done) >= AHEAD * self.n_workers:
                 return
             is_spare = number in self._spare
-            if is_spare and not self._are_urgent_under_way():
+            if is_spare and not is_pausing and not self._are_urgent_under_way():
                 return
-            depth = 2 if self._submitted[number].group is None and not is_spare else 1
+            depth = DEPTH if self._submitted[number].group is None and not is_spare else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
@@ -272,7 +287,7 @@ class RayPool:
             actor.send(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
 
     def _are_urgent_under_way(self) -> bool:
-        """Whether urgent calls are executed, so that the driver waits for them; one worker alone never waits for others.
+        """Whether urgent calls are executed, so that a worker would wait for others; one that is alone never does.
 
         The worker that answers the last urgent call is not given any other: the driver will have one for it at once.
         """
@@ -320,6 +335,8 @@ class RayPool:
         call = actor.calls[0]
         try:
             answer = self._ray.get(call.ref)
+            if isinstance(answer, Letter) and actor.mailbox is not None:
+                answer = actor.mailbox.take(answer)
         except errors.RayTaskError as error:
             translated = _translated(error.cause if isinstance(error.cause, Exception) else error)
             if call.number is None:
@@ -392,10 +409,10 @@ class RayPool:
 class WorkerHost:
     """The process of a worker: creates the object that calls go to, and passes them on."""
 
-    def __init__(self, folder: str, paths: list[str], data_folder: str | None, threads: int) -> None:
+    def __init__(self, folder: str, paths: list[str], data_folder: str | None, threads: int, mailbox: str) -> None:
         """Take over the driver's working folder, its paths of modules, and its data folder, if this machine has them.
 
-        The paths are searched last.
+        The paths are searched last. mailbox: the name under which the driver waits for large answers.
         """
         import torch
 
@@ -408,6 +425,7 @@ class WorkerHost:
         torch.set_num_threads(threads)
         _keep_freed_memory()
         self._object: Any = None
+        self._mailbox = Mailbox.find(mailbox, DEPTH)
 
     def place(self) -> int:
         """The process of the worker, once it was placed."""
@@ -421,7 +439,8 @@ class WorkerHost:
 
     def call(self, method: str, *values: Any) -> Any:
         """Call a method of the object."""
-        return getattr(self._object, method)(*values)
+        answer = getattr(self._object, method)(*values)
+        return answer if self._mailbox is None else self._mailbox.post(answer)
 
 
 def _keep_freed_memory() -> None:
