@@ -146,7 +146,8 @@ def test_at_equal_passes_a_model_under_a_perturbation_counts_once():
 
     both = {"budgets": {"passes": [grid("paper", 0.1), grid("grid", 2.0)]}}
     one = {"budgets": {"passes": [grid("paper", 4.0)]}}
-    pairs = [{**cell({}), "sensitivity": None, **own} for own in (both, one)]
+    flat = {"budgets": {"passes": [{**grid("paper", 1.0), "degenerate": "flat"}]}}
+    pairs = [{**cell({}), "sensitivity": None, **own} for own in (both, one, flat)]
     claim = verdict_of(
         {"pairs": pairs}, "Themis finds more faults than the mean of the four baselines, at equal passes"
     )
