@@ -175,7 +175,7 @@ class Novelty:
             return tests
         repeated = np.isin(numbers, list(known)) | _again(numbers)
         tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
-        self.seen.update(self._keys(tests).tolist())
+        self.seen.update(self._keys(tests[repeated]).tolist())
         return tests
 
     def _with_new_noise(self, tests: Tests, repeated: Bools) -> Tests:
