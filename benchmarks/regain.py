@@ -44,7 +44,14 @@ from themis.experiments.contest.choosing import choose_competitor, choose_tests,
 from themis.experiments.retraining.changes import Shift, paired
 from themis.experiments.retraining.checkpoint import put_weights
 from themis.experiments.retraining.examine import Column, examine
-from themis.experiments.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
+from themis.experiments.retraining.frontier import (
+    Fall,
+    FrontierPoint,
+    choose_point,
+    estimate_losses,
+    join_frontiers,
+    next_point,
+)
 from themis.experiments.retraining.material import Material, of_tests
 from themis.experiments.retraining.plan import named_perturbation
 from themis.experiments.retraining.recipe import Recipe
@@ -305,6 +312,7 @@ class Standings:
             by_technique.setdefault(cell["technique"], []).append(cell)
         for technique, trained in by_technique.items():
             self.cells[technique] = {cell["random_seed"]: grades for cell, grades in _settled(trained)}
+        self.trained = by_technique
 
     def rows(self, technique: str, name: str, random_seeds: list[int] | None = None) -> Column:
         """The grades after training, `[random seeds, judge seeds]`."""
@@ -328,6 +336,21 @@ class Standings:
         rivals = [name for name in self.cells if name in RIVALS]
         return max(rivals, key=lambda name: self.gain(name, "disturbed").after, default=None)
 
+    def at_tolerance(self, technique: str) -> float | None:
+        """The disturbed score where the clean loss on the judge seeds is the tolerance, whatever point was chosen.
+
+        The loss is estimated as in `themis retrain`, but on the judge seeds. None if their frontiers are not known.
+        """
+        frontiers = [cell["judge_frontier"] for cell in self.trained[technique]]
+        if not all(frontiers):
+            return None
+        points = [_joined_point(same, [frontier[0] for frontier in frontiers]) for same in zip(*frontiers, strict=True)]
+        shares = [point["share"] for point in frontiers[0]]
+        losses, scores = estimate_losses(shares, [fall for fall, _ in points]), [score for _, score in points]
+        fine = np.linspace(0, 1, 201)
+        is_within = np.interp(fine, shares, losses) <= TOLERANCE
+        return float(np.interp(fine, shares, scores)[is_within].max())
+
 
 def _settled(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, str]]]]:
     """The trainings of a technique, each with the grades before and after at the point that all of them choose."""
@@ -341,12 +364,21 @@ def _settled(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
         yield cell, {"before": points[0], "after": points[chosen]}
 
 
+def _joined_point(points: tuple[dict[str, Any], ...], before: list[dict[str, Any]]) -> tuple[Fall, float]:
+    """The fall of the clean grades at one share, over the judge seeds of all trainings, and the disturbed score."""
+    grades = [[unpack(point["by_seed"]["clean"]) for point in part] for part in (before, points)]
+    fall = np.concatenate(grades[0]) - np.concatenate(grades[1])
+    n_seeds = len(grades[0][0])  # trainings share them, so that they do not count again
+    score = float(np.mean([point["disturbed"] for point in points]))
+    return (float(fall.mean()), float(np.square(fall).mean()), n_seeds), score
+
+
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     """Themis, its best rival and the mean of the four baselines on each row, as Markdown."""
     lines = [
         "| row | before | themis | clean | best rival | its score, clean | themis above it | above the mean of "
-        "NC, KMNC, IDC, LSA |",
-        "|---|---|---|---|---|---|---|---|",
+        "NC, KMNC, IDC, LSA | at equal clean loss |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, cells in rows.items():
         standings = Standings(cells)
@@ -362,8 +394,20 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
             entries.append(_interval(standings.lead(list(BASELINES))) if has_all else "-")
         else:
             entries += ["-"] * 4
+        entries.append(_at_equal_loss(standings))
         lines.append(f"| {' | '.join(entries)} |")
     return "\n".join(lines)
+
+
+def _at_equal_loss(standings: Standings) -> str:
+    """Themis and the best rival where the clean loss is the tolerance."""
+    scores = {name: standings.at_tolerance(name) for name in standings.cells if name in (OWN, *RIVALS)}
+    known = {name: score for name, score in scores.items() if score is not None}
+    if OWN not in known:
+        return "-"
+    own = known.pop(OWN)
+    best = max(known, key=lambda name: known[name], default=None)
+    return f"{100 * own:.1f}" if best is None else f"{100 * own:.1f}, {best} {100 * known[best]:.1f}"
 
 
 def _spread(shift: Shift) -> str:

@@ -194,7 +194,7 @@ def test_up_to_half_of_the_searched_seeds_are_held_out_if_there_are_others_to_le
     assert len(np.intersect1d(split.held_pool, np.arange(40))) == 20  # half of those that fail
     assert len(split.held_clean) == 20
     assert len(hold_out(own, hashes, Recipe(hold_out=0.7)).held_pool) == 70
-    few = replace(own, clean=own.clean[torch.arange(199)])
+    few = replace(own, clean=own.clean[torch.arange(99)])
     assert len(hold_out(few, (hashes[0], seed_hashes(few.clean)), Recipe(hold_out=0.1)).held_pool) == 10
 
 

@@ -27,10 +27,8 @@ from themis.target.target import Target
 
 FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES = range(101, 108)
 """Purposes of random numbers; campaigns use smaller numbers."""
-ENOUGH_CLEAN = 2
-"""Clean seeds per searched seed that are enough to learn from without many of the searched ones."""
 N_HELD = 1_000
-"""Searched seeds that are then held out, at most, if the recipe does not ask for more."""
+"""Searched seeds that are held out, at most, if the recipe does not ask for more."""
 MAX_ANSWERS = 1 << 30
 """Bytes of a model's outputs that are kept, at most."""
 FRESH_CHUNK = 512
@@ -52,13 +50,13 @@ def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.ui
     """Hold out a share of the failing seeds, of the other seeds that were searched, and of the clean seeds.
 
     hashes: those of the contents of the pool and of the clean seeds. Of several copies of an input, all are held out or
-    none. A model may know the clean seeds by heart, so the searched ones show best what it loses: if there are enough
+    none. A model may know the clean seeds by heart, so the searched ones show best what it loses: if there are no fewer
     clean seeds to learn from, up to half of the searched ones are held out.
     """
     pool_hashes, clean_hashes = hashes
     n_pool, n_clean = (len(np.unique(contents)) for contents in hashes)
     share = recipe.hold_out
-    if n_clean >= ENOUGH_CLEAN * n_pool:
+    if n_clean >= n_pool:
         share = max(share, min(0.5, N_HELD / n_pool))
     failing = pool_hashes[np.unique(material.seed.numpy())]
     held: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
