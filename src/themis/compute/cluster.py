@@ -36,14 +36,20 @@ priority of a local campaign."""
 MARK = "THEMIS_STARTED_RAY"
 """The environment variable by which the processes of a Ray that is started here are recognised."""
 REAPER = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 sys.stdin.read()  # until the driver closes it or ends
-for folder in pathlib.Path("/proc").glob("[0-9]*"):
-    try:
-        if sys.argv[1].encode() in (folder / "environ").read_bytes().split(b"\\0"):
-            os.kill(int(folder.name), 9)
-    except OSError:  # it has ended, or belongs to someone else
-        pass
+for _ in range(25):
+    has_found = False
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if sys.argv[1].encode() in (folder / "environ").read_bytes().split(b"\\0"):
+                os.kill(int(folder.name), 9)
+                has_found = True
+        except OSError:  # it has ended, or belongs to someone else
+            pass
+    if not has_found:
+        break
+    time.sleep(0.2)  # one that was just being started may have been missed
 """
 """A program that ends these processes with the driver, however that ends: Ray's agents would try for a minute to report
 to a server that has ended."""
