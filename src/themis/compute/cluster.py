@@ -36,23 +36,43 @@ priority of a local campaign."""
 MARK = "THEMIS_STARTED_RAY"
 """The environment variable by which the processes of a Ray that is started here are recognised."""
 REAPER = """
-import os, pathlib, sys, time
-sys.stdin.read()  # until the driver closes it or ends
-for _ in range(25):
-    has_found = False
+import os, pathlib, select, sys, time
+
+mark, known = sys.argv[1].encode(), {}  # when each process of this Ray was started, by its number
+
+def find():
+    processes = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if sys.argv[1].encode() in (folder / "environ").read_bytes().split(b"\\0"):
-                os.kill(int(folder.name), 9)
-                has_found = True
+            state, parent, *others = (folder / "stat").read_text().rpartition(") ")[2].split()
+            started = others[17]
+            if state != "Z":
+                processes[int(folder.name)] = int(parent), started
+            if mark in (folder / "environ").read_bytes().split(b"\\0"):
+                known[int(folder.name)] = started
         except OSError:  # it has ended, or belongs to someone else
             pass
-    if not has_found:
+    alive = {number for number, started in known.items() if processes.get(number, (0, None))[1] == started}
+    while children := {number for number, (parent, _) in processes.items() if parent in alive} - alive:
+        known.update((number, processes[number][1]) for number in children)
+        alive |= children
+    return alive
+
+while not select.select([sys.stdin], [], [], 2.0)[0]:  # until the driver closes it or ends
+    find()
+for _ in range(25):
+    found = find()
+    for number in found:
+        try:
+            os.kill(number, 9)
+        except OSError:
+            pass
+    if not found:
         break
     time.sleep(0.2)  # one that was just being started may have been missed
 """
 """A program that ends these processes with the driver, however that ends: Ray's agents would try for a minute to report
-to a server that has ended."""
+to a server that has ended. It notes them while they run, because an agent overwrites its environment with its title."""
 
 
 @dataclass(frozen=True)
