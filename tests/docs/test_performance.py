@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -16,11 +18,12 @@ def test_the_table_is_made_from_the_results():
     assert made in (ROOT / "docs" / "performance.md").read_text()
 
 
-def test_the_table_of_scaling_is_made_from_the_results(monkeypatch):
+@pytest.mark.parametrize("name", ["scale_cpu.json", "scale_stream.json"])
+def test_the_tables_of_scaling_are_made_from_the_results(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     tables = importlib.import_module("scale").tables
-    results = json.loads((ROOT / "benchmarks" / "results" / "scale_cpu.json").read_text())["results"]
-    assert tables(results) in (ROOT / "docs" / "performance.md").read_text()
+    results = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["results"]
+    assert tables(results).strip() in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_the_page_on_scaling_out_is_made_from_the_results(monkeypatch):
