@@ -62,8 +62,15 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
 
 
 def draw_shares(evaluation: Evaluation, path: Path) -> bool:
-    """The share of the reference run's distinct faults that each way to stop had found, by cell."""
-    theory = [record for record in evaluation.content["theory"] if record["reference"]["distinct_faults"]]
+    """The share of the reference run's distinct faults that each way to stop had found, by cell.
+
+    Cells in which no campaign could stop are left out.
+    """
+    theory = [
+        record
+        for record in evaluation.content["theory"]
+        if record["reference"]["distinct_faults"] and any(record.get(way) for way in WAYS_TO_STOP)
+    ]
     if not theory:
         return False
     height = 1.7 + 0.42 * len(theory)
@@ -80,8 +87,8 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     axes.set_yticks(range(len(theory)), labels)
     axes.set_ylim(-0.5, len(theory) - 0.5)
     axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("share of the distinct faults", color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.3, 1.0), ncol=4, frameon=False, fontsize=8.5)
+    axes.set_xlabel("share of the distinct faults; cells in which no campaign could stop are left out", color=INK)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.4, 1.0), ncol=4, frameon=False, fontsize=8.5)
     save_figure(figure, path, dpi=DPI)
     return True
 
@@ -89,7 +96,7 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
 def _axes(height: float, title: str) -> tuple[Any, Any]:
     figure = blank_figure(8.4, height)
     figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
-    axes = figure.add_axes((0.27, 0.72 / height, 0.7, 1 - 1.45 / height))
+    axes = figure.add_axes((0.31, 0.72 / height, 0.66, 1 - 1.45 / height))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
