@@ -5,6 +5,9 @@ import json
 import pytest
 
 from themis.cli import main
+from themis.experiments.evaluation.figures import draw_shares
+from themis.experiments.evaluation.summary import Evaluation
+from themis.experiments.evaluation.theory import WAYS_TO_STOP
 
 pytestmark = pytest.mark.xdist_group("evaluate")
 
@@ -65,9 +68,22 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
         "Parameters",
         "Known faults",
     ]
-    for name in ("correlations", "shares-at-full-coverage"):
-        assert f"({name}.png)" in page
-        assert (folder / f"{name}.png").stat().st_size > 1000
+    theory = json.loads((folder / "evaluation.json").read_text())["theory"]
+    could_stop = any(record.get(way) for record in theory for way in WAYS_TO_STOP)
+    for name, is_drawn in (("correlations", True), ("shares-at-full-coverage", could_stop)):
+        assert (f"({name}.png)" in page) is is_drawn
+        assert (folder / f"{name}.png").exists() is is_drawn
+
+
+def test_the_figure_of_shares_has_the_cells_in_which_a_campaign_could_stop(tmp_path):
+    def draws(**stops):
+        record = {"model": "net", "perturbation": "noise", "magnitude": 0.1, "reference": {"distinct_faults": 8}}
+        return draw_shares(Evaluation({"theory": [{**record, **stops}]}), tmp_path / "shares.png")
+
+    assert not draws()
+    assert not (tmp_path / "shares.png").exists()
+    assert draws(**{next(iter(WAYS_TO_STOP)): {"of_faults": 0.5}})
+    assert (tmp_path / "shares.png").stat().st_size > 1000
 
 
 def test_finished_cells_are_never_run_again(folder, capsys):
