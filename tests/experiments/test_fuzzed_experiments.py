@@ -70,12 +70,11 @@ def mutate_file(folder, rng):
 def fuzz(originals, tmp_path, monkeypatch, capsys, name, n, seed):
     rng = Random(f"{name} {seed}")
     go_to(tmp_path, monkeypatch, MODULE)
-    shutil.copytree(originals / "run", tmp_path / "run", dirs_exist_ok=True)
     codes = []
     for k in range(n):
         folder = shutil.copytree(originals / name, tmp_path / f"{name}{k}")
         mutation = f"mutation {k} of {seed}, {name}: {mutate_file(folder, rng)}"
-        words = [*EXPERIMENTS[name].format(run="run").split(), "--out", folder, "--quiet"]
+        words = [*EXPERIMENTS[name].format(run=originals / "run").split(), "--out", folder, "--quiet"]
         codes.append(check_command(words, capsys, mutation))
         shutil.rmtree(folder)
     return codes
@@ -84,11 +83,13 @@ def fuzz(originals, tmp_path, monkeypatch, capsys, name, n, seed):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_damaged_experiments_are_resumed_or_refused(originals, tmp_path, monkeypatch, capsys, name):
-    fuzz(originals, tmp_path, monkeypatch, capsys, name, N_MUTATIONS, 0)
+    codes = fuzz(originals, tmp_path, monkeypatch, capsys, name, N_MUTATIONS, 0)
+    assert {0, 3} <= set(codes)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_many_damaged_experiments_are_resumed_or_refused(originals, tmp_path, monkeypatch, capsys, name):
-    fuzz(originals, tmp_path, monkeypatch, capsys, name, N_SLOW_MUTATIONS, 1)
+    codes = fuzz(originals, tmp_path, monkeypatch, capsys, name, N_SLOW_MUTATIONS, 1)
+    assert {0, 3} <= set(codes)
