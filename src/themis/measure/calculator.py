@@ -484,9 +484,7 @@ class Calculator:
         self.passes += 2 * len(rows)
         with torch.no_grad(), fresh_answers(self.target):
             if isinstance(self.target, Target):  # the first chunk again: every row is an independent chance to differ
-                rows = padded(torch.arange(min(self.chunk, len(self.inputs)), device=self.device), self.chunk)
-                inputs = self._read_inputs(rows)
-                first, second = self.clean_outputs[rows], self.target.forward(inputs).float()
+                first, second = self._memory.attempt(self._repeat_first_chunk)
             else:
                 inputs = self._read_inputs(rows)
                 first, second = (self.target.forward(inputs).float() for _ in range(2))
@@ -495,10 +493,15 @@ class Calculator:
         if difference > REPEAT_TOLERANCE:
             n_different = int(((first - second).flatten(1).abs().amax(1) > 0).sum())
             raise ModelError(
-                f"the model must give the same output for the same input, but {n_different} of {len(inputs)} outputs "
+                f"the model must give the same output for the same input, but {n_different} of {len(first)} outputs "
                 f"differ between two runs, by up to {difference:.2g} of the largest output: switch off what is random, "
                 "such as functional dropout without training=self.training, noise layers or sampling"
             )
+
+    def _repeat_first_chunk(self) -> tuple[Tensor, Tensor]:
+        """The outputs of the first chunk of clean inputs, of the sweep and of another pass."""
+        rows = padded(torch.arange(min(self.chunk, len(self.inputs)), device=self.device), self.chunk)
+        return self.clean_outputs[rows], self.target.forward(self._read_inputs(rows)).float()
 
     def batch_dependence(self) -> float | None:
         """How much the outputs of an input alone differ from those in a batch, as a share of the largest output.
