@@ -120,7 +120,9 @@ def launches(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["corners", "paper"])
-@pytest.mark.parametrize("criterion", ["kmnc(k=20)", "nbc(neurons=element)", "tknp(k=3)", "scc", "nlc"])
+@pytest.mark.parametrize(
+    "criterion", ["kmnc(k=20)", "nbc(neurons=element)", "tknp(k=3)", "scc", "nlc", "cc(threshold=1)"]
+)
 def test_a_criterion_is_shown_the_same_tests_captured_or_not(net, inputs, launches, criterion, policy, monkeypatch):
     def run():
         target = Target(net, preprocess=Normalize(0.1, 0.9))

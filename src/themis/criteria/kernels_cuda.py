@@ -44,7 +44,7 @@ CONVERGE_FEW_NEURONS = 1 << 15
 """Up to this many neurons, programs of `converge` take half as many each, so that they occupy the whole GPU."""
 
 
-def _works_on(device: torch.device, check: Callable[[], bool]) -> bool:
+def works_on(device: torch.device, check: Callable[[], bool]) -> bool:
     """Whether a kernel compiles on `device` and `check` passes."""
     if triton is None or device.type != "cuda":
         return False
@@ -134,7 +134,7 @@ def can_cross(device: torch.device) -> bool:
         value = torch.ones(1, 1, device=device)
         return bool(cross(value, None, value[0] - 1, torch.zeros(1, 1, dtype=torch.bool, device=device), False))
 
-    return _works_on(device, check)
+    return works_on(device, check)
 
 
 # Rows scaled to 0..1 (NC)
@@ -185,7 +185,7 @@ def can_scale_rows(device: torch.device) -> bool:
         row = torch.tensor([[1.0, 3.0, 2.0]], device=device)
         return bool(scale_rows(row, torch.empty_like(row)).tolist() == [[0.0, 1.0, 0.5]])
 
-    return _works_on(device, check)
+    return works_on(device, check)
 
 
 # Sections of the neurons' ranges (KMNC)
@@ -280,7 +280,7 @@ def can_cover_sections(device: torch.device) -> bool:
         low, high = value[0], value[0] + 1
         return int(cover_sections(value, low, high, high, 1, bits, is_ceil=False, is_clamped=True)[1]) == 1
 
-    return _works_on(device, check)
+    return works_on(device, check)
 
 
 # The most active neurons of each layer (TKNC, TKNP)
@@ -407,7 +407,7 @@ def can_top_neurons(device: torch.device) -> bool:
         row = torch.tensor([[1.0, 3.0, 3.0]], device=device)
         return bool(top_neurons(row, Layout(("a",), (3,)), 2)[0].tolist() == [[[1, 2]]])
 
-    return _works_on(device, check)
+    return works_on(device, check)
 
 
 # Hashes of patterns of the most active neurons (TKNP)
@@ -457,7 +457,7 @@ def can_hash_patterns(device: torch.device) -> bool:
         top = torch.tensor([[[3, 1, -1], [0, 2, 1]]], device=device)
         return all(torch.equal(hash_patterns(top, k), sum_hashes_in_torch(top, k)) for k in (0, 3))
 
-    return _works_on(device, check)
+    return works_on(device, check)
 
 
 # Neurons whose sensitivity has converged (SCC)
@@ -540,4 +540,4 @@ def can_converge(device: torch.device) -> bool:
         totals = converge(zeros + 1, zeros, None, counts, counts.double() * 9, state)
         return bool(totals.tolist() == [[1] * 5] * 3 and state["sums"].tolist() == [5.0])
 
-    return _works_on(device, check)
+    return works_on(device, check)
