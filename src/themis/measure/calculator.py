@@ -611,6 +611,7 @@ class Calculator:
                 self.inputs[:1].nbytes + self.clean_outputs[:1].nbytes,
                 ascends,
                 is_observed=self.observer is not None,
+                overwritten=self.graphs.overwritten,
             )
         except CaptureError:
             return None

@@ -114,10 +114,12 @@ class CapturedChunk:
         test_bytes: int,
         ascends: bool = False,
         is_observed: bool = False,
+        overwritten: frozenset[str] | None = None,
     ) -> None:
         """`clean` has the clean activations `[seeds, neurons]` by layer.
 
         `test_bytes`: the size of the input and the output of one test. `is_observed`: a launch is one chunk.
+        `overwritten`: the layers that the model overwrites, if another graph has found out.
         """
         n_neurons = layers[-1].stop
         self.chunk, self.device, self.layers, self.clean = chunk, device, layers, clean
@@ -142,11 +144,11 @@ class CapturedChunk:
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
-        self._overwritten: set[str] = set()
+        self._overwritten = set(overwritten or ())
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         priority = FEW_TESTS if ascends else MANY_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
-        self._capture()
+        self._capture(knows_overwritten=overwritten is not None)
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
 
     @property
@@ -154,14 +156,20 @@ class CapturedChunk:
         """The maximum number of tests of a launch."""
         return self.most_chunks * self.chunk
 
-    def _capture(self) -> None:
+    @property
+    def overwritten(self) -> frozenset[str]:
+        """The layers that the model overwrites after they were computed."""
+        return frozenset(self._overwritten)
+
+    def _capture(self, *, knows_overwritten: bool) -> None:
         """Capture the graph after a run in which libraries choose their kernels and allocate their workspaces.
 
-        A run without gradient comes first: it shows which layers the model overwrites, and so spoils for the gradient.
+        If need be, a run without gradient comes first: it shows which layers the model overwrites, and so spoils for
+        the gradient.
         """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            for has_gradient in (False, True) if self.ascends else (False,):
+            for has_gradient in (False, True) if self.ascends and not knows_overwritten else (self.ascends,):
                 with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                     self._body(is_forked=False)
             self._graph = torch.cuda.CUDAGraph()

@@ -93,6 +93,11 @@ class Graphs:
             launch.done.synchronize()  # its buffers are used again
         return graph.launch(tests, into, objective)
 
+    @property
+    def overwritten(self) -> frozenset[str] | None:
+        """The layers that the model overwrites; None before a graph was captured."""
+        return next((graph.overwritten for graph in self._captured.values() if graph is not None), None)
+
     def drop(self) -> None:
         """Free all graphs and their memory, after what is in flight has ended."""
         for graph in self._captured.values():
