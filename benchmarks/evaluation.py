@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 
 from themis.data import Seeds
-from themis.experiments.evaluation.claims import summarise_claims
-from themis.experiments.evaluation.page import evaluation_tables, opening
+from themis.experiments.evaluation.page import FIGURES, evaluation_tables, opening, verdicts
 from themis.experiments.evaluation.summary import Evaluation
 from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS
 from themis.zoo.splits import read_cifar10, read_mnist, read_udacity
@@ -33,10 +32,6 @@ COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --o
 TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
 SUMMARY = "<!-- benchmarks/evaluation.py writes this summary from the results. -->", "<!-- End of the summary. -->"
 MARK = "<!-- What follows is written by benchmarks/evaluation.py. -->"
-FIGURES = {
-    "correlations": "Correlations of error rate and distinct faults by technique, at equal passes",
-    "shares-at-full-coverage": "Share of a reference run's distinct faults found when a campaign could stop",
-}
 
 
 def store(folder: Path) -> None:
@@ -128,7 +123,7 @@ def write_page(text: str, evaluation: Evaluation) -> str:
 
 def summarised(evaluation: Evaluation) -> str:
     """Everything between the marks of the summary."""
-    return "\n\n".join(summarise_claims(evaluation))
+    return "\n\n".join(verdicts(evaluation))
 
 
 def measured(evaluation: Evaluation) -> str:
@@ -137,7 +132,8 @@ def measured(evaluation: Evaluation) -> str:
     for title, tables in evaluation_tables(evaluation).items():
         own = evaluation.content.get("truth_command") if title == KNOWN_FAULTS else None
         parts += [f"## {title}", *([f"```sh\n{own}\n```"] if own else []), *(table.markdown() for table in tables)]
-    parts += [f"![{text}](images/evaluation-{name}.png)" for name, text in FIGURES.items()]
+        figures = [(name, text) for name, (section, text) in FIGURES.items() if section == title]
+        parts += [f"![{text}](images/evaluation-{name}.png)" for name, text in figures]
     return "\n\n".join(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("evaluate-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.evaluation.api import evaluate
+    from themis.experiments.evaluation.claims import claims_table
     from themis.experiments.evaluation.page import evaluation_tables, opening
     from themis.experiments.progress import ShowCells
     from themis.experiments.table import table_console
@@ -93,10 +95,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     elif console is not None:
         for line in opening(result):
             print_text(line)
-        for tables in evaluation_tables(result, is_brief=True).values():
-            for table in tables:
-                console.print()
-                table.show(console)
+        claims, sections = claims_table(result), evaluation_tables(result, is_brief=True)
+        for table in [*([claims] if claims else []), *chain.from_iterable(sections.values())]:
+            console.print()
+            table.show(console)
         print_text(f"Results in {out}: evaluation.json, figures, and all tables in evaluation.md")
     return RUN_FAILED if result.n_failed else DONE
 

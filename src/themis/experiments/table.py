@@ -15,6 +15,10 @@ WIDTH = 100
 """Columns of a terminal that tables use, at most."""
 NONE = "-"
 """Stands for a value that does not exist."""
+NUMERIC = frozenset("0123456789+-<>")
+"""How numbers begin in a table."""
+LONGEST = 40
+"""Characters of a cell; longer ones are aligned left."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,21 @@ class Table:
     """Where the complete table is written."""
 
     def markdown(self) -> str:
-        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows] if self.columns else []
+        rules = tuple("---:" if is_right else "---" for is_right in self.is_right())
+        lines = [self.columns, rules, *self.rows] if self.columns else []
         table = "\n".join(f"| {' | '.join(map(_as_markdown, line))} |" for line in lines)
         notes = map(_as_markdown, self.notes)
         return "\n\n".join([f"### {_as_markdown(self.title)}", *([table] if table else []), *notes])
+
+    def is_right(self) -> list[bool]:
+        """Which columns are aligned right: those of numbers, unless they are long lists or sentences."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return [
+            index > 0
+            and max(map(len, cells), default=0) <= LONGEST
+            and (not any(cells) or any(cell[:1] in NUMERIC for cell in cells))
+            for index, cells in enumerate(columns)
+        ]
 
     def within(self, width: int) -> Table:
         """The same table without as many of its optional columns as it takes to fit."""
@@ -57,8 +72,8 @@ class Table:
         console.print(printable(table.title), style="bold", highlight=False, markup=False)
         if table.columns:
             drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-            for index, name in enumerate(table.columns):
-                drawn.add_column(printable(name), justify="right" if index else "left", overflow="fold")
+            for name, is_right in zip(table.columns, table.is_right(), strict=True):
+                drawn.add_column(printable(name), justify="right" if is_right else "left", overflow="fold")
             for row in table.rows:
                 drawn.add_row(*map(printable, row))
             console.print(drawn, markup=False)

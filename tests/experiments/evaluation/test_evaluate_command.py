@@ -58,7 +58,7 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
     titles = [line[3:] for line in page.splitlines() if line.startswith("## ")]
     assert titles == [
         "What holds, and what does not",
-        "Summary",
+        "What has been measured",
         "Fault detection capability",
         "Faults at equal budgets",
         "Faults when done",

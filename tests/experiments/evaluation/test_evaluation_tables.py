@@ -45,16 +45,26 @@ def cell(values, degenerate=None):
     return {**pair, "budgets": {"passes": [grid]}, "limits": {"passes": 9}}
 
 
+SCORED = ("0.90 (0.90..0.90)", "-0.20 (-0.20..-0.20)", "0.30 (0.30..0.30)", "0.80 (0.80..0.80)")
+
+
 def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     pairs = [cell({"scheduled": 0.9, "nc": -0.2}), cell({"scheduled": 0.3, "nc": 0.8}), cell({"scheduled": 1}, "flat")]
-    rates, counts, full, box = capability_tables(Evaluation({"pairs": pairs}))
-    assert [row[2] for row in rates.rows] == ["-", "-", "degenerate"]
+    rates, counts, full = capability_tables(Evaluation({"pairs": pairs}))  # no cell is scored over the whole range
+    assert [row[1] for row in rates.rows] == ["10%, 40%, 80%", "10%, 40%, 80%", "10%, 40%, 80% (degenerate)"]
     assert "Degenerate are 1 of 3 cells at full strength and 3 over the whole range" in rates.notes[0]
     assert counts.rows[0][:3] == ("scheduled", "1 of 2, 0.60", "-")
     assert counts.rows[1][1] == "1 of 2, 0.30"
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
-    assert full.rows[2][:4] == ("net fgsm", "10%..80%", "-", "degenerate")
-    assert all(row[3] == "degenerate" for row in box.rows)
+    assert full.rows == [("net fgsm", "10%..80%", "-", r, other) for r, other in (SCORED[:2], SCORED[2:])]
+
+
+def test_a_technique_that_few_cells_have_is_named_below_the_table_instead_of_in_a_column():
+    pairs = [cell({"scheduled": 0.9, "nc": 0.8}) for _ in range(3)]
+    pairs[1] = cell({"scheduled": 0.9, "nc": 0.8, "path": 0.7})
+    *_, full = capability_tables(Evaluation({"pairs": pairs}))
+    assert full.columns[3:] == ("scheduled", "nc")
+    assert full.notes[1:] == ["path: net fgsm 0.70 (0.70..0.70)."]
 
 
 def test_faults_of_several_campaigns_are_shown_with_their_range():
@@ -131,7 +141,7 @@ def test_faults_when_done_are_judged_by_the_interval_of_the_presets_ratio(ratios
     claim = verdict_of(done_cells(ratios), "Themis finds more faults")
     assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
     n_stopped, n = 2 * len(ratios), 3 * len(ratios)
-    assert claim.why.endswith(f"stopped {n_stopped} of {n} campaigns of baselines before they were done.")
+    assert f"{n_stopped} of {n} campaigns of baselines reached the limit of tests before they were done" in claim.why
 
 
 def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():

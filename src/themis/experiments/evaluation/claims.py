@@ -41,7 +41,10 @@ class Claim:
     text: str
     paper: str
     """What the paper says."""
+    headline: str
+    """What was measured, in a few words."""
     measured: str
+    """What was measured, with intervals."""
     verdict: str
     rule: str
     """When it holds."""
@@ -69,7 +72,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
     """All claims that were measured; None if there is none."""
     claims = judge_claims(evaluation)
     rows: list[tuple[str, ...]] = [
-        (claim.text, claim.paper, claim.measured, claim.rule, claim.verdict) for claim in claims
+        (claim.text, claim.paper, claim.headline, claim.verdict, claim.rule) for claim in claims
     ]
     notes = [
         f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate; counted "
@@ -78,7 +81,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         "magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
         f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
     ]
-    columns = ("claim", "the paper", "measured here", "holds if", "verdict")
+    columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
     return Table("The paper's claims", columns, rows, notes) if rows else None
 
 
@@ -104,7 +107,7 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
         names = {**{technique: [technique] for technique in THEMIS}, "the four baselines": BASELINES}
         found = {label: _correlations(whole, own) for label, own in {**names, "random": ["random"]}.items()}
         strong = {label: sum(r >= STRONG for r in own) for label, own in found.items()}
-        texts = [f"{strong[label]} of {len(own)} for {label}" for label, own in found.items() if own]
+        texts = {label: f"{strong[label]} of {len(own)} for {label}" for label, own in found.items() if own}
         share = {label: strong[label] / len(own) if own else 0.0 for label, own in found.items()}
         themis, baselines = share[PRESET], share["the four baselines"]
         why = ""
@@ -112,8 +115,8 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
             verdict = OPEN
             why = (
                 f"In {n_flat} of {plural(len(cells), 'cell')}, the error rate at full strength hardly changes with the "
-                f"magnitude or depends on one magnitude, and in {n_flat_box} that over the whole range: a "
-                "correlation with it says nothing."
+                f"magnitude, or only at one of the magnitudes; in {n_flat_box}, that over the whole range. A "
+                "correlation with such a rate says nothing."
             )
         elif baselines >= themis:
             verdict = FAILS
@@ -121,10 +124,15 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
                 why = "Faults rise with the error rate under every technique, so that r does not tell them apart."
         else:
             verdict = HOLDS if themis >= NEARLY_ALL and baselines <= FEW else IN_PART
+        main = [text for label, text in texts.items() if label in (PRESET, "the four baselines")]
+        headline = (
+            f"{n_flat} of {plural(len(cells), 'cell')} are degenerate" if is_flat else f"strong: {', '.join(main)}"
+        )
         yield Claim(
             f"Themis correlates strongly, baselines rarely ({title})",
             "r of 0.70 to 0.95 for Themis, and of -0.89 to 0.79 for baselines",
-            f"strong among all r: {', '.join(texts)}" if texts else "nothing that can be scored",
+            headline,
+            f"strong among all r: {', '.join(texts.values())}" if texts else "nothing that can be scored",
             verdict,
             f"at least {percent(NEARLY_ALL, 0)} of the correlations of {PRESET} are strong, and at most "
             f"{percent(FEW, 0)} of those of the baselines",
@@ -181,6 +189,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
     return Claim(
         f"Themis finds more faults than the mean of the four baselines, {when}",
         "not measured" if paper is None else f"{paper} times as many",
+        _medians(over["over_four"]),
         texts["over_four"],
         verdict,
         "the interval of the ratio is above 1" + ("" if paper is None else f", and reaches {paper}"),
@@ -204,6 +213,11 @@ def list_ratios(ratios: list[Record], technique: str, over: str) -> list[float]:
     return [ratio for ratio in found if ratio is not None]
 
 
+def _medians(ratios: dict[str, list[float]]) -> str:
+    """The median ratio of every technique."""
+    return ", ".join(f"{technique} {median(values):.2f} times" for technique, values in ratios.items() if values)
+
+
 def describe_ratios(ratios: list[float]) -> str:
     """The median of ratios over cells, with its interval if it has one."""
     interval, spread = median_interval(ratios), plural(len(ratios), "cell")
@@ -225,7 +239,10 @@ def _unfinished(done: list[Record]) -> str:
     rows = [pair["techniques"][name] for pair in done for name in BASELINES if name in pair["techniques"]]
     n_stopped = sum(row["stops"].get("tests", 0) for row in rows)
     n_campaigns = sum(row["campaigns"] for row in rows)
-    return f"Their budget stopped {n_stopped} of {plural(n_campaigns, 'campaign')} of baselines before they were done."
+    return (
+        f"{n_stopped} of {plural(n_campaigns, 'campaign')} of baselines reached the limit of tests before they were "
+        "done, and count with what they had found by then."
+    )
 
 
 def _gains(retraining: list[Record]) -> Iterator[Claim]:
@@ -244,23 +261,27 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
     if "themis" not in gains:
         return
     own, chooser = gains["themis"], CHOOSERS["themis"]
+    four = [mean(gains[name]) for name in BASELINES if name in gains]
+    rivals = f", the four baselines {mean(four):+.2f}" if len(four) == len(BASELINES) else ""
     means = ", ".join(f"{CHOOSERS.get(name, name)} {mean(values):+.2f}" for name, values in gains.items())
     holds = all(is_sure) and sum(leads) > len(leads) / 2
     yield Claim(
         "Retraining regains accuracy, more than with baselines",
         "0.21 to 11.56 points for Themis",
+        f"{chooser} {mean(own):+.2f} points on average{rivals}",
         f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {plural(len(own), 'cell')}; means: {means}",
         HOLDS if holds else IN_PART if min(own) > 0 else FAILS,
         f"{chooser} regains in every cell and leads in most comparisons, by more than the intervals",
-        f"With {plural(_count_trainings(retraining), 'training')} per technique, the interval of the gain of {chooser} "
+        f"With {_count_trainings(retraining)} trainings per technique, the interval of the gain of {chooser} "
         f"is above 0 in {sum(is_sure)} of {plural(len(own), 'cell')}, and that of its lead over a baseline in "
         f"{sum(leads)} of {plural(len(leads), 'comparison')}.",
     )
 
 
-def _count_trainings(retraining: list[Record]) -> int:
-    """The trainings that every technique has had."""
-    return int(min(standing["n_runs"] for record in retraining for standing in record["standings"]))
+def _count_trainings(retraining: list[Record]) -> str:
+    """The trainings that techniques have had, such as 5, or 3 to 5 if cells differ."""
+    counts = {int(standing["n_runs"]) for record in retraining for standing in record["standings"]}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def _time(done: list[Record]) -> Iterator[Claim]:
@@ -282,6 +303,7 @@ def _time(done: list[Record]) -> Iterator[Claim]:
     yield Claim(
         "Themis takes about as long as baselines, until done",
         f"{PAPER_TIME:.2f} times as long",
+        _medians(ratios),
         "; ".join(f"{technique} {describe_ratios(values)}" for technique, values in ratios.items() if values),
         OPEN if interval is None else HOLDS if interval[0] <= PAPER_TIME else FAILS,
         f"the interval of the ratio begins at {PAPER_TIME:.2f} or below",
@@ -309,6 +331,7 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
     yield Claim(
         f"{k:,} sampled neurons give the coverage of all",
         "equal",
+        f"within {100 * max(gaps):.2f} points",
         f"at most {100 * max(gaps):.2f} points from that of all neurons, in the first and last rounds of "
         f"{plural(len(larger), 'model')} with more neurons",
         HOLDS if max(gaps) <= SAMPLED else FAILS,
@@ -333,14 +356,16 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
         low = sum(share < SEEN for share in shares)
         known = [record["reference"]["distinct_faults"] for record in theory if record.get("preset")]
         why = (
-            f"In {low} of the {plural(len(shares), 'cell')} with known faults ({min(filter(None, known)):,} to "
-            f"{max(known):,} of them) in which {PRESET} reached 100%, it had missed more than {percent(1 - SEEN, 0)}"
+            f"In {low} of the {plural(len(shares), 'cell')} in which the reference run found faults "
+            f"({min(filter(None, known)):,} to {max(known):,} of them) and {PRESET} reached 100%, it had missed more "
+            f"than {percent(1 - SEEN, 0)}"
         )
         if low:
             why += f": a mean sensitivity is known long before rare faults show. {_advise(theory)}"
         yield Claim(
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
+            f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {plural(len(shares), 'cell')}",
             f"the median share of a reference run's distinct faults was {'; '.join(describe_shares(theory))}",
             HOLDS if low == 0 else FAILS if low > len(shares) / 2 else IN_PART,
             f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in half of them",
@@ -375,14 +400,17 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
     found = [record["stability"] for record in theory if record["stability"]["model_deviation"] is not None]
     if found:
         whole = [stability["model_deviation"] for stability in found]
+        farthest = max(theory, key=lambda record: record["stability"]["model_deviation"] or 0.0)
         n_close = sum(deviation < CLOSE for deviation in whole)
         close = median(stability["within_10_percent"] for stability in found)
         holds = n_close == len(whole) and close >= NEARLY_ALL
         yield Claim(
             "Inferred means deviate by less than 10% between sets of seeds",
             "less than 10%",
+            f"in {n_close} of {plural(len(whole), 'cell')}, and for {percent(close, 0)} of the single neurons",
             f"a model's mean by less in {n_close} of {plural(len(whole), 'cell')} (median {percent(median(whole))}, at "
-            f"most {percent(max(whole))}); those of {percent(close, 0)} of the single neurons (median)",
+            f"most {percent(max(whole))}, for {farthest['model']} under {farthest['perturbation']}); those of "
+            f"{percent(close, 0)} of the single neurons (median)",
             HOLDS if holds else IN_PART if n_close > len(whole) / 2 else FAILS,
             f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do; in part, the mean of most",
         )
@@ -396,6 +424,7 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
         yield Claim(
             "Differences of activations are normally distributed",
             "often",
+            f"for {percent(median(signed), 0)} of the neurons",
             f"close to normal for {percent(median(signed), 0)} of the neurons ({percent(min(signed), 0)} to "
             f"{percent(max(signed), 0)}), sensitivities for {percent(median(absolute), 0)} (medians over "
             f"{plural(len(found), 'cell')})",
@@ -413,6 +442,7 @@ def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
         yield Claim(
             "Greater sensitivity comes with a higher error rate",
             "yes",
+            f"r of at least {STRONG} in {n_strong} of {plural(len(found), 'cell')}",
             f"r of at least {STRONG} in {n_strong} of {plural(len(found), 'cell')}, median {median(found):.2f}, lowest "
             f"{min(found):.2f}",
             HOLDS if n_strong >= NEARLY_ALL * len(found) else IN_PART if n_strong > len(found) / 2 else FAILS,

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.page import BUDGETS, DEFINITIONS
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation
 from themis.experiments.evaluation.theory import WAYS_TO_STOP
-from themis.runs.display.figure import FAINT, INK, QUIET, blank_figure, save_figure
+from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
 COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
 MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
 """Colours and markers of the ways to stop."""
+BAND = "#f3f3f3"
+LEFT = 0.15
+"""Where rows of techniques begin, as a share of the width."""
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
 DPI = 130
 
 
@@ -28,35 +33,38 @@ def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
 
 
 def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
-    """The r of distinct faults in every scored cell, one row per technique, by both definitions, at equal passes."""
-    values: dict[str, dict[str, list[float]]] = {}
+    """The r of distinct faults in every scored cell at equal passes: a panel per grid, a row per technique."""
+    values: dict[str, dict[tuple[str, str], list[float]]] = {}
     for pair in evaluation.content["pairs"]:
         for grid in pair["budgets"].get("passes", []):
             for row in grid["rows"]:
                 for key in DEFINITIONS:
                     r = (row[key].get("distinct") or [None])[0]
                     if r is not None:
-                        values.setdefault(row["technique"], {}).setdefault(key, []).append(r)
+                        values.setdefault(grid["name"], {}).setdefault((row["technique"], key), []).append(r)
     if not values:
         return False
-    names = sorted(values, key=lambda name: (name not in THEMIS, name), reverse=True)
-    labelled = set()
-    height = 1.7 + 0.42 * len(names)
-    figure, axes = _axes(height, f"Correlation of faults and error rate, {BUDGETS['passes']}, all scored cells")
-    for y, name in enumerate(names):
-        for key, offset in (("r", 0.14), ("r_box", -0.14)):
-            found = values[name].get(key, [])
-            label = None if key in labelled or not found else f"error rate {DEFINITIONS[key][1]}"
-            labelled |= {key} if found else set()
-            axes.scatter(
-                found, [y + offset] * len(found), s=16, alpha=0.6, color=COLOURS[key], label=label, linewidths=0
-            )
-    axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(-0.5, len(names) - 0.5)
-    axes.set_xlim(-1.03, 1.03)
-    axes.set_xlabel("Pearson's r; dashed: what the paper calls strong", color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncol=2, frameon=False, fontsize=8.5)
+    found_names = {technique for found in values.values() for technique, _ in found}
+    names = sorted(found_names, key=lambda name: (name not in THEMIS, name), reverse=True)
+    grids = [name for name in TITLES if name in values]
+    height = 1.9 + 0.42 * len(names)
+    figure = _figure(height, f"Correlation of faults and error rate, {BUDGETS['passes']}, all scored cells")
+    width = (0.97 - LEFT) / len(grids)
+    for column, grid_name in enumerate(grids):
+        axes = _axes(figure, height, LEFT + column * width, width - 0.03, top=0.95)
+        axes.set_title(TITLES[grid_name], fontsize=9.5, color=INK)
+        _shade(axes, len(names))
+        for key, offset in (("r", 0.15), ("r_box", -0.15)):
+            points = [(r, y + offset) for y, name in enumerate(names) for r in values[grid_name].get((name, key), [])]
+            style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": COLOURS[key], "linewidths": 0}
+            label = f"error rate {DEFINITIONS[key][1]}"
+            axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
+        axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
+        axes.set_yticks(range(len(names)), names if column == 0 else [])
+        axes.set_xlim(-1.05, 1.05)
+    figure.text(LEFT, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=INK, fontsize=10)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
     save_figure(figure, path, dpi=DPI)
     return True
 
@@ -74,32 +82,48 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     if not theory:
         return False
     height = 1.7 + 0.42 * len(theory)
-    figure, axes = _axes(height, "Share of a reference run's distinct faults found when a campaign could stop")
-    for y in range(len(theory)):
-        axes.axhline(y, color=FAINT, linewidth=0.5)
+    figure = _figure(height, "Share of the reference's distinct faults found when a campaign could stop")
+    axes = _axes(figure, height, 0.38, 0.59)
+    _shade(axes, len(theory))
     for k, (way, label) in enumerate(WAYS_TO_STOP.items()):
         colour, marker = MARKS[k]
         rows = [(y + 0.27 - 0.18 * k, record.get(way)) for y, record in enumerate(reversed(theory))]
         found = [(stop["of_faults"], y) for y, stop in rows if stop]
         style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
         axes.scatter([share for share, _ in found], [y for _, y in found], **style)
-    labels = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}" for record in reversed(theory)]
+    labels = [
+        f"{record['model']} {record['perturbation']} {record['magnitude']:.3g} "
+        f"({record['reference']['distinct_faults']:,})"
+        for record in reversed(theory)
+    ]
     axes.set_yticks(range(len(theory)), labels)
-    axes.set_ylim(-0.5, len(theory) - 0.5)
     axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("share of the distinct faults; cells in which no campaign could stop are left out", color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.4, 1.0), ncol=4, frameon=False, fontsize=8.5)
+    where = "share of the reference's distinct faults (their number); without cells in which no campaign could stop"
+    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
+    figure.legend(loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=4, **LEGEND)
     save_figure(figure, path, dpi=DPI)
     return True
 
 
-def _axes(height: float, title: str) -> tuple[Any, Any]:
+def _figure(height: float, title: str) -> Any:
     figure = blank_figure(8.4, height)
     figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
-    axes = figure.add_axes((0.31, 0.72 / height, 0.66, 1 - 1.45 / height))
+    return figure
+
+
+def _axes(figure: Any, height: float, left: float, width: float, top: float = 0.7) -> Any:
+    """Axes without a frame; `height` and `top` are inches, `left` and `width` shares of the figure."""
+    axes = figure.add_axes((left, 0.62 / height, width, 1 - (0.62 + top) / height))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=QUIET, labelsize=9)
-    return figure, axes
+    return axes
+
+
+def _shade(axes: Any, n_rows: int) -> None:
+    """Shade every second row, so that it is plain which row a mark belongs to."""
+    for y in range(0, n_rows, 2):
+        axes.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=0)
+    axes.set_ylim(-0.5, n_rows - 0.5)

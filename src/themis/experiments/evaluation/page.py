@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,25 +33,39 @@ DEFINITIONS = {"r": ("degenerate", "at full strength"), "r_box": ("box_degenerat
 """The key of an r, the key that says why it is not scored, and which error rate it is with."""
 
 
-VERDICTS = "What holds, and what does not"
-"""The title of the summary."""
+VERDICTS, CAPABILITY, IN_THEORY = "What holds, and what does not", "Fault detection capability", "The theory"
+"""Titles of sections."""
+FIGURES = {
+    "correlations": (CAPABILITY, "Correlations of error rate and distinct faults by technique, at equal passes"),
+    "shares-at-full-coverage": (
+        IN_THEORY,
+        "Share of a reference run's distinct faults found when a campaign could stop",
+    ),
+}
+"""The sections that figures belong to, and what they show, by the names of their files."""
 
 
 def evaluation_page(evaluation: Evaluation, figures: Sequence[Path] = ()) -> str:
     """The whole evaluation as a Markdown document."""
     content = evaluation.content
     parts = ["# Evaluation", *opening(evaluation)]
-    if summary := summarise_claims(evaluation):
+    if summary := verdicts(evaluation):
         parts += [f"## {VERDICTS}", *summary]
     for title, tables in evaluation_tables(evaluation).items():
         parts += [f"## {title}", *(table.markdown() for table in tables)]
-    parts += [f"![{path.stem.replace('-', ' ')}]({path.name})" for path in figures]
+        parts += [f"![{FIGURES[path.stem][1]}]({path.name})" for path in figures if FIGURES[path.stem][0] == title]
     if content["failed"]:
         reasons = dict.fromkeys(
             f"{record['model']} {record['perturbation']}: {record['error']}" for record in content["failed"]
         )
         parts += ["## Failed cells", *(f"- {reason}" for reason in reasons)]
     return "\n\n".join(parts)
+
+
+def verdicts(evaluation: Evaluation) -> list[str]:
+    """The summary: which claims hold in one table, and a paragraph on each."""
+    claims = claims_table(evaluation)
+    return [*([claims.markdown()] if claims else []), *summarise_claims(evaluation)]
 
 
 def opening(evaluation: Evaluation) -> list[str]:
@@ -65,7 +79,8 @@ def opening(evaluation: Evaluation) -> list[str]:
     lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
     n_gpu = sum(pair["device"].startswith("cuda") for pair in content["pairs"])
     if n_gpu:
-        lines.append(f"{plural(n_gpu, 'pair')} ran on a GPU, {len(content['pairs']) - n_gpu} on one core of a CPU.")
+        n_cpu = len(content["pairs"]) - n_gpu
+        lines.append(f"The error rates of {plural(n_gpu, 'pair')} were measured on a GPU, those of {n_cpu} on a CPU.")
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
@@ -76,14 +91,14 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 def evaluation_tables(evaluation: Evaluation, *, is_brief: bool = False) -> dict[str, list[Table]]:
     """The tables of every question that has results; brief ones leave out the correlations of single cells."""
-    claims = claims_table(evaluation)
+    models = model_table(evaluation)
     sections = {
-        "Summary": [table for table in (claims, model_table(evaluation)) if table is not None],
-        "Fault detection capability": [*capability_tables(evaluation, is_brief=is_brief)],
+        "What has been measured": [models] if models else [],
+        CAPABILITY: [*capability_tables(evaluation, is_brief=is_brief)],
         "Faults at equal budgets": [*fault_tables(evaluation)],
         "Faults when done": [*done_tables(evaluation)],
         "Accuracy regained": [*retraining_tables(evaluation)],
-        "The theory": [*theory_tables(evaluation)],
+        IN_THEORY: [*theory_tables(evaluation)],
         "Time": [*time_tables(evaluation)],
         "Parameters": [*variant_tables(evaluation)],
         KNOWN_FAULTS: [*truth_tables(evaluation)],
@@ -137,7 +152,8 @@ def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iter
         cells = _cells(evaluation, name, budget)
         yield _count_table(cells, name, budget)
         for key in () if is_brief else DEFINITIONS:
-            yield _r_table(cells, name, budget, key)
+            if scored := [(pair, grid) for pair, grid in cells if grid[DEFINITIONS[key][0]] is None]:
+                yield _r_table(scored, name, budget, key)
 
 
 def _rate_table(pairs: list[Record], name: str) -> Table:
@@ -146,10 +162,10 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             _pair(pair),
-            ", ".join(percent(rate, 0) for rate in grid["rates"]),
-            NONE if grid["degenerate"] is None else DEGENERATE,
-            ", ".join(percent(rate, 0) for rate in grid["box_rates"]),
-            NONE if grid["box_degenerate"] is None else DEGENERATE,
+            *(
+                ", ".join(percent(rate, 0) for rate in grid[rates]) + ("" if grid[why] is None else f" ({DEGENERATE})")
+                for rates, why in (("rates", "degenerate"), ("box_rates", "box_degenerate"))
+            ),
         )
         for pair, grid in cells
     ]
@@ -160,7 +176,7 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
         f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
         *(f"No grid for {text}." for text in refused),
     ]
-    columns = ("cell", "at full strength", "", "over the whole range", "")
+    columns = ("cell", "at full strength", "over the whole range")
     return Table(f"Error rates, {TITLES[name]}", columns, rows, notes)
 
 
@@ -189,6 +205,25 @@ def _techniques(grids: Iterable[Record]) -> list[str]:
     """All techniques, Themis first."""
     names = dict.fromkeys(row["technique"] for grid in grids for row in grid["rows"])
     return sorted(names, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))
+
+
+def _common_techniques(cells: list[tuple[Record, Record]]) -> tuple[list[str], list[str]]:
+    """The techniques that have results in most cells, and the others."""
+    names = _techniques(grid for _, grid in cells)
+    counts = Counter(row["technique"] for _, grid in cells for row in grid["rows"])
+    common = [name for name in names if 2 * counts[name] > len(cells)]
+    return common, [name for name in names if name not in common]
+
+
+def _rare_notes(
+    cells: list[tuple[Record, Record]], techniques: list[str], value: Callable[[Record, str], str]
+) -> list[str]:
+    """The values of techniques that have results in few cells only."""
+    notes = []
+    for technique in techniques:
+        own = [(pair, grid) for pair, grid in cells if any(row["technique"] == technique for row in grid["rows"])]
+        notes.append(f"{technique}: {', '.join(f'{_pair(pair)} {value(grid, technique)}' for pair, grid in own)}.")
+    return notes
 
 
 def _row(grid: Record, technique: str) -> Record:
@@ -222,21 +257,23 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
 
 def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: str) -> Table:
     """Pearson's r of distinct faults in every cell, with its interval."""
-    why, where = DEFINITIONS[key]
-    techniques = _techniques(grid for _, grid in cells)
+    techniques, rare = _common_techniques(cells)
+
+    def value(grid: Record, technique: str) -> str:
+        return format_estimate(_row(grid, technique)[key].get("distinct"), 2)
+
     rows = []
     for pair, grid in cells:
         spans = grid["rates"] if key == "r" else grid["box_rates"]
-        if grid[why] is not None:
-            values = [DEGENERATE, *(NONE for _ in techniques[1:])]
-        else:
-            values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
         published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
         spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
+        values = [value(grid, technique) for technique in techniques]
         rows.append((_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
-    title = f"r with the error rate {where}, {TITLES[name]}, {BUDGETS[budget]}"
+    title = f"r with the error rate {DEFINITIONS[key][1]}, {TITLES[name]}, {BUDGETS[budget]}"
     notes = [
-        f"Distinct faults, with 95% intervals; paper: its value for Themis. {NONE}: undefined, see themis compare."
+        "Distinct faults, with 95% intervals; paper: its value for Themis. Degenerate cells are left out. "
+        f"{NONE}: undefined, see themis compare.",
+        *_rare_notes(cells, rare, value),
     ]
     return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
 
@@ -249,7 +286,7 @@ def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
     """Distinct faults at equal budgets, and how they compare."""
     for name, budget in _grids(evaluation):
         cells = _cells(evaluation, name, budget)
-        techniques = _techniques(grid for _, grid in cells)
+        techniques, rare = _common_techniques(cells)
         rows = [
             (
                 _pair(pair),
@@ -264,6 +301,7 @@ def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
             f"Sums over magnitudes of distinct faults after {' or '.join(f'{limit:,}' for limit in budgets)} {budget}: "
             "means over campaigns, with the lowest and the highest where they differ. Best: the best technique but "
             "those of Themis.",
+            *_rare_notes(cells, rare, lambda grid, technique: _found(_row(grid, technique))),
             *_ratio_notes([grid["ratios"] for _, grid in cells]),
         ]
         yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
@@ -383,7 +421,11 @@ def theory_tables(evaluation: Evaluation) -> Iterable[Table]:
     if theory:
         yield _claim_table(theory)
         yield _stability_table(theory)
-    sensitive = [pair for pair in evaluation.content["pairs"] if pair["sensitivity"] is not None]
+    sensitive = [
+        pair
+        for pair in evaluation.content["pairs"]
+        if pair["sensitivity"] is not None and pair["sensitivity"]["degenerate"] is None
+    ]
     if sensitive:
         yield _sensitivity_table(sensitive)
 
@@ -409,7 +451,7 @@ def _claim_table(theory: list[Record]) -> Table:
         "most 1%; the default rule stops then, if coverage is 100% as well.",
         f"Median shares of the distinct faults: {'; '.join(describe_shares(theory))}.",
     ]
-    columns = ("cell", "known faults", *WAYS_TO_STOP.values())
+    columns = ("cell", "faults of the reference", *WAYS_TO_STOP.values())
     return Table("Share of the faults found when a campaign could stop", columns, rows, notes)
 
 
@@ -463,11 +505,11 @@ def _sensitivity_table(pairs: list[Record]) -> Table:
     for pair in pairs:
         found = pair["sensitivity"]
         rates = found["error_rates"]
-        value = DEGENERATE if found["degenerate"] is not None else format_value([found["r"]])
+        value = format_value([found["r"]])
         rows.append((_pair(pair), f"{percent(min(rates), 0)}..{percent(max(rates), 0)}", value))
     notes = [
         "Pearson's r over all magnitudes of the error rate over the whole range and the mean sensitivity of all "
-        "neurons under random."
+        "neurons under random. Degenerate cells are left out."
     ]
     return Table("Sensitivity and error rate", ("cell", "error rates", "r"), rows, notes)
 
