@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from themis.compute.native import BLOCK, accumulate, fold, library, sums_of
+from themis.compute.native import BLOCK, accumulate, fold, library, sums_of, verdict
 from themis.measure import fold as fold_module
 from themis.measure import panel as panel_module
 from themis.measure.panel import Panel, Shape, choose_panel
+from themis.oracle import Wrong
+from themis.oracle import classes as classes_module
 
 pytestmark = [pytest.mark.quick, pytest.mark.skipif(library() is None, reason="not compiled on this machine")]
 
@@ -72,6 +74,22 @@ def test_values_that_are_not_finite_stay_so():
     )
     assert sums.isfinite().tolist() == squares.isfinite().tolist() == [True, False, False]
     assert by_test.isnan().all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 10, 1000])
+def test_the_verdict_is_the_same_without_the_library(n_classes, monkeypatch):
+    outputs = torch.randn(300, n_classes).mul_(2).round_()  # with many ties
+    outputs[::7, 0], outputs[1::7, -1], outputs[2::7, 1] = torch.nan, torch.inf, -torch.inf
+    labels = torch.randint(0, n_classes, (300,))
+    compiled = Wrong().compare(outputs, outputs, labels)
+    monkeypatch.setattr(classes_module, "library_for", lambda tensor: None)
+    for column, plain in zip(compiled, Wrong().compare(outputs, outputs, labels), strict=True):
+        assert column is plain is None or torch.equal(column, plain)
+
+
+def test_a_reference_that_is_no_class_is_refused():
+    with pytest.raises(IndexError, match="0 to 3, got 2 of 3"):
+        verdict(library(), torch.randn(3, 4), torch.tensor([-1, 3, 4]))
 
 
 def test_accumulate_adds_in_float64():

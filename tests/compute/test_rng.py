@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from themis.compute import kernels, native
-from themis.compute.rng import Rng, mix, mix_in_numpy, uniform
+from themis.compute.rng import BELOW_ONE, Rng, mix, mix_in_numpy, uniform
 
 pytestmark = pytest.mark.quick
 
@@ -36,6 +36,15 @@ def test_normal_noise_is_normal():
     assert abs(sample.mean()) < 4 / n**0.5
     assert abs(stats.skew(sample)) < 4 * (6 / n) ** 0.5
     assert abs(stats.kurtosis(sample)) < 4 * (24 / n) ** 0.5
+
+
+def test_normal_noise_is_the_transform_of_uniform_noise_to_rounding():
+    first, second = Rng(seeds(300)).uniform(2000).double().view(300, 2, 1000).unbind(1)
+    radius, angle = (-2 * first.log()).sqrt(), 2 * np.pi * second
+    expected = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+    for n in (2000, 1999):
+        error = (Rng(seeds(300)).normal(n) - expected[:, :n]).abs() / torch.cat([radius, radius], 1)[:, :n]
+        assert error.max() < 3e-7
 
 
 def test_uniform_noise_is_uniform_inside_the_open_interval():
@@ -76,7 +85,16 @@ def test_the_compiled_numbers_are_identical_to_those_of_torch():
     plain._native = None
     for n in (1, 7, 5000, 3):
         assert torch.equal(compiled.uniform(n), plain.uniform(n))
+        assert torch.equal(compiled.normal(n), plain.normal(n))
     assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))
+    assert compiled.drawn == plain.drawn
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_the_largest_number_is_below_one(is_compiled):
+    rng = Rng(torch.tensor([7]), 34_941_495)  # whose word has all of its first 24 bits set
+    rng._native = native.library() if is_compiled else None
+    assert rng.uniform(1).item() == BELOW_ONE
 
 
 def words_of_many_shapes():

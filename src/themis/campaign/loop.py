@@ -231,9 +231,11 @@ def _default_round_size(setup: Setup, n_tests: int) -> int:
 
 def _affordable(setup: Setup, state: State, *portions: Tests) -> int:
     """How many of the first tests of some portions the remaining passes suffice for."""
-    kind = np.concatenate([tests.kind for tests in portions])
-    ascent_cost = setup.calculator.cost(needs_gradient=True)
-    return affordable(kind, _passes_left(setup, state.passes), setup.test_cost, ascent_cost)
+    n_tests, passes_left = sum(map(len, portions)), _passes_left(setup, state.passes)
+    cost, ascent_cost = setup.test_cost, setup.calculator.cost(needs_gradient=True)
+    if passes_left is None or n_tests * max(cost, ascent_cost) <= passes_left:
+        return n_tests
+    return affordable(np.concatenate([tests.kind for tests in portions]), passes_left, cost, ascent_cost)
 
 
 def _passes_left(setup: Setup, passes: int) -> int | None:

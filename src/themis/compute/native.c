@@ -138,25 +138,126 @@ void themis_accumulate(double *total, const float *part, int64_t n)
         total[j] += part[j];
 }
 
-/* Uniform numbers in (0, 1), out [n_tests, n]: the same steps as in rng.py, with the same results. */
+static inline __attribute__((always_inline)) int32_t bits_of(float number)
+{
+    int32_t bits;
+    __builtin_memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+static inline __attribute__((always_inline)) float number_of(int32_t bits)
+{
+    float number;
+    __builtin_memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* A uniform number in (0, 1): the same steps as in rng.py, with the same results. */
+static inline __attribute__((always_inline)) float uniform(uint32_t counter, uint32_t low, uint32_t high)
+{
+    uint32_t x = low + counter * 0x9E3779B9u;
+    x = (x ^ x >> 16) * 0x21F0AAADu + high;
+    x = (x ^ x >> 15) * 0xD35A2997u;
+    x ^= x >> 15;
+    int32_t bits = bits_of(((float)(int32_t)(x >> 8) + 0.5f) * 0x1p-24f);
+    return number_of(bits - ((bits + (1 << 23)) >> 30)); /* 1 becomes the number before it, without a branch */
+}
+
+/* Uniform numbers in (0, 1), out [n_tests, n], after `drawn` others. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, int64_t drawn, int64_t n, float *out)
 {
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
+    for (int64_t t = 0; t < n_tests; t++)
+        for (int64_t j = 0; j < n; j++)
+            out[t * n + j] = uniform((uint32_t)(drawn + j), (uint32_t)low[t], (uint32_t)high[t]);
+}
+
+/* The numbers must be identical to torch's: no product is fused with a sum, and no sum reordered. */
+#pragma GCC push_options
+#pragma GCC optimize("no-associative-math", "fp-contract=off", "no-math-errno", "no-trapping-math")
+
+/* Two standard normal numbers from two uniform ones, by Box and Muller: the same steps as `normal_pairs` in rng.py. */
+static inline __attribute__((always_inline)) void normal_pair(float first, float second, float *even, float *odd)
+{
+    int32_t exponent = (bits_of(first) - 0x3F3504F3) >> 23; /* of the mantissa between the roots of 1/2 and 2 */
+    float f = number_of(bits_of(first) - exponent * (1 << 23)) - 1.0f, power = (float)exponent, square = f * f;
+    float y = f * 7.0376836292e-2f - 1.1514610310e-1f;
+    y = y * f + 1.1676998740e-1f;
+    y = y * f - 1.2420140846e-1f;
+    y = y * f + 1.4249322787e-1f;
+    y = y * f - 1.6668057665e-1f;
+    y = y * f + 2.0000714765e-1f;
+    y = y * f - 2.4999993993e-1f;
+    y = y * f + 3.3333331174e-1f;
+    y = y * f * square - power * 2.12194440e-4f - square * 0.5f;
+    float radius = sqrtf((f + y + power * 0.693359375f) * -2.0f);
+    float turn = second * 4.0f;
+    int32_t quarter = (int32_t)(turn + 0.5f);
+    float angle = (turn - (float)quarter) * 1.57079632679f, z = angle * angle;
+    float cosine = ((z * 2.443315711809948e-5f - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z;
+    float sine = ((z * -1.9515295891e-4f + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * angle + angle;
+    cosine = cosine - z * 0.5f + 1.0f;
+    /* In odd quarters of a turn they change places; signs are set by their bit. */
+    int32_t swapped = (bits_of(cosine) ^ bits_of(sine)) & -(quarter & 1);
+    *even = radius * number_of(bits_of(cosine) ^ swapped ^ ((quarter + 1) & 2) << 30);
+    *odd = radius * number_of(bits_of(sine) ^ swapped ^ (quarter & 2) << 30);
+}
+
+/* Standard normal numbers, out [n_tests, n], after `drawn` uniform ones; with half as many as n, rounded up, number j is
+ * made from the uniform numbers j and half + j, as is number half + j. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_normal(const int32_t *low, const int32_t *high, int64_t n_tests, int64_t drawn, int64_t n, float *out)
+{
+    int64_t half = (n + 1) / 2;
+#pragma omp parallel for schedule(static) if (n_tests * n > 32768)
     for (int64_t t = 0; t < n_tests; t++) {
-        uint32_t first = (uint32_t)low[t] + (uint32_t)drawn * 0x9E3779B9u, second = (uint32_t)high[t];
-        float *row = out + t * n;
-        for (int64_t j = 0; j < n; j++) {
-            uint32_t x = first + (uint32_t)j * 0x9E3779B9u;
-            x = (x ^ x >> 16) * 0x21F0AAADu + second;
-            x = (x ^ x >> 15) * 0xD35A2997u;
-            x ^= x >> 15;
-            float u = ((float)(int32_t)(x >> 8) + 0.5f) * 0x1p-24f;
-            row[j] = u < 1.0f ? u : 0x1.fffffep-1f;
-        }
+        float *restrict even = out + t * n, *restrict odd = even + half, last;
+        uint32_t first = (uint32_t)low[t], second = (uint32_t)high[t];
+        for (int64_t j = 0; j < n - half; j++)
+            normal_pair(uniform((uint32_t)(drawn + j), first, second),
+                        uniform((uint32_t)(drawn + half + j), first, second), even + j, odd + j);
+        if (n % 2)
+            normal_pair(uniform((uint32_t)(drawn + half - 1), first, second),
+                        uniform((uint32_t)(drawn + 2 * half - 1), first, second), even + half - 1, &last);
     }
+}
+#pragma GCC pop_options
+
+/* The answer of each test to a classification, and its margin: the same steps as `_compare` in oracle/classes.py.
+ *
+ * scores [n_tests, n]; reference [n_tests], the classes that the tests should keep; outcome, margin [n_tests]. Returns
+ * how many references are no class; these tests are left out. */
+int64_t themis_verdict(const float *scores, const int64_t *reference, int64_t n_tests, int64_t n, int64_t *outcome,
+                    float *margin)
+{
+    int64_t n_wrong = 0;
+    for (int64_t t = 0; t < n_tests; t++) {
+        if (reference[t] < 0 || reference[t] >= n) {
+            n_wrong++;
+            continue;
+        }
+        const float *score = scores + t * n;
+        float best = -INFINITY, rival = -INFINITY;
+        int64_t answer = 0;
+        int is_finite = 1;
+        for (int64_t j = 0; j < n; j++) {
+            is_finite &= fabsf(score[j]) < INFINITY;
+            if (score[j] > best) {
+                best = score[j];
+                answer = j;
+            }
+            if (j != reference[t] && score[j] > rival)
+                rival = score[j];
+        }
+        outcome[t] = is_finite ? answer : -1;
+        margin[t] = is_finite ? score[reference[t]] - rival : -INFINITY;
+    }
+    return n_wrong;
 }
 
 #define WORDS 512 /* numbers that are hashed at a time, in the first-level cache */
@@ -210,7 +311,7 @@ void themis_mix(uint64_t prefix, const uint64_t *const *words, const int64_t *ac
     }
 }
 
-#define STRIP 128 /* neurons whose rows of bits stay in the first-level cache: 16 KB at 1,000 sections */
+#define STRIP 128 /* neurons whose rows of bits, or sums by block, stay in the first-level cache: 16 to 20 KB */
 
 /* The section of each of `size` neurons in one test, -1 for none: the same steps as `Sections.numbers` in
  * criteria/kmnc.py. A difference, a quotient and a product cannot be fused, so the results are identical. */
@@ -276,23 +377,27 @@ int64_t themis_sections(const float *activations, int64_t n_tests, int64_t n, co
 #pragma GCC push_options
 #pragma GCC optimize("no-associative-math", "fp-contract=off")
 
-/* Adds |differences| - shift, and its square, to the sums of each test's block: the same steps as `Panel.add` in
- * measure/panel.py.
+/* Adds |differences| - shift, and its square, to the sums of the block of each test's seed, and counts the tests of each
+ * block: the same steps as `Panel.add` in measure/panel.py.
  *
- * differences [n_tests, n]; block [n_tests]; shift [n]; sums, squares [blocks, n]. */
+ * differences [n_tests, n]; seed [n_tests]; table [n_table], the block of a seed by its index modulo n_table;
+ * count [blocks]; shift [n]; sums, squares [blocks, n]. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_add_blocks(const float *differences, const int64_t *block, int64_t n_tests, int64_t n, const float *shift,
-                       float *sums, float *squares)
+void themis_add_panel(const float *differences, const int64_t *seed, int64_t n_tests, int64_t n, const int64_t *table,
+                       int64_t n_table, int64_t *count, const float *shift, float *sums, float *squares)
 {
+    for (int64_t t = 0; t < n_tests; t++)
+        count[table[seed[t] % n_table]]++;
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
-    for (int64_t start = 0; start < n; start += LANES) {
-        int64_t size = n - start < LANES ? n - start : LANES;
+    for (int64_t start = 0; start < n; start += STRIP) {
+        int64_t size = n - start < STRIP ? n - start : STRIP;
         const float *from = shift + start;
         for (int64_t t = 0; t < n_tests; t++) {
+            int64_t block = table[seed[t] % n_table] * n + start;
             const float *difference = differences + t * n + start;
-            float *sum = sums + block[t] * n + start, *square = squares + block[t] * n + start;
+            float *sum = sums + block, *square = squares + block;
             for (int64_t j = 0; j < size; j++) {
                 float deviation = fabsf(difference[j]) - from[j];
                 sum[j] += deviation;

@@ -22,8 +22,8 @@ BLOCK = 1024
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
 FUNCTIONS = (
-    *("fold_layer", "sums", "accumulate", "add_blocks", "add_powers"),
-    *("uniform", "mix", "sections", "converge"),
+    *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
+    *("uniform", "normal", "mix", "sections", "converge", "verdict"),
 )
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
@@ -48,9 +48,13 @@ def library() -> ctypes.CDLL | None:
     ]
     functions.themis_sums.argtypes = [pointer, integer, integer, pointer, pointer, pointer]
     functions.themis_accumulate.argtypes = [pointer, pointer, integer]
-    functions.themis_add_blocks.argtypes = [pointer, pointer, integer, integer, pointer, pointer, pointer]
+    functions.themis_add_panel.argtypes = [
+        *(pointer, pointer, integer, integer, pointer, integer, pointer, pointer, pointer, pointer),
+    ]
+    functions.themis_verdict.argtypes = [pointer, pointer, integer, integer, pointer, pointer]
     functions.themis_add_powers.argtypes = [pointer, integer, integer, pointer]
     functions.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    functions.themis_normal.argtypes = functions.themis_uniform.argtypes
     functions.themis_mix.argtypes = [
         *(ctypes.c_uint64, pointer, pointer, pointer, integer, integer, integer, ctypes.c_int32, pointer),
     ]
@@ -58,10 +62,10 @@ def library() -> ctypes.CDLL | None:
         *(pointer, integer, integer, pointer, pointer, pointer),
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
-    functions.themis_sections.restype = integer
+    functions.themis_sections.restype = functions.themis_verdict.restype = integer
     functions.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
     for name in FUNCTIONS:
-        if name != "sections":
+        if name not in ("sections", "verdict"):
             getattr(functions, f"themis_{name}").restype = None
     return functions
 
@@ -182,23 +186,50 @@ def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
     )
 
 
-def add_blocks(native: ctypes.CDLL, differences: Tensor, block: Tensor, shift: Tensor, sums: Tensor) -> None:
-    """Add `|differences| - shift`, and its square, to `sums [2, blocks, n]` at the block of each test.
+def add_panel(
+    native: ctypes.CDLL, differences: Tensor, seed: Tensor, table: Tensor, count: Tensor, shift: Tensor, sums: Tensor
+) -> None:
+    """Add `|differences| - shift`, and its square, to `sums [2, blocks, n]` at the block of each test's seed.
 
-    differences `[tests, n]`, block int64 `[tests]`, shift `[n]`; the others float32; contiguous, on the CPU.
+    differences `[tests, n]`, seed int64 `[tests]`, shift `[n]`; table int64: the block of a seed by its index modulo
+    its length; count int64 `[blocks]`, which is updated too; the others float32; contiguous, on the CPU.
     """
     n_tests, n = differences.shape
-    single, n_blocks = torch.float32, sums.shape[1]
+    single, integer, n_blocks = torch.float32, torch.int64, sums.shape[1]
     address = _address("sums", sums, single, (2, n_blocks, n))
-    native.themis_add_blocks(
+    native.themis_add_panel(
         _address("differences", differences, single),
-        _address("block", block, torch.int64, (n_tests,)),
+        _address("seed", seed, integer, (n_tests,)),
         n_tests,
         n,
+        _address("table", table, integer),
+        table.shape[0],
+        _address("count", count, integer, (n_blocks,)),
         _address("shift", shift, single, (n,)),
         address,
         address + 4 * n_blocks * n,
     )
+
+
+def verdict(native: ctypes.CDLL, scores: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """The class with the highest of the `scores [tests, classes]`, int64, and how far `reference` is above all others.
+
+    Scores that are not finite have the class -1 and the margin minus infinity. scores float32, reference int64
+    `[tests]`; contiguous, on the CPU.
+    """
+    n_tests, n = scores.shape
+    outcome, margin = torch.empty(n_tests, dtype=torch.int64), torch.empty(n_tests, dtype=torch.float32)
+    n_wrong = native.themis_verdict(
+        _address("scores", scores, torch.float32),
+        _address("reference", reference, torch.int64, (n_tests,)),
+        n_tests,
+        n,
+        outcome.data_ptr(),
+        margin.data_ptr(),
+    )
+    if n_wrong:
+        raise IndexError(f"reference must be a class, 0 to {n - 1}, got {n_wrong} of {n_tests} that are not")
+    return outcome, margin
 
 
 def add_powers(native: ctypes.CDLL, differences: Tensor, sums: Tensor) -> None:
@@ -213,9 +244,18 @@ def add_powers(native: ctypes.CDLL, differences: Tensor, sums: Tensor) -> None:
 
 def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
     """Uniform numbers in (0, 1), `[tests, n]`, from int32 `low` and `high` `[tests]`: the same as those of `Rng`."""
+    return _draw(native.themis_uniform, low, high, drawn, n)
+
+
+def normal(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
+    """Standard normal numbers, the same as those of `Rng`; see `uniform`."""
+    return _draw(native.themis_normal, low, high, drawn, n)
+
+
+def _draw(function: Any, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
     tests = (len(low),)
     out = torch.empty(len(low), n, dtype=torch.float32)
-    native.themis_uniform(
+    function(
         _address("low", low, torch.int32, tests),
         _address("high", high, torch.int32, tests),
         len(low),

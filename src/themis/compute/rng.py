@@ -20,6 +20,11 @@ BELOW_ONE = 1 - 2.0**-24
 """The largest float32 below 1."""
 FRAME_STEP = 0x1E3779B97F4A7C15
 """Difference of the noise seeds of consecutive frames, in both of their halves."""
+LOGARITHM = (
+    *(1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1),
+    3.3333331174e-1,
+)
+"""Coefficients of the polynomial for the logarithm, after the first two."""
 _UINT64 = (1 << 64) - 1
 
 
@@ -154,13 +159,35 @@ class Rng:
         """Standard normal noise, float32 `[tests, *shape]`, by the Box-Muller transform."""
         n = math.prod(shape)
         half = (n + 1) // 2
+        if self._native is not None:
+            drawn, self._drawn = self._drawn, self._drawn + 2 * half
+            return native.normal(self._native, *self._halves, drawn, n).view(-1, *shape)
         u = self.uniform(2 * half)
-        first, second = u[:, :half], u[:, half:]
-        if (fused := kernels.pairs(u.device)) is not None:
-            return torch.cat(fused(first, second), 1)[:, :n].reshape(len(u), *shape)
-        radius = first.log().mul_(-2).sqrt_()
-        angle = second * (2 * math.pi)
-        pairs = torch.empty_like(u)
-        torch.mul(radius, angle.cos(), out=pairs[:, :half])
-        torch.mul(radius, angle.sin_(), out=pairs[:, half:])
-        return pairs[:, :n].reshape(len(u), *shape)
+        make_pairs = kernels.pairs(u.device) or normal_pairs
+        return torch.cat(make_pairs(u[:, :half], u[:, half:]), 1)[:, :n].reshape(len(u), *shape)
+
+
+def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of standard normal numbers from pairs of uniform ones in (0, 1), float32.
+
+    Logarithm, sine and cosine are polynomials (those of Cephes), because every library rounds its own in another way:
+    sums and products, one after the other, are the same on every CPU.
+    """
+    bits = first.contiguous().view(torch.int32)
+    exponent = (bits - 0x3F3504F3) >> 23  # of the mantissa between the roots of 1/2 and 2
+    f = (bits - (exponent << 23)).view(torch.float32) - 1
+    power, square = exponent.float(), f * f
+    y = f * 7.0376836292e-2 - 1.1514610310e-1
+    for term in LOGARITHM:
+        y = y * f + term
+    y = y * f * square - power * 2.12194440e-4 - square * 0.5
+    radius = ((f + y + power * 0.693359375) * -2).double().sqrt().float()  # the nearest number, as in C
+    turn = second * 4
+    quarter = (turn + 0.5).int()
+    angle = (turn - quarter.float()) * 1.57079632679
+    z = angle * angle
+    cosine = ((z * 2.443315711809948e-5 - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - z * 0.5 + 1
+    sine = ((z * -1.9515295891e-4 + 8.3321608736e-3) * z - 1.6666654611e-1) * z * angle + angle
+    is_odd = (quarter & 1).bool()
+    even = radius * torch.where(is_odd, sine, cosine) * (1 - ((quarter + 1) & 2))
+    return even, radius * torch.where(is_odd, cosine, sine) * (1 - (quarter & 2))

@@ -31,7 +31,7 @@ from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
 from themis.measure.tests import Bools, FaultDetails, Ints, Results, Tests
 from themis.oracle import Motion, Oracle
-from themis.oracle.oracle import KEPT, Verdict, are_finite
+from themis.oracle.oracle import KEPT, Verdict, are_all_finite, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox, fresh_answers
@@ -564,12 +564,11 @@ class Calculator:
             verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
             faults = self._faults_of_chunk(chunk, outputs, verdict, fold)
             results = self._results(chunk, verdict, gradient)
-            is_finite = are_finite(outputs)
-            if bool(is_finite.all()):
+            if are_all_finite(outputs):
                 into.commit(n)
                 panel = None if self._panel is None else (fold.panel_differences, rows)
             else:
-                run = chunk.tests[chunk.order[:n].cpu().numpy()]
+                is_finite, run = are_finite(outputs), chunk.tests[chunk.order[:n].cpu().numpy()]
                 panel = self._fold_finite(run[is_finite.cpu().numpy()], into, limit)
         return Measurement(results, faults, panel, 0, self.chunk, len(chunk.rows))
 

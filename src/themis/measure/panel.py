@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.compute.native import add_blocks, add_powers, library_for
+from themis.compute.native import add_panel, add_powers, library_for
 from themis.compute.rng import mix
 from themis.measure.moments import Moments
 
@@ -63,12 +63,11 @@ class Panel:
             return
         if len(self.shift) == 0:
             self._start(differences.float().abs())
-        block = self.table[seed_index % _TABLE_SIZE]
         native = library_for(differences)
         if native is not None:
-            self.count.add_(torch.bincount(block, minlength=len(self.count)))
-            add_blocks(native, differences.contiguous(), block, self.shift, self.recent)
+            add_panel(native, differences.contiguous(), seed_index, self.table, self.count, self.shift, self.recent)
         else:
+            block = self.table[seed_index % _TABLE_SIZE]
             self._add_in_torch(block, differences.float().abs().sub_(self.shift))
         self.n_recent += len(differences)
         if self.n_recent >= _FOLD_TESTS:

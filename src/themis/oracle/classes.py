@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
 from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
 
@@ -177,6 +178,10 @@ def check_scores(clean_outputs: Tensor) -> None:
 
 
 def _compare(reference: Tensor, outputs: Tensor) -> Verdict:
+    native = None if outputs.requires_grad else library_for(outputs)
+    if native is not None:
+        outcome, margin = verdict(native, outputs.contiguous(), reference.contiguous())
+        return Verdict(outcome != reference, outcome, margin)
     is_finite = are_finite(outputs)
     outcome = torch.where(is_finite, outputs.argmax(1), NOT_FINITE)
     of_reference = outputs.gather(1, reference[:, None]).squeeze(1)

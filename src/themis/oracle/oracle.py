@@ -105,6 +105,11 @@ def are_finite(outputs: Tensor) -> Tensor:
     return (rows - rows == 0).all(1)  # in half the time of isfinite
 
 
+def are_all_finite(outputs: Tensor) -> bool:
+    """Return whether no output contains a NaN or an infinity: if so, the sum has one as well, unless it overflows."""
+    return math.isfinite(float(outputs.sum())) or bool(are_finite(outputs).all())
+
+
 def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:
     """Return the verdict in which every output that is not finite is a fault with the outcome `NOT_FINITE`."""
     is_finite = are_finite(outputs)
