@@ -149,17 +149,18 @@ def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():
     assert claim.measured == "paper-preset 0.00 times (3 cells from 0.00 to 3.00)"
 
 
-def test_at_equal_passes_a_model_under_a_perturbation_counts_once():
+@pytest.mark.parametrize("budget", ["passes", "tests"])
+def test_at_equal_budgets_a_model_under_a_perturbation_counts_once(budget):
     def grid(name, ratio):
         ratios = {"paper-preset": {"over_four": ratio, "over_best": None}}
         return {**cell({})["grids"][0], "name": name, "ratios": ratios}
 
-    both = {"budgets": {"passes": [grid("paper", 0.1), grid("grid", 2.0)]}}
-    one = {"budgets": {"passes": [grid("paper", 4.0)]}}
-    flat = {"budgets": {"passes": [{**grid("paper", 1.0), "degenerate": "flat"}]}}
-    pairs = [{**cell({}), "sensitivity": None, **own} for own in (both, one, flat)]
+    both, one = [grid("paper", 0.1), grid("grid", 2.0)], [grid("paper", 4.0)]
+    flat = [{**grid("paper", 1.0), "degenerate": "flat"}]
+    budgets = [{"passes": [], budget: own} for own in (both, one, flat)]
+    pairs = [{**cell({}), "sensitivity": None, "budgets": own} for own in budgets]
     claim = verdict_of(
-        {"pairs": pairs}, "Themis finds more faults than the mean of the four baselines, at equal passes"
+        {"pairs": pairs}, f"Themis finds more faults than the mean of the four baselines, at equal {budget}"
     )
     assert claim.measured == "paper-preset 3.00 times (2 cells from 2.00 to 4.00)"
 

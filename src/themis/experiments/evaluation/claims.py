@@ -77,8 +77,9 @@ def claims_table(evaluation: Evaluation) -> Table | None:
     notes = [
         f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate; counted "
         f"are cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by "
-        f"the sign test, which need {LEAST_CELLS} cells and take them for independent. At equal passes they are on "
-        "magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
+        f"the sign test, which need {LEAST_CELLS} cells and take them for independent. At equal budgets they are on "
+        f"magnitudes chosen in advance, or else on the paper's, unless these are degenerate. A test of {PRESET} takes "
+        "two passes more than one of a baseline, since it follows a gradient. Verdicts are about "
         f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
     ]
     columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
@@ -153,12 +154,13 @@ def _correlations(grids: list[Record], techniques: Iterable[str]) -> list[float]
 
 
 def _faults(content: Record) -> Iterator[Claim]:
-    """Faults relative to the mean of the four baselines: when done, and at equal passes."""
+    """Faults relative to the mean of the four baselines: when done, and at equal budgets."""
     if done := _compare_faults("when done", [pair["ratios"] for pair in content["done"]], PAPER_FAULTS):
         yield replace(done, why=f"{done.why} {_unfinished(content['done'])}")
-    grids = [grid["ratios"] for pair in content["pairs"] if (grid := choose_grid(pair["budgets"]["passes"]))]
-    if equal := _compare_faults("at equal passes", grids, None):
-        yield equal
+    for budget in ("passes", "tests"):
+        found = [choose_grid(pair["budgets"].get(budget, [])) for pair in content["pairs"]]
+        if equal := _compare_faults(f"at equal {budget}", [grid["ratios"] for grid in found if grid], None):
+            yield equal
 
 
 def choose_grid(grids: list[Record]) -> Record | None:

@@ -298,13 +298,19 @@ def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
         columns = ("cell", *techniques, *(f"{technique} / best" for technique in THEMIS))
         budgets = sorted({pair["limits"][budget] for pair, _ in cells})
         notes = [
-            f"Sums over magnitudes of distinct faults after {' or '.join(f'{limit:,}' for limit in budgets)} {budget}: "
-            "means over campaigns, with the lowest and the highest where they differ. Best: the best technique but "
-            "those of Themis.",
+            f"Sums over magnitudes of distinct faults after {_any_of([f'{limit:,}' for limit in budgets])} {budget}: "
+            "means over campaigns, with the lowest and the highest where they differ. Best: the best technique other "
+            f"than {_any_of(THEMIS)}.",
             *_rare_notes(cells, rare, lambda grid, technique: _found(_row(grid, technique))),
             *_ratio_notes([grid["ratios"] for _, grid in cells]),
         ]
         yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Such as: a, b or c."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _found(row: Record) -> str:
