@@ -5,7 +5,7 @@ import pytest
 
 from themis.experiments.evaluation.claims import LEAST_CELLS, judge_claims, median_interval
 from themis.experiments.evaluation.page import capability_tables, done_tables, fault_tables, model_table
-from themis.experiments.evaluation.summary import Evaluation, compare_faults
+from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
 
@@ -231,3 +231,17 @@ def test_techniques_are_averaged_over_the_same_cells_when_done():
     (table,) = done_tables(Evaluation({"done": [{"techniques": cell, "ratios": {}} for cell in cells]}))
     assert [row[:3] for row in table.rows] == [("scheduled", "10", "10"), ("random", "4", "4")]
     assert table.notes[0].startswith("Means over 3 cells that have all of these.")
+
+
+def test_a_campaign_until_done_counts_if_all_techniques_have_had_it():
+    names = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "coverage", "scc", "fit_seconds")
+    seconds = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total")
+    shared = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "stop_reason": "tests"}
+
+    def record(technique, campaign, count):
+        return {**shared, "technique": technique, "campaign": campaign, **dict.fromkeys((*names, *seconds), count)}
+
+    records = [record("scheduled", 0, 4), record("nc", 0, 2), record("scheduled", 1, 400)]
+    (pair,) = summarise_done(records)
+    assert {name: row["tests"] for name, row in pair["techniques"].items()} == {"scheduled": 4, "nc": 2}
+    assert pair["ratios"]["scheduled"]["over_best"] == 2

@@ -79,7 +79,7 @@ def conclude_evaluation(
             "unfinished": [model.name for model in plan.models if model.name not in {*begun, *missing}],
             "failed": failed,
             "pairs": pairs,
-            "done": _summarise_done(kinds[DONE]),
+            "done": summarise_done(kinds[DONE]),
             "theory": kinds[THEORY],
             "variants": kinds[VARIANT],
             "retraining": kinds[RETRAINING],
@@ -210,14 +210,21 @@ def _correlate_sensitivity(rates: Record, cells: dict[EvaluationCell, Record]) -
     }
 
 
-def _summarise_done(records: Iterable[Record]) -> list[Record]:
-    """By model and perturbation, each technique when it was done: means over magnitudes and campaigns."""
-    by_pair: dict[tuple[str, str], dict[str, list[Record]]] = {}
+def summarise_done(records: Iterable[Record]) -> list[Record]:
+    """By model and perturbation, each technique when it was done: means over magnitudes and campaigns.
+
+    Only magnitudes and campaigns count that all techniques have had, so that they are compared on the same ones.
+    """
+    by_pair: dict[tuple[str, str], dict[tuple[float, int], list[Record]]] = {}
     for record in records:
         pair = by_pair.setdefault((record["model"], record["perturbation"]), {})
-        pair.setdefault(record["technique"], []).append(record)
+        pair.setdefault((record["magnitude"], record["campaign"]), []).append(record)
     summaries = []
-    for (model, perturbation), techniques in by_pair.items():
+    for (model, perturbation), campaigns in by_pair.items():
+        most = max(map(len, campaigns.values()))
+        techniques: dict[str, list[Record]] = {}
+        for record in (record for own in campaigns.values() if len(own) == most for record in own):
+            techniques.setdefault(record["technique"], []).append(record)
         rows = {name: _describe_done(own) for name, own in techniques.items()}
         found = {name: row["distinct_faults"] for name, row in rows.items()}
         summaries.append(
