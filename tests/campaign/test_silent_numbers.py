@@ -47,14 +47,16 @@ def test_buffers_of_another_type_or_shape_never_reach_the_compiled_functions():
     from themis.compute import native
 
     rows, single = torch.zeros(2, dtype=torch.int64), torch.zeros(3)
-    arguments = [torch.zeros(2, 3), torch.zeros(4, 3), rows, single.clone(), single.clone(), single.clone()]
+    arguments = [torch.zeros(2, 3), torch.zeros(4, 3), rows, 2, single.clone(), single.clone(), single.clone()]
     native.fold(library(), *arguments)
     wrong = {
         0: torch.zeros(3, 2).T,
         1: torch.zeros(4, 3).double(),
         2: rows.int(),
+        3: 3,
         4: torch.zeros(2),
-        5: single.double(),
+        5: torch.zeros(2),
+        6: single.double(),
     }
     for position, argument in wrong.items():
         with pytest.raises(TypeError, match="must"):

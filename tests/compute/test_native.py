@@ -20,7 +20,7 @@ def test_sums_agree_with_torch(n, n_tests):
     activations, clean = torch.randn(n_tests, n, generator=rng), torch.randn(50, n, generator=rng)
     rows, shift = torch.randint(0, 50, (n_tests,), generator=rng), torch.rand(n, generator=rng)
     sums, squares = torch.empty(n), torch.empty(n)
-    by_test = fold(library(), activations, clean, rows, shift, sums, squares)
+    by_test = fold(library(), activations, clean, rows, n_tests, shift, sums, squares)
     sensitivity = (activations - clean[rows]).abs()
     torch.testing.assert_close(by_test.sum(0), sensitivity.sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums, (sensitivity - shift).sum(0), rtol=1e-5, atol=1e-4)
@@ -33,12 +33,12 @@ def test_the_panel_gets_the_signed_differences_to_the_bit(n):
     panel = torch.randperm(n)[: max(1, n // 3)].sort().values
     differences = torch.zeros(9, len(panel) + 3)
     scratch = torch.empty(2, n)
-    fold(library(), activations, clean, rows, torch.zeros(n), *scratch, panel, differences, 2)
+    fold(library(), activations, clean, rows, 9, torch.zeros(n), *scratch, panel, differences, 2)
     expected = activations[:, panel] - clean[rows][:, panel]
     assert torch.equal(differences[:, 2:-1], expected)
     assert not differences[:, [0, 1, -1]].any()
     with pytest.raises(TypeError, match="differences must have room"):
-        fold(library(), activations, clean, rows, torch.zeros(n), *scratch, panel, differences, 4)
+        fold(library(), activations, clean, rows, 9, torch.zeros(n), *scratch, panel, differences, 4)
 
 
 @pytest.mark.parametrize("n", [1, BLOCK + 5])
@@ -70,7 +70,7 @@ def test_values_that_are_not_finite_stay_so():
     activations = torch.tensor([[1.0, float("nan"), float("inf")]])
     sums, squares = torch.empty(3), torch.empty(3)
     by_test = fold(
-        library(), activations, torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), torch.zeros(3), sums, squares
+        library(), activations, torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), 1, torch.zeros(3), sums, squares
     )
     assert sums.isfinite().tolist() == squares.isfinite().tolist() == [True, False, False]
     assert by_test.isnan().all()

@@ -153,26 +153,26 @@ static inline __attribute__((always_inline)) float number_of(int32_t bits)
 }
 
 /* A uniform number in (0, 1): the same steps as in rng.py, with the same results. */
-static inline __attribute__((always_inline)) float uniform(uint32_t counter, uint32_t low, uint32_t high)
+static inline __attribute__((always_inline)) float uniform(int64_t counter, int64_t seed)
 {
-    uint32_t x = low + counter * 0x9E3779B9u;
-    x = (x ^ x >> 16) * 0x21F0AAADu + high;
+    uint32_t x = (uint32_t)seed + (uint32_t)counter * 0x9E3779B9u;
+    x = (x ^ x >> 16) * 0x21F0AAADu + (uint32_t)(seed >> 32);
     x = (x ^ x >> 15) * 0xD35A2997u;
     x ^= x >> 15;
     int32_t bits = bits_of(((float)(int32_t)(x >> 8) + 0.5f) * 0x1p-24f);
     return number_of(bits - ((bits + (1 << 23)) >> 30)); /* 1 becomes the number before it, without a branch */
 }
 
-/* Uniform numbers in (0, 1), out [n_tests, n], after `drawn` others. */
+/* Uniform numbers in (0, 1), out [n_tests, n], from the noise seeds [n_tests], after `drawn` others. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_uniform(const int32_t *low, const int32_t *high, int64_t n_tests, int64_t drawn, int64_t n, float *out)
+void themis_uniform(const int64_t *seed, int64_t n_tests, int64_t drawn, int64_t n, float *out)
 {
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
     for (int64_t t = 0; t < n_tests; t++)
         for (int64_t j = 0; j < n; j++)
-            out[t * n + j] = uniform((uint32_t)(drawn + j), (uint32_t)low[t], (uint32_t)high[t]);
+            out[t * n + j] = uniform(drawn + j, seed[t]);
 }
 
 /* The numbers must be identical to torch's: no product is fused with a sum, and no sum reordered. */
@@ -211,19 +211,17 @@ static inline __attribute__((always_inline)) void normal_pair(float first, float
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_normal(const int32_t *low, const int32_t *high, int64_t n_tests, int64_t drawn, int64_t n, float *out)
+void themis_normal(const int64_t *seed, int64_t n_tests, int64_t drawn, int64_t n, float *out)
 {
     int64_t half = (n + 1) / 2;
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
     for (int64_t t = 0; t < n_tests; t++) {
         float *restrict even = out + t * n, *restrict odd = even + half, last;
-        uint32_t first = (uint32_t)low[t], second = (uint32_t)high[t];
         for (int64_t j = 0; j < n - half; j++)
-            normal_pair(uniform((uint32_t)(drawn + j), first, second),
-                        uniform((uint32_t)(drawn + half + j), first, second), even + j, odd + j);
+            normal_pair(uniform(drawn + j, seed[t]), uniform(drawn + half + j, seed[t]), even + j, odd + j);
         if (n % 2)
-            normal_pair(uniform((uint32_t)(drawn + half - 1), first, second),
-                        uniform((uint32_t)(drawn + 2 * half - 1), first, second), even + half - 1, &last);
+            normal_pair(uniform(drawn + half - 1, seed[t]), uniform(drawn + 2 * half - 1, seed[t]), even + half - 1,
+                        &last);
     }
 }
 #pragma GCC pop_options

@@ -25,12 +25,13 @@ FUNCTIONS = (
     *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
     *("uniform", "normal", "mix", "sections", "converge", "verdict"),
 )
+Library = ctypes.CDLL
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def library() -> Library | None:
     """The compiled functions; None if there was no compiler at installation, or torch does not use GNU OpenMP.
 
     Also None if they were compiled from an earlier version of the source and some are missing.
@@ -53,7 +54,7 @@ def library() -> ctypes.CDLL | None:
     ]
     functions.themis_verdict.argtypes = [pointer, pointer, integer, integer, pointer, pointer]
     functions.themis_add_powers.argtypes = [pointer, integer, integer, pointer]
-    functions.themis_uniform.argtypes = [pointer, pointer, integer, integer, integer, pointer]
+    functions.themis_uniform.argtypes = [pointer, integer, integer, integer, pointer]
     functions.themis_normal.argtypes = functions.themis_uniform.argtypes
     functions.themis_mix.argtypes = [
         *(ctypes.c_uint64, pointer, pointer, pointer, integer, integer, integer, ctypes.c_int32, pointer),
@@ -70,7 +71,7 @@ def library() -> ctypes.CDLL | None:
     return functions
 
 
-def library_for(tensor: Tensor) -> ctypes.CDLL | None:
+def library_for(tensor: Tensor) -> Library | None:
     """The compiled functions, if they support `tensor`: float32, on the CPU."""
     return library() if tensor.dtype == torch.float32 and tensor.is_cpu else None
 
@@ -85,10 +86,11 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
 
 
 def fold(
-    native: ctypes.CDLL,
+    native: Library,
     activations: Tensor,
     clean: Tensor,
     rows: Tensor,
+    n_tests: int,
     shift: Tensor,
     sums: Tensor,
     squares: Tensor,
@@ -98,24 +100,26 @@ def fold(
 ) -> Tensor:
     """Sum `D - shift` and its square over tests into `sums` and `squares`, where `D = |activations - clean[rows]|`.
 
-    activations `[tests, n]`, clean `[any, n]`, rows int64 `[tests]`, shift, sums and squares `[n]`; float32,
-    contiguous, on the CPU. The signed differences of the neurons `panel`, int64 and ascending, are written to
-    `differences [tests, columns]` from `first_column` on. Returns the sum of D over each block of neurons,
-    `[blocks, tests]`.
+    activations: `n` numbers for each test, and for others after them; clean `[any, n]`; rows int64, one per test or
+    more; shift, sums and squares `[n]`; float32, contiguous, on the CPU. The signed differences of the neurons `panel`,
+    int64 and ascending, are written to `differences [tests, columns]` from `first_column` on. Returns the sum of D over
+    each block of neurons, `[blocks, tests]`.
     """
-    n_tests, n = activations.shape
+    (n,) = shift.shape
     single, n_panel = torch.float32, panel.shape[0]
     n_columns = differences.shape[1]
     if n_panel and (differences.shape[0] != n_tests or first_column + n_panel > n_columns):
         raise TypeError(f"differences must have room for {n_panel} columns, got {list(differences.shape)}")
+    if activations.numel() < n_tests * n or rows.shape[0] < n_tests:
+        raise TypeError(f"activations must have {n} numbers and rows one for each of {n_tests} tests, got fewer")
     by_test = torch.empty(-(-n // BLOCK), n_tests, dtype=single)
     native.themis_fold_layer(
         _address("activations", activations, single),
         _address("clean", clean, single, (clean.shape[0], n)),
-        _address("rows", rows, torch.int64, (n_tests,)),
+        _address("rows", rows, torch.int64),
         n_tests,
         n,
-        _address("shift", shift, single, (n,)),
+        _address("shift", shift, single),
         _address("sums", sums, single, (n,)),
         _address("squares", squares, single, (n,)),
         by_test.data_ptr(),
@@ -127,7 +131,7 @@ def fold(
     return by_test
 
 
-def sums_of(native: ctypes.CDLL, activations: Tensor, shift: Tensor, sums: Tensor, squares: Tensor) -> None:
+def sums_of(native: Library, activations: Tensor, shift: Tensor, sums: Tensor, squares: Tensor) -> None:
     """Sum `activations - shift` and its square over inputs into `sums` and `squares`.
 
     activations `[inputs, n]`, the others `[n]`; float32, contiguous, on the CPU.
@@ -145,7 +149,7 @@ def sums_of(native: ctypes.CDLL, activations: Tensor, shift: Tensor, sums: Tenso
 
 
 def mix(
-    native: ctypes.CDLL, prefix: int, words: Sequence[NDArray[np.int64]], *, is_uniform: bool
+    native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_uniform: bool
 ) -> NDArray[Any] | None:
     """A hash of integers, or uniform numbers in [0, 1), by the steps of `mix` in rng.py; None if it has three axes."""
     shape = np.broadcast(*words).shape
@@ -178,7 +182,7 @@ def mix(
     return out
 
 
-def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
+def accumulate(native: Library, total: Tensor, part: Tensor) -> None:
     """`total += part`, float64 and float32 `[n]`, without a copy of `part`."""
     n = len(part)
     native.themis_accumulate(
@@ -187,7 +191,7 @@ def accumulate(native: ctypes.CDLL, total: Tensor, part: Tensor) -> None:
 
 
 def add_panel(
-    native: ctypes.CDLL, differences: Tensor, seed: Tensor, table: Tensor, count: Tensor, shift: Tensor, sums: Tensor
+    native: Library, differences: Tensor, seed: Tensor, table: Tensor, count: Tensor, shift: Tensor, sums: Tensor
 ) -> None:
     """Add `|differences| - shift`, and its square, to `sums [2, blocks, n]` at the block of each test's seed.
 
@@ -211,7 +215,7 @@ def add_panel(
     )
 
 
-def verdict(native: ctypes.CDLL, scores: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def verdict(native: Library, scores: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """The class with the highest of the `scores [tests, classes]`, int64, and how far `reference` is above all others.
 
     Scores that are not finite have the class -1 and the margin minus infinity. scores float32, reference int64
@@ -232,7 +236,7 @@ def verdict(native: ctypes.CDLL, scores: Tensor, reference: Tensor) -> tuple[Ten
     return outcome, margin
 
 
-def add_powers(native: ctypes.CDLL, differences: Tensor, sums: Tensor) -> None:
+def add_powers(native: Library, differences: Tensor, sums: Tensor) -> None:
     """Add powers of `differences [tests, n]` to `sums`, float64 `[6, n]`: 1 to 4, and 1 and 3 of the absolute values.
 
     Both contiguous, on the CPU.
@@ -242,32 +246,25 @@ def add_powers(native: ctypes.CDLL, differences: Tensor, sums: Tensor) -> None:
     native.themis_add_powers(address, n_tests, n, _address("sums", sums, torch.float64, (6, n)))
 
 
-def uniform(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
-    """Uniform numbers in (0, 1), `[tests, n]`, from int32 `low` and `high` `[tests]`: the same as those of `Rng`."""
-    return _draw(native.themis_uniform, low, high, drawn, n)
+def uniform(native: Library, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
+    """Uniform numbers in (0, 1), `[tests, n]`, from int64 `noise_seed [tests]`: the same as those of `Rng`."""
+    return _draw(native.themis_uniform, noise_seed, drawn, n)
 
 
-def normal(native: ctypes.CDLL, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
+def normal(native: Library, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
     """Standard normal numbers, the same as those of `Rng`; see `uniform`."""
-    return _draw(native.themis_normal, low, high, drawn, n)
+    return _draw(native.themis_normal, noise_seed, drawn, n)
 
 
-def _draw(function: Any, low: Tensor, high: Tensor, drawn: int, n: int) -> Tensor:
-    tests = (len(low),)
-    out = torch.empty(len(low), n, dtype=torch.float32)
-    function(
-        _address("low", low, torch.int32, tests),
-        _address("high", high, torch.int32, tests),
-        len(low),
-        drawn,
-        n,
-        out.data_ptr(),
-    )
+def _draw(function: Any, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
+    (n_tests,) = noise_seed.shape
+    out = torch.empty(n_tests, n, dtype=torch.float32)
+    function(_address("noise_seed", noise_seed, torch.int64), n_tests, drawn, n, out.data_ptr())
     return out
 
 
 def sections(
-    native: ctypes.CDLL,
+    native: Library,
     activations: Tensor,
     low: Tensor,
     high: Tensor,
@@ -304,7 +301,7 @@ def sections(
 
 
 def converge(
-    native: ctypes.CDLL,
+    native: Library,
     activations: Tensor,
     clean: Tensor,
     before: int,

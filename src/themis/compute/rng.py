@@ -145,7 +145,7 @@ class Rng:
         n = math.prod(shape)
         if self._native is not None:
             drawn, self._drawn = self._drawn, self._drawn + n
-            return native.uniform(self._native, *self._halves, drawn, n).view(-1, *shape)
+            return native.uniform(self._native, self._noise_seed.contiguous(), drawn, n).view(-1, *shape)
         if (fused := kernels.uniform(self._noise_seed.device)) is not None:
             low, high = self._halves
             counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
@@ -161,7 +161,7 @@ class Rng:
         half = (n + 1) // 2
         if self._native is not None:
             drawn, self._drawn = self._drawn, self._drawn + 2 * half
-            return native.normal(self._native, *self._halves, drawn, n).view(-1, *shape)
+            return native.normal(self._native, self._noise_seed.contiguous(), drawn, n).view(-1, *shape)
         u = self.uniform(2 * half)
         make_pairs = kernels.pairs(u.device) or normal_pairs
         return torch.cat(make_pairs(u[:, :half], u[:, half:]), 1)[:, :n].reshape(len(u), *shape)

@@ -728,7 +728,7 @@ class Calculator:
             climbing = (~of_margin).nonzero().squeeze(1)
         fold = ChunkFold(locate, self._memory.buffers, n, into, self._panel, self._panel_clean, objective, climbing)
         place_others(self.target, self.seeds, chunk.rows)
-        outputs = self._forward(chunk.disturbed, fold.on_activation, self.observer)
+        outputs = self._run_model(chunk.disturbed, fold.on_activation, self.observer)
         if objective is None:
             self.passes += n
             return fold, outputs, None
@@ -878,8 +878,7 @@ class Calculator:
     def _locate_clean(self, rows: Tensor, n_tests: int) -> Callable[[Layer], Located]:
         """A function that locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
         kept = self.kept
-        missing = kept.missing(rows[:n_tests])
-        if not len(missing):
+        if kept.n_kept == len(self.inputs) or not len(missing := kept.missing(rows[:n_tests])):
             return lambda layer: (kept.all(layer.name), rows)
         recomputed: Activations = {}
 

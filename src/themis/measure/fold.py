@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from themis.compute.native import fold, library_for
+from themis.compute.native import Library, fold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Tests
-from themis.target.activations import Layer
+from themis.target.activations import Layer, check_shape, flatten
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps disturbed inputs, outputs and the tests' seeds to a term of the objective, summed over the tests."""
@@ -150,24 +150,33 @@ class ChunkFold:
         self.panel_differences = torch.empty(n_tests, n_panel, dtype=shift.dtype, device=shift.device)
         """Signed differences of the panel's neurons, `[tests, panel]`."""
 
-    def on_activation(self, layer: Layer, activations: Tensor) -> None:
-        """Fold one layer's `activations [chunk, neurons]` of the disturbed inputs."""
+    def on_activation(self, layer: Layer, activation: Tensor) -> None:
+        """Fold one layer's activation of the disturbed inputs, as the model computed it."""
         clean, rows = self.locate(layer)
-        if self.n_tests < activations.shape[0]:
-            activations, rows = activations[: self.n_tests], rows[: self.n_tests]
+        native, is_plain = library_for(activation), layer.channel_axis is None and activation.is_contiguous()
+        if self.objective is None and native is not None and is_plain and self.into.count:
+            check_shape(activation, layer, rows.shape[0])
+            self._fold_compiled(native, layer, activation, clean, rows)  # without an operation of torch
+            return
+        activations, rows = flatten(activation, layer, len(rows))[: self.n_tests], rows[: self.n_tests]
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
             self._add_objective(self.objective, layer, activations, clean, rows)
-        if activations.requires_grad:
-            activations = activations.detach()
+        activations = activations.detach()
         native = library_for(activations)
         if native is None:
             self._take_panel(layer, activations, clean, rows)
             self._fold_by_torch(layer, activations, clean, rows)
             return
-        shift, sums, squares = self.into.part(layer.start, layer.stop)
         if self.into.count == 0:
+            shift, _, _ = self.into.part(layer.start, layer.stop)
             torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
-        arguments = (native, activations.contiguous(), clean, rows, shift, sums, squares)
+        self._fold_compiled(native, layer, activations.contiguous(), clean, rows)
+
+    def _fold_compiled(
+        self, native: Library, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
+    ) -> None:
+        """Fold the first tests of activations whose memory is `[chunk, neurons]`."""
+        arguments = (native, activations, clean, rows, self.n_tests, *self.into.part(layer.start, layer.stop))
         if self.panel is None:
             self.by_layer.append(fold(*arguments))
         else:

@@ -332,13 +332,18 @@ def _number(
     return tuple(layers)
 
 
-def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
-    """Return an activation as `[inputs, neurons]`: its elements, or the mean of each channel; at least float32."""
+def check_shape(activation: Tensor, layer: Layer, n_inputs: int) -> None:
+    """Raise an error if an activation has not the size of its layer."""
     if activation.numel() != n_inputs * math.prod(layer.shape):
         raise ModelError(
             f"layer {layer.name!r} must keep its shape {layer.shape}, got {tuple(activation.shape[1:])}: "
             "give inputs of one size, or leave the layer out with layers=[...]"
         )
+
+
+def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
+    """Return an activation as `[inputs, neurons]`: its elements, or the mean of each channel; at least float32."""
+    check_shape(activation, layer, n_inputs)
     if activation.dtype not in (torch.float32, torch.float64):
         activation = activation.float()
     if layer.channel_axis is None:

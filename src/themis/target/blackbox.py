@@ -207,7 +207,7 @@ class BlackBox:
         ]
 
     def _request(self, inputs: Tensor, others: dict[Key, Tensor], needs_activations: bool) -> Answers:
-        with explain_errors(inputs, self.bounds, self.device), torch.no_grad():
+        with explain_errors(inputs, self.bounds), torch.no_grad():
             own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
             expected = as_expected(prepared.detach().cpu().float(), self.channels)

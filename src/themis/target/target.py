@@ -353,7 +353,7 @@ class Target:
         return torch.autocast(self.device.type, getattr(torch, self.autocast), cache_enabled=False)
 
     def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
-        return explain_errors(inputs, self.bounds, self.device, self.module)
+        return explain_errors(inputs, self.bounds, self.module)
 
 
 def _like(value: Tensor, inputs: Tensor) -> Tensor:
@@ -402,7 +402,7 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
 
 @contextmanager
 def explain_errors(
-    inputs: Tensor, bounds: tuple[float, float], device: torch.device, module: nn.Module | None = None
+    inputs: Tensor, bounds: tuple[float, float], module: nn.Module | None = None
 ) -> Iterator[None]:
     """Turn anything a model raises on `inputs` into a `ModelError` that says what to check."""
     try:
@@ -411,7 +411,7 @@ def explain_errors(
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelError(
-            f"out of memory on {device} with {len(inputs)} inputs at once: pass a smaller clean_memory_gib, "
+            f"out of memory on {inputs.device} with {len(inputs)} inputs at once: pass a smaller clean_memory_gib, "
             f"use neurons='channel', or a smaller model ({first_line(error)})"
         ) from error
     except Exception as error:
