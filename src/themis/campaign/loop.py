@@ -146,7 +146,7 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
 def _uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tests:
     """The tests, numbered from `first`, that the uniform stream lacks to have its share of the first `end` tests."""
     n_due = max(0, min(end - first, round(end * setup.settings.uniform_share) - n_uniform))
-    return setup.uniform_tests(first, n_uniform, n_due)
+    return setup.uniform_tests(first, n_uniform, n_due) if n_due else setup.uniform_tests(0, 0, 0)
 
 
 def _search_tests(setup: Setup, state: State, first: int, end: int) -> Tests:

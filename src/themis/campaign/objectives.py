@@ -10,7 +10,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.measure.tests import Tests
 from themis.search import Policy
-from themis.search.ascent import ASCENTS, MARGIN_ASCENT
+from themis.search.ascent import MARGIN_ASCENT, SENSITIVITY_ASCENT
 
 
 def choose_objective(
@@ -26,6 +26,6 @@ def choose_objective(
     if policy.needs_gradient:
         joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
         return tests, joint or objective
-    ascends = np.isin(tests.kind, ASCENTS)
+    ascends = (tests.kind == MARGIN_ASCENT) | (tests.kind == SENSITIVITY_ASCENT)
     others = np.flatnonzero(ascends != ascends[0])
     return tests[: others[0]] if len(others) else tests, objective if ascends[0] else None

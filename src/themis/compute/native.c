@@ -260,51 +260,53 @@ int64_t themis_verdict(const float *scores, const int64_t *reference, int64_t n_
 
 #define WORDS 512 /* numbers that are hashed at a time, in the first-level cache */
 
+/* One step of SplitMix64. */
+static inline __attribute__((always_inline)) uint64_t mixed(uint64_t state)
+{
+    state += 0x9E3779B97F4A7C15u;
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+    return state ^ state >> 31;
+}
+
 /* A hash of n_words integers for each of [n_rows, n]: the same steps as `mix` in rng.py, with the same results.
  *
  * words[w] is the address of the first integer of a word, which is found across[w] integers further in the next column
  * and down[w] further in the next row. prefix is the hash of the words before. out: int64, or double in [0, 1) if
- * is_uniform. */
+ * is_uniform; its rows are the columns of [n_rows, n] if is_transposed. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 void themis_mix(uint64_t prefix, const uint64_t *const *words, const int64_t *across, const int64_t *down,
-                int64_t n_words, int64_t n_rows, int64_t n, int32_t is_uniform, void *out)
+                int64_t n_words, int64_t n_rows, int64_t n, int32_t is_uniform, int32_t is_transposed, void *out)
 {
+    int64_t next_row = is_transposed ? 1 : n, next_column = is_transposed ? n_rows : 1;
     for (int64_t start = 0; start < n; start += WORDS) {
-        int64_t size = n - start < WORDS ? n - start : WORDS, n_shared = 0;
-        uint64_t shared[WORDS], state[WORDS];
-        for (int64_t j = 0; j < size; j++)
-            shared[j] = prefix;
+        int64_t size = n - start < WORDS ? n - start : WORDS;
+        uint64_t state[WORDS];
         for (int64_t row = 0; row < n_rows; row++) {
+            uint64_t shared = prefix;
+            int64_t w = 0;
+            for (; w < n_words && across[w] == 0; w++) /* the same in every column */
+                shared = mixed(shared ^ words[w][row * down[w]]);
             for (int64_t j = 0; j < size; j++)
-                state[j] = shared[j];
-            for (int64_t w = n_shared; w < n_words; w++) {
+                state[j] = shared;
+            for (; w < n_words; w++) {
                 const uint64_t *word = words[w] + row * down[w] + start * across[w];
                 if (across[w] == 1)
                     for (int64_t j = 0; j < size; j++)
-                        state[j] ^= word[j];
+                        state[j] = mixed(state[j] ^ word[j]);
                 else
                     for (int64_t j = 0; j < size; j++)
-                        state[j] ^= word[j * across[w]];
-                for (int64_t j = 0; j < size; j++) {
-                    uint64_t x = state[j] + 0x9E3779B97F4A7C15u;
-                    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-                    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-                    state[j] = x ^ x >> 31;
-                }
-                if (row == 0 && w == n_shared && down[w] == 0) { /* the same in every row */
-                    n_shared++;
-                    for (int64_t j = 0; j < size; j++)
-                        shared[j] = state[j];
-                }
+                        state[j] = mixed(state[j] ^ word[j * across[w]]);
             }
+            int64_t first = row * next_row + start * next_column;
             if (is_uniform)
                 for (int64_t j = 0; j < size; j++)
-                    ((double *)out)[row * n + start + j] = (double)(int64_t)(state[j] >> 11) * 0x1p-53;
+                    ((double *)out)[first + j * next_column] = (double)(int64_t)(state[j] >> 11) * 0x1p-53;
             else
                 for (int64_t j = 0; j < size; j++)
-                    ((int64_t *)out)[row * n + start + j] = (int64_t)(state[j] >> 1);
+                    ((int64_t *)out)[first + j * next_column] = (int64_t)(state[j] >> 1);
         }
     }
 }

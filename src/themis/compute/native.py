@@ -57,7 +57,18 @@ def library() -> Library | None:
     functions.themis_uniform.argtypes = [pointer, integer, integer, integer, pointer]
     functions.themis_normal.argtypes = functions.themis_uniform.argtypes
     functions.themis_mix.argtypes = [
-        *(ctypes.c_uint64, pointer, pointer, pointer, integer, integer, integer, ctypes.c_int32, pointer),
+        *(
+            ctypes.c_uint64,
+            pointer,
+            pointer,
+            pointer,
+            integer,
+            integer,
+            integer,
+            ctypes.c_int32,
+            ctypes.c_int32,
+            pointer,
+        ),
     ]
     functions.themis_sections.argtypes = [
         *(pointer, integer, integer, pointer, pointer, pointer),
@@ -148,9 +159,7 @@ def sums_of(native: Library, activations: Tensor, shift: Tensor, sums: Tensor, s
     )
 
 
-def mix(
-    native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_uniform: bool
-) -> NDArray[Any] | None:
+def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_uniform: bool) -> NDArray[Any] | None:
     """A hash of integers, or uniform numbers in [0, 1), by the steps of `mix` in rng.py; None if it has three axes."""
     shape = np.broadcast(*words).shape
     if len(shape) > 2 or 0 in shape:
@@ -168,6 +177,9 @@ def mix(
     out = np.empty(shape, dtype=np.float64 if is_uniform else np.int64)
     n_words = len(words)
     integers = ctypes.c_int64 * n_words
+    is_transposed = n < n_rows  # many columns at once are faster than many rows
+    if is_transposed:
+        across, down, n_rows, n = down, across, n, n_rows
     native.themis_mix(
         prefix,
         (ctypes.c_void_p * n_words)(*addresses),
@@ -177,6 +189,7 @@ def mix(
         n_rows,
         n,
         is_uniform,
+        is_transposed,
         out.__array_interface__["data"][0],
     )
     return out

@@ -774,8 +774,8 @@ class Calculator:
 
     def compare(self, rows: Tensor, outputs: Tensor, motion: Motion | None) -> Verdict:
         """The oracle's verdict on tests of the seeds `rows`, whose pictures have moved."""
-        labels = None if self.labels is None else self.labels[rows]
-        return self.oracle.verdict(self.clean_outputs[rows], outputs, labels, motion)
+        labels = None if self.labels is None else self.labels.index_select(0, rows)
+        return self.oracle.verdict(self.clean_outputs.index_select(0, rows), outputs, labels, motion)
 
     def _results(self, chunk: _DisturbedChunk, verdict: Verdict, gradient: Tensor | None) -> Results:
         """One row per test, in the order of the tests; tests that were not run are not faults."""

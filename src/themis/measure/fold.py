@@ -172,9 +172,7 @@ class ChunkFold:
             torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
         self._fold_compiled(native, layer, activations.contiguous(), clean, rows)
 
-    def _fold_compiled(
-        self, native: Library, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
-    ) -> None:
+    def _fold_compiled(self, native: Library, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
         """Fold the first tests of activations whose memory is `[chunk, neurons]`."""
         arguments = (native, activations, clean, rows, self.n_tests, *self.into.part(layer.start, layer.stop))
         if self.panel is None:

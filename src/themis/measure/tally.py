@@ -95,7 +95,6 @@ class Tally:
 
     def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
         """Count some tests; those that were dropped say nothing about the model."""
-        run = results.was_run
         at = results.is_fault.nonzero()[0]
         found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
         self.tests += len(tests)
@@ -108,7 +107,7 @@ class Tally:
             self.distinct.setdefault(fault, number)
             self.failing_seeds.setdefault(fault[0], number)
         if is_uniform:
-            n_seeds = len(self.uniform_tests_by_seed)
+            n_seeds, run = len(self.uniform_tests_by_seed), results.was_run
             place = int(self.uniform_tests_by_seed.sum()) + np.cumsum(run) - 1
             for fault, test in zip(found, place[at].tolist(), strict=True):
                 self.uniform_first_seen.setdefault(fault, test)

@@ -80,6 +80,8 @@ class Results:
     @staticmethod
     def join(parts: Sequence[Results]) -> Results:
         """All results in order."""
+        if len(parts) == 1:
+            return parts[0]
         n_dimensions = next((part.gradient.shape[1] for part in parts if part.gradient is not None), None)
         gradient = None
         if n_dimensions is not None:

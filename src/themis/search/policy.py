@@ -167,6 +167,8 @@ class Novelty:
 
     def ensure(self, tests: Tests) -> Tests:
         """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
+        if not len(tests):
+            return tests
         numbers = self._keys(tests)
         keys, before = numbers.tolist(), len(self.seen)
         known = self.seen.intersection(keys)

@@ -99,6 +99,8 @@ def choose_output(output: Any) -> Output | Detections | None:
 
 def recognise(result: Any) -> Form | None:
     """Return the form of detections in a result that cannot be anything else; otherwise None."""
+    if isinstance(result, Tensor):
+        return None
     if _get(result, "pred_boxes") is not None:
         return "detr"
     if not isinstance(result, list | tuple) or not result:

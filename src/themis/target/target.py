@@ -401,9 +401,7 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
 
 
 @contextmanager
-def explain_errors(
-    inputs: Tensor, bounds: tuple[float, float], module: nn.Module | None = None
-) -> Iterator[None]:
+def explain_errors(inputs: Tensor, bounds: tuple[float, float], module: nn.Module | None = None) -> Iterator[None]:
     """Turn anything a model raises on `inputs` into a `ModelError` that says what to check."""
     try:
         yield
