@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from themis.compute import native as native_module
 from themis.compute.native import BLOCK, accumulate, fold, library, sums_of, verdict
 from themis.measure import fold as fold_module
 from themis.measure import panel as panel_module
@@ -90,6 +91,11 @@ def test_the_verdict_is_the_same_without_the_library(n_classes, monkeypatch):
 def test_a_reference_that_is_no_class_is_refused():
     with pytest.raises(IndexError, match="0 to 3, got 2 of 3"):
         verdict(library(), torch.randn(3, 4), torch.tensor([-1, 3, 4]))
+
+
+def test_a_library_of_an_earlier_version_is_not_used(monkeypatch):
+    monkeypatch.setattr(native_module, "INTERFACE", 0)
+    assert native_module.library.__wrapped__() is None
 
 
 def test_accumulate_adds_in_float64():

@@ -21,6 +21,8 @@ BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
+INTERFACE = 1
+"""Number of the functions' names and arguments, the same as in native.c; raise it in both when one of them changes."""
 FUNCTIONS = (
     *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
     *("uniform", "normal", "mix", "sections", "converge", "verdict"),
@@ -34,13 +36,13 @@ NO_DIFFERENCES = torch.empty(0, 0)
 def library() -> Library | None:
     """The compiled functions; None if there was no compiler at installation, or torch does not use GNU OpenMP.
 
-    Also None if they were compiled from an earlier version of the source and some are missing.
+    Also None if they were compiled from an earlier version of the source, whose functions have other arguments.
     """
     path = Path(__file__).with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
     if not path.exists() or not hasattr(ctypes.CDLL(None), "GOMP_parallel"):  # torch's own; see native.c
         return None
     functions = ctypes.CDLL(str(path))
-    if not all(hasattr(functions, f"themis_{name}") for name in FUNCTIONS):
+    if not hasattr(functions, "themis_interface") or functions.themis_interface() != INTERFACE:
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     functions.themis_fold_layer.argtypes = [
