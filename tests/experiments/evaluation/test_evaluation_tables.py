@@ -194,10 +194,12 @@ def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
 def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdict):
     stability = {"model_deviation": None}
     shared = {"reference": {"distinct_faults": 40}, "stability": stability, "normality": None}
-    theory = [{"preset": {"of_faults": share}, **shared} for share in shares]
+    under = [{"perturbation": "fgsm" if share == 1 else "gaussian"} for share in shares]
+    theory = [{"preset": {"of_faults": share}, **shared, **own} for share, own in zip(shares, under, strict=True)]
     claim = verdict_of({"theory": theory}, "At coverage 100%")
     assert claim.verdict == verdict
     assert ("long before rare faults show" in claim.why) == (verdict != "holds")
+    assert ("0 of 2 under fgsm, 1 of 1 under gaussian" in claim.why) == (verdict == "holds in part")
 
 
 def test_models_without_campaigns_are_listed_with_what_would_fill_them():

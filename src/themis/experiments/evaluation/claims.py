@@ -363,7 +363,8 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             f"than {percent(1 - SEEN, 0)}"
         )
         if low:
-            why += f": a mean sensitivity is known long before rare faults show. {_advise(theory)}"
+            missed = ", ".join(_missed_by_perturbation(theory))
+            why += f" ({missed}): a mean sensitivity is known long before rare faults show. {_advise(theory)}"
         yield Claim(
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
@@ -373,6 +374,14 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in half of them",
             why if low else f"{why}.",
         )
+
+
+def _missed_by_perturbation(theory: list[Record]) -> Iterator[str]:
+    """In how many cells under each perturbation the preset had missed faults at coverage 100%."""
+    for perturbation in dict.fromkeys(record["perturbation"] for record in theory):
+        shares = list_shares([record for record in theory if record["perturbation"] == perturbation], "preset")
+        if shares:
+            yield f"{sum(share < SEEN for share in shares)} of {len(shares)} under {perturbation}"
 
 
 def _advise(theory: list[Record]) -> str:
