@@ -41,6 +41,7 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.experiments.contest.cells import pack, unpack
 from themis.experiments.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
+from themis.experiments.retraining.batches import can_distill
 from themis.experiments.retraining.changes import Shift, paired
 from themis.experiments.retraining.checkpoint import put_weights
 from themis.experiments.retraining.examine import Column, examine
@@ -70,6 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     OWN: {},
     "themis undistilled": {"distill": 0.0},
     "themis unsteered": {"steer": 0.0},
+    "themis unblended": {"blend": 0.0},
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
     "random": PLAIN,
@@ -198,13 +200,15 @@ def run(cell: Cell) -> dict[str, Any]:
         random_seed=cell.random_seed,
     )
     recipe = replace(recipe, **VARIANTS[cell.technique])
+    assert not isinstance(target.oracle, str)  # it is settled
     material, spent = _material(cell, target, parts, perturbations)
     _, _, n_fresh = recipe.counts()
     attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
-    per_batch = 3 * row.batch_size + n_fresh * attacks
-    spent += (len(parts.train) + len(parts.search)) * (recipe.distill > 0)  # the old model's answers
+    asks_old_model = recipe.distill > 0 and can_distill(target.oracle, parts.search)
+    spent += (len(parts.train) + len(parts.search)) * asks_old_model
+    is_blended = asks_old_model and recipe.blend > 0
+    per_batch = (3 + is_blended) * row.batch_size + n_fresh * attacks
     recipe = replace(recipe, batches=max(1, round((cell.passes - spent) / EPOCHS / per_batch)))
-    assert not isinstance(target.oracle, str)  # it is settled
     began = perf_counter()
     tuned = tune(target, material, perturbations, recipe, oracle=target.oracle, fresh_from=other)
     trained = perf_counter()

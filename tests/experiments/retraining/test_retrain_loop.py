@@ -19,7 +19,15 @@ from themis.target.ledger import read_ledger
 
 pytestmark = pytest.mark.xdist_group("retrain_loop")
 
-QUICK = {"random_seeds": 1, "epochs": 4, "draws": 6, "passes": 400, "batch_size": 32, "learning_rate": 5e-3}
+QUICK = {
+    "random_seeds": 1,
+    "epochs": 4,
+    "draws": 6,
+    "passes": 400,
+    "batch_size": 32,
+    "learning_rate": 5e-3,
+    "distill": 0.0,
+}
 
 
 def stripes(n=400):

@@ -15,7 +15,7 @@ from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining import batches
-from themis.experiments.retraining.batches import hold_out, walk
+from themis.experiments.retraining.batches import Batch, Batches, can_distill, hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
     FEARED_LOSS,
@@ -29,11 +29,11 @@ from themis.experiments.retraining.frontier import (
     with_losses,
 )
 from themis.experiments.retraining.heldout import HeldOutScore
-from themis.experiments.retraining.losses import losses
+from themis.experiments.retraining.losses import distances, losses
 from themis.experiments.retraining.material import of_faults, of_tests
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.steps import describe_epoch
-from themis.experiments.retraining.tune import Epoch, tune
+from themis.experiments.retraining.tune import Epoch, mean_loss, tune
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
 from themis.target.ledger import read_ledger
@@ -424,7 +424,7 @@ def test_data_that_is_read_row_by_row_gives_the_same_weights(case):
 
 def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeypatch):
     target, material, _ = case
-    recipe = Recipe(epochs=1, batches=6, share=1.0, learning_rate=3e-3)
+    recipe = Recipe(epochs=1, batches=6, share=1.0, learning_rate=3e-3, blend=0.0)
     kept = weights(tune(target, material, NOISE, recipe, oracle=WRONG).target)
     without = weights(tune(target, material, NOISE, replace(recipe, distill=0.0), oracle=WRONG).target)
     monkeypatch.setattr(batches, "MAX_ANSWERS", 0)
@@ -432,6 +432,85 @@ def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeyp
     for name, tensor in kept.items():
         assert torch.allclose(tensor, asked[name], atol=1e-4)
         assert not torch.allclose(tensor, without[name], atol=1e-4)
+
+
+def batches_of(case, **options):
+    target, material, _ = case
+    recipe = Recipe.of(batches=2, **options)
+    hashes = seed_hashes(material.pool), seed_hashes(material.clean)
+    split = hold_out(material, hashes, recipe)
+    return Batches(target, target, material, split, [NOISE], WRONG, recipe)
+
+
+def test_a_picture_is_blended_with_another_one_of_which_it_keeps_the_larger_part(case):
+    target, material, _ = case
+    plain, blended = batches_of(case, blend=0.0), batches_of(case, blend=0.5)
+    with target.opened():
+        pairs = list(zip(plain.epoch(1), blended.epoch(1), strict=True))
+    seeds = torch.cat([material.clean.take(plain.split.clean), material.pool.take(plain.split.pool)]).flatten(1)
+    for alone, mixed in pairs:
+        assert torch.equal(alone.labels, mixed.labels)
+        clean, other = alone.inputs[: plain.n_clean].flatten(1), mixed.inputs[: plain.n_clean].flatten(1)
+        added = other - clean
+        size = added.norm(dim=1)
+        assert (size > 0.1).float().mean() > 0.8
+        # What was added points to another seed, at most half of the way to it.
+        ways = seeds[None] - clean[:, None]
+        share = (ways * added[:, None]).sum(2) / ways.square().sum(2).clamp_min(1e-9)
+        rest = (added[:, None] - share[..., None] * ways).norm(dim=2)
+        nearest = rest.argmin(1)
+        assert float(rest.min(1).values.max()) < 1e-3
+        amount = share[torch.arange(len(share)), nearest][size > 1e-3]
+        assert float(amount.min()) >= 0
+        assert 0.3 < float(amount.max()) <= 0.5
+
+
+def test_the_old_answers_are_those_to_the_inputs_before_they_were_disturbed(case):
+    target, _, _ = case
+    for options in ({"blend": 0.0}, {"blend": 0.5}, {"blend": 0.5, "fresh": 0.0}):
+        made = batches_of(case, **options)
+        with target.opened(), torch.no_grad():
+            batch = next(made.epoch(1))
+            clean = target.forward(batch.inputs[: made.n_clean])
+            agree = target.forward(batch.inputs).argmax(1) == batch.answers.argmax(1)
+        assert torch.allclose(batch.answers[: made.n_clean], clean, atol=1e-4)
+        assert len(batch.answers) == len(batch.inputs)
+        assert agree[: made.n_clean].all()
+        assert not agree[made.n_clean :].all()
+        assert (batch.factor[: made.n_clean] == 3).all()
+        assert (batch.factor[made.n_clean :] == 1).all()
+
+
+def test_an_old_answer_takes_its_share_of_the_place_of_the_label():
+    scores, labels = torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 0])
+    old, share, factor = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.9]), torch.tensor([3.0, 1.0])
+    own, distance = losses(WRONG, scores, labels), distances(WRONG, scores, old)
+    batch = Batch(torch.zeros(2, 1), labels, old, share, factor)
+    loss = mean_loss(lambda outputs, labels: losses(WRONG, outputs, labels), WRONG, scores, batch)
+    expected = [0.5 * own[0] + 0.5 * 3 * distance[0], 0.1 * own[1] + 0.9 * distance[1]]
+    assert float(loss) == pytest.approx(float(torch.stack(expected).mean()))
+    assert float(distances(WRONG, scores, scores).abs().max()) < 1e-6
+
+
+def test_an_old_answer_counts_as_far_as_it_makes_the_label_likely(case):
+    target, material, _ = case
+    labels = (material.clean.labels + 1) % 10
+    wrong = replace(material, clean=material.clean.with_labels(labels))
+    shares = []
+    for each in (material, wrong):
+        made = batches_of((target, each, None), blend=0.0)
+        with target.opened():
+            shares.append(next(made.epoch(1)).share)
+    assert 0.6 < float(shares[0].mean()) <= 0.9
+    assert float(shares[1].mean()) < 0.75 * float(shares[0].mean())  # of the searched seeds, labels are correct
+
+
+def test_the_old_answers_count_for_pictures_of_one_class_each(case):
+    _, material, _ = case
+    assert can_distill(WRONG, material.pool)
+    assert not can_distill(Regression(), material.pool)
+    assert not can_distill(Segmentation(), material.pool)
+    assert not can_distill(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64))))
 
 
 def test_an_epoch_is_reported_with_the_time_that_is_left():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -15,24 +17,24 @@ from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.experiments.retraining.grading import grade
-from themis.experiments.retraining.losses import ideal
+from themis.experiments.retraining.losses import ideal, losses
 from themis.experiments.retraining.material import CHUNK, Material
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.steering import Steering
 from themis.measure.inputs import place
 from themis.measure.tests import Floats, Ints
-from themis.oracle import Motion, Oracle
+from themis.oracle import Changed, Motion, Oracle, Wrong
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.target import Target
 
-FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES = range(101, 108)
+FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES, FOR_BLEND = range(101, 109)
 """Purposes of random numbers; campaigns use smaller numbers."""
 N_HELD = 1_000
 """Searched seeds that are held out, at most, if the recipe does not ask for more."""
 MAX_ANSWERS = 1 << 30
 """Bytes of a model's outputs that are kept, at most."""
-FRESH_CHUNK = 512
-"""Fresh inputs that are created at a time, unless they depend on the weights, which change with each batch."""
+MADE_AT_ONCE = 1024
+"""Inputs that are made at a time, unless they depend on the weights, which change with each batch."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,15 @@ class Disturber:
         self.inputs, self.labels = place(seeds.inputs, target.device), seeds.labels.to(target.device)
 
     def __call__(
-        self, perturbation: Perturbation, rows: Tensor, theta: Tensor, noise_seed: Tensor
+        self,
+        perturbation: Perturbation,
+        rows: Tensor,
+        theta: Tensor,
+        noise_seed: Tensor,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Disturbed inputs of the seeds in `rows`, and their labels."""
-        inputs, labels, oracle = self.inputs[rows], self.labels[rows], self.oracle
+        """Disturbed inputs of the seeds in `rows`, and their labels; `inputs` replace those of the seeds."""
+        inputs, labels, oracle = self.inputs[rows] if inputs is None else inputs, self.labels[rows], self.oracle
         features = self.seeds.features if perturbation.inputs == "table" else None
         with self.target.opened() if perturbation.passes else nullcontext(), torch.no_grad():
             if perturbation.passes:
@@ -137,11 +144,39 @@ class Disturber:
             return disturbed, oracle.move_labels(labels, context.motion) if context.motion else labels
 
 
+def can_distill(oracle: Oracle, seeds: Seeds) -> TypeGuard[Changed | Wrong]:
+    """Whether the old model's answers may count: inputs are pictures that show one class each."""
+    return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
+
+
+class Batch(NamedTuple):
+    """Inputs to train on: clean ones first, then stored disturbed ones, then fresh ones."""
+
+    inputs: Tensor
+    labels: Tensor
+    answers: Tensor
+    """The old model's answers to the inputs before they were disturbed; none if they do not count."""
+    share: Tensor
+    """The share of the loss of each input, `[inputs]`, that compares with these instead of with labels."""
+    factor: Tensor
+    """How much more these count than labels."""
+
+    def rows(self, part: slice) -> Batch:
+        """Some of the inputs."""
+        return Batch(*(values[part] for values in self))
+
+
 class Batches:
-    """The batches of every epoch; all inputs are on the target's device if they fit."""
+    """The batches of every epoch; all inputs are on the target's device if they fit.
+
+    If inputs are pictures that show one class each, the old model's answer to the clean picture counts, as far as it is
+    correct, and pictures are blended with others: the old model has learnt those of its training by heart, and its
+    answers to blended ones say more. For other tasks, labels alone turned out to be as good.
+    """
 
     def __init__(
         self,
+        old: Target,
         target: Target,
         material: Material,
         split: BatchSplit,
@@ -149,8 +184,9 @@ class Batches:
         oracle: Oracle,
         recipe: Recipe,
     ) -> None:
+        """`old`, whose answers count, must be open when batches are made; `target` is the model that is trained."""
         self.recipe, self.split, self.perturbations, self.device = recipe, split, perturbations, target.device
-        self.oracle = oracle
+        self.old, self.oracle = old, oracle
         self.n_clean, self.n_stored, self.n_fresh = recipe.counts()
         self.parts = [
             (Disturber(target, seeds, oracle), rows)
@@ -161,8 +197,11 @@ class Batches:
         self.n_seeds = sum(len(rows) for _, rows in self.parts)
         self.stored = place(material.disturbed, self.device)
         self.labels = material.disturbed_labels.to(self.device)
+        self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
         self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
+        self.has_answers = recipe.distill > 0 and can_distill(oracle, material.pool)
+        self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         n_needed = (
             -(-len(split.disturbed) // n_disturbed) if n_disturbed else 0,
@@ -170,83 +209,52 @@ class Batches:
         )
         self.n = recipe.batches or max(n_needed)
         """Batches per epoch."""
+        is_attack = any(perturbation.passes for perturbation in perturbations)
+        self.n_block = 1 if is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
+        """Batches that are made at once."""
 
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs and labels of an epoch's batches, clean ones first, and the rows of these among the training seeds.
-
-        The first epoch is 1.
-        """
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of an epoch, the first of which is 1."""
         first = (number - 1) * self.n
         clean = self._rows(self.n_seeds, self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
-        stored = self.split.disturbed[stored].to(self.device)
-        fresh_batches = self._fresh(first)
-        for k in range(self.n):
-            inputs, labels, rows = [], [], []
-            for part, places, seeds in self._locate(clean[k].numpy()):
-                inputs.append(part.inputs[seeds.to(self.device)])
-                labels.append(part.labels[seeds.to(self.device)])
-                rows.append(clean[k][torch.from_numpy(places)])
+        for k in range(0, self.n, self.n_block):
+            n = min(self.n_block, self.n - k)
+            block: list[tuple[int, Batch]] = []
+            if self.n_clean:
+                counter = np.arange(n * self.n_clean) + (first + k) * self.n_clean
+                block.append((self.n_clean, self._clean(clean[k : k + n].reshape(-1), counter)))
             if self.n_stored:
-                inputs.append(self.stored[stored[k]])
-                labels.append(self.labels[stored[k]])
+                block.append((self.n_stored, self._stored(stored[k : k + n].reshape(-1))))
             if self.n_fresh:
-                fresh_inputs, fresh_labels = next(fresh_batches)
-                inputs.append(fresh_inputs)
-                labels.append(fresh_labels)
-            yield torch.cat(inputs), torch.cat(labels), torch.cat(rows)
-
-    def clean_answers(self, target: Target) -> Tensor | None:
-        """A model's outputs for all clean seeds that are trained on, by row; None if they are too large to be kept.
-
-        The target must be open.
-        """
-        outputs: list[Tensor] = []
-        with torch.no_grad():
-            for part, rows in self.parts:
-                for chunk in torch.split(rows.to(self.device), CHUNK):
-                    outputs.append(target.forward(part.inputs[chunk]).float())
-                    if outputs[0].nbytes / len(outputs[0]) * self.n_seeds > MAX_ANSWERS:
-                        return None
-        return torch.cat(outputs)
+                counter = np.arange(n * self.n_fresh) + (first + k) * self.n_fresh
+                block.append((self.n_fresh, self._fresh(counter)))
+            for j in range(n):
+                kinds = [made.rows(slice(j * size, (j + 1) * size)) for size, made in block]
+                yield Batch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
         if self.n_fresh and self.recipe.steer:
             self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
 
-    def _locate(self, rows: Ints) -> Iterator[tuple[Disturber, Ints, Tensor]]:
-        """For each part of the training seeds: the part, the places of its seeds in `rows`, and their rows in it."""
-        offset = 0
-        for part, trained in self.parts:
-            places = np.flatnonzero((rows >= offset) & (rows < offset + len(trained)))
-            yield part, places, trained[torch.from_numpy(rows[places] - offset)]
-            offset += len(trained)
+    def _clean(self, rows: Ints, counter: Ints) -> Batch:
+        inputs, labels = self._take(rows)
+        inputs = self._blended(inputs, rows, counter, FOR_CLEAN)
+        return self._weighted(inputs, labels, inputs, rows, is_clean=True)
 
-    def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Tensor:
-        """The rows in each batch of an epoch, `[batches, n_per_batch]`, out of `n`."""
-        if not n_per_batch:
-            return torch.zeros(self.n, 0, dtype=torch.int64)
-        steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
-        return torch.from_numpy(steps).view(self.n, n_per_batch)
+    def _stored(self, rows: Ints) -> Batch:
+        disturbed = self.split.disturbed[torch.from_numpy(rows)]
+        seeds, at = self.stored_seed[disturbed.numpy()], disturbed.to(self.device)
+        return self._weighted(self.stored[at], self.labels[at], None, seeds)
 
-    def _fresh(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """New disturbances for each batch, for several batches at once unless they depend on the weights."""
-        if not self.n_fresh:
-            return
-        is_attack = any(perturbation.passes for perturbation in self.perturbations)
-        n_batches = 1 if is_attack else max(1, FRESH_CHUNK // self.n_fresh)
-        for k in range(0, self.n, n_batches):
-            n = min(n_batches, self.n - k) * self.n_fresh
-            inputs, labels = self._disturb(np.arange(n) + (first + k) * self.n_fresh)
-            yield from zip(torch.split(inputs, self.n_fresh), torch.split(labels, self.n_fresh), strict=True)
-
-    def _disturb(self, counter: Ints) -> tuple[Tensor, Tensor]:
-        """Disturbed inputs and labels: for each counter, a seed, a perturbation and theta are drawn."""
+    def _fresh(self, counter: Ints) -> Batch:
+        """Disturbed inputs: for each counter, a seed, a perturbation and theta are drawn."""
         random_seed = self.recipe.random_seed
         self.steering.fold()
         draws = [rng.uniform(random_seed, purpose, counter) for purpose in (FOR_FRESH_SEEDS, FOR_CASES)]
         row, case = self.steering.choose_rows(draws[0]), self.steering.choose_cases(draws[1])
+        originals = self._blended(self._take(row)[0], row, counter, FOR_FRESH)
         bins = np.zeros((len(counter), self.steering.n_dimensions), dtype=np.int64)
         parts: list[tuple[Ints, Tensor, Tensor]] = []
         for part, places, seeds in self._locate(row):
@@ -259,11 +267,83 @@ class Batches:
                 shares, noise_seed = uniform_shares(perturbation, seed_id, counter[here], random_seed, FOR_FRESH)
                 shares, bins[here, : shares.shape[1]] = self.steering.warp(k, shares)
                 theta = theta_at(perturbation, shares)
-                disturbed = part(perturbation, *(_on(self.device, values) for values in (rows, theta, noise_seed)))
-                parts.append((here, *disturbed))
+                seed, point, noise, place = (_on(self.device, values) for values in (rows, theta, noise_seed, here))
+                parts.append((here, *part(perturbation, seed, point, noise, originals[place])))
         self.steering.expect(row, case, bins)
-        order = torch.from_numpy(np.argsort(np.concatenate([here for here, _, _ in parts]))).to(self.device)
+        return self._weighted(*self._in_order(parts), originals, row)
+
+    def _weighted(
+        self, inputs: Tensor, labels: Tensor, originals: Tensor | None, rows: Ints, is_clean: bool = False
+    ) -> Batch:
+        """Inputs of training seeds with the old model's answers; they are disturbed `originals`, or disturbed seeds."""
+        if not self.has_answers:
+            none = torch.zeros(0, device=self.device)
+            return Batch(inputs, labels, none, none, none)
+        (trust, known), seeds = self._known, _on(self.device, rows)
+        share = self.recipe.distill * trust[seeds]
+        if known is not None and not (self.blend and originals is not None):
+            answers = known[seeds]
+        else:
+            answers = self._ask(self._take(rows)[0] if originals is None else originals)
+        return Batch(inputs, labels, answers, share, torch.full_like(share, 1 + self.recipe.anchor * is_clean))
+
+    def _blended(self, inputs: Tensor, rows: Ints, counter: Ints, purpose: int) -> Tensor:
+        """Each picture with another one blended in, unless the old model answers one of them incorrectly."""
+        if not self.blend or not len(rows):
+            return inputs
+        draws = [rng.uniform(self.recipe.random_seed, FOR_BLEND, purpose, k, counter) for k in range(2)]
+        others = (draws[0] * self.n_seeds).astype(np.int64)
+        trust, _ = self._known
+        amount = self.blend * _on(self.device, draws[1].astype(np.float32))
+        amount = amount * trust[_on(self.device, rows)] * trust[_on(self.device, others)]
+        return torch.lerp(inputs, self._take(others)[0], amount.to(inputs).view(-1, 1, 1, 1))
+
+    @cached_property
+    def _known(self) -> tuple[Tensor, Tensor | None]:
+        """How likely the old model makes the labels of the training seeds, 0..1, and its answers if they fit."""
+        trust, answers, fits = [], [], True
+        for rows in np.array_split(np.arange(self.n_seeds), -(-self.n_seeds // CHUNK)):
+            inputs, labels = self._take(rows)
+            outputs = self._ask(inputs)
+            fits = outputs.nbytes / len(outputs) * self.n_seeds <= MAX_ANSWERS
+            trust.append((-losses(self.oracle, outputs, labels)).exp().float())
+            answers += [outputs] if fits else []
+        return torch.cat(trust), torch.cat(answers) if fits else None
+
+    def _ask(self, inputs: Tensor) -> Tensor:
+        """The old model's answers."""
+        with torch.no_grad():
+            return torch.cat([self.old.forward(chunk).float() for chunk in torch.split(inputs, CHUNK)])
+
+    def _take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of seeds that are trained on."""
+        parts = []
+        for part, places, seeds in self._locate(rows):
+            at = seeds.to(self.device)
+            parts.append((places, part.inputs[at], part.labels[at]))
+        return self._in_order(parts)
+
+    def _in_order(self, parts: list[tuple[Ints, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Inputs and labels by place."""
+        if len(parts) == 1:
+            return parts[0][1:]
+        order = _on(self.device, np.argsort(np.concatenate([places for places, _, _ in parts])))
         return torch.cat([inputs for _, inputs, _ in parts])[order], torch.cat([labels for *_, labels in parts])[order]
+
+    def _locate(self, rows: Ints) -> Iterator[tuple[Disturber, Ints, Tensor]]:
+        """For each part of the training seeds: the part, the places of its seeds in `rows`, and their rows in it."""
+        offset = 0
+        for part, trained in self.parts:
+            places = np.flatnonzero((rows >= offset) & (rows < offset + len(trained)))
+            yield part, places, trained[torch.from_numpy(rows[places] - offset)]
+            offset += len(trained)
+
+    def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Ints:
+        """The rows in each batch of an epoch, `[batches, n_per_batch]`, out of `n`."""
+        if not n_per_batch:
+            return np.zeros((self.n, 0), dtype=np.int64)
+        steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
+        return steps.reshape(self.n, n_per_batch)
 
 
 def _on(device: torch.device, values: Tensor | NDArray[np.float32] | Ints) -> Tensor:

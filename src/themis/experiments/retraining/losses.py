@@ -27,6 +27,8 @@ from themis.target.fingerprint import hash_text
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns a number, or one number per test."""
+TEMPERATURE = 3.0
+"""Class scores are divided by this before they are compared, so that unlikely classes count."""
 
 
 def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -65,24 +67,18 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 
-def measures_distance(oracle: Oracle) -> bool:
-    """Whether the task has a measure of how far an output is from another one."""
-    return isinstance(oracle, Regression | Changed | Wrong | Segmentation)
+def distances(oracle: Changed | Wrong, outputs: Tensor, old: Tensor) -> Tensor:
+    """How far the class scores of each output are from those of an older model, `[tests]`.
 
-
-def distances(oracle: Oracle, outputs: Tensor, old: Tensor) -> Tensor:
-    """How far each output is from that of an older model, `[tests]`; see `measures_distance`.
-
-    Class scores: the Kullback-Leibler divergence. Segmentation maps: its mean over pixels. Numbers: as in `losses`.
+    The Kullback-Leibler divergence at `TEMPERATURE`, times its square, which keeps the size of gradients.
     """
-    if isinstance(oracle, Regression):
-        return losses(oracle, outputs, old)
     logs = [
-        scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float().log_softmax(1)
+        (
+            (scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float()) / TEMPERATURE
+        ).log_softmax(1)
         for scores in (outputs, old)
     ]
-    divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(1)
-    return divergence.reshape(len(divergence), -1).mean(1)
+    return F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(1) * TEMPERATURE**2
 
 
 def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:

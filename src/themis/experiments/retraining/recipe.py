@@ -32,8 +32,10 @@ class Recipe:
         0.5, "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly"
     )
     distill: float = option(
-        4.0, "weight of staying close to the old model's answers to clean inputs where they are better; 0 for none"
+        0.9, "pictures of one class each: share of the loss that compares with the old model's clean answer"
     )
+    anchor: float = option(2.0, "how much more the old answers count for clean pictures than for disturbed ones")
+    blend: float = option(0.5, "share of another picture that is blended into a picture, at most; 0 for none")
     epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
     batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
     batch_size: int = option(64, "inputs per batch")
@@ -64,7 +66,9 @@ class Recipe:
             "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
             "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
             "steer": (0 <= self.steer <= 1, "lie in [0, 1]"),
-            "distill": (0 <= self.distill < math.inf, "be 0 or more"),
+            "distill": (0 <= self.distill <= 1, "lie in [0, 1]"),
+            "anchor": (0 <= self.anchor < math.inf, "be 0 or more"),
+            "blend": (0 <= self.blend <= 0.5, "lie in [0, 0.5]: a picture keeps its label"),
             "epochs": (self.epochs >= 1, "be at least 1"),
             "batches": (self.batches is None or self.batches >= 1, "be at least 1, or None for all inputs"),
             "batch_size": (self.batch_size >= 2, "be at least 2, one clean and one disturbed input"),

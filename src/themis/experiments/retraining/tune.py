@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
 from themis.errors import ModelError, StoreError, first_line
-from themis.experiments.retraining.batches import Batches, hold_out
+from themis.experiments.retraining.batches import Batch, Batches, hold_out
+from themis.experiments.retraining.captured_step import Step, can_capture, capture
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
 from themis.experiments.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
 from themis.experiments.retraining.heldout import HeldOut, HeldOutScore
-from themis.experiments.retraining.losses import Loss, choose_loss, distances, losses, measures_distance, name_loss
+from themis.experiments.retraining.losses import Loss, choose_loss, distances, name_loss
 from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
-from themis.oracle import Oracle
+from themis.measure.captured import CaptureError
+from themis.oracle import Changed, Oracle, Wrong
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits
 from themis.runs.weights import write_weights
@@ -114,12 +116,12 @@ def tune(
     oracle = _settle(oracle, target, material)
     key = training_key(target, material, perturbations, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
     loss = choose_loss(oracle, loss)
-    with trainable_copy(target) as trained:
+    with trainable_copy(target) as trained, target.opened():
         parameters = choose_parameters(trained.module, recipe.layers)
         held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
         sources = list(perturbations.values()) if fresh_from is None else [fresh_from]
-        batches = Batches(trained, material, split, sources, oracle, recipe)
-        training = _Training(target, trained, parameters, batches, held_out, recipe, loss)
+        batches = Batches(target, trained, material, split, sources, oracle, recipe)
+        training = _Training(trained, parameters, batches, held_out, recipe, loss)
         state = None if folder is None else load(folder, key)
         if state is not None:
             try:
@@ -156,7 +158,6 @@ class _Training:
 
     def __init__(
         self,
-        old: Target,
         target: Target,
         parameters: list[nn.Parameter],
         batches: Batches,
@@ -164,29 +165,19 @@ class _Training:
         recipe: Recipe,
         loss: Loss,
     ) -> None:
-        self.old, self.target, self.recipe, self.loss = old, target, recipe, loss
+        self.target, self.recipe, self.loss = target, recipe, loss
         self.batches, self.held_out = batches, held_out
-        self.optimiser, self.parameters = _optimiser(recipe, parameters), parameters
+        self.captures = can_capture(target.module, parameters)
+        self.optimiser, self.parameters = _optimiser(recipe, parameters, self.captures), parameters
+        self.sums = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+        """The sum of each parameter over the steps of an epoch, and of the loss."""
+        self.total = torch.zeros((), dtype=torch.float64, device=target.device)
+        self._chosen_step: Step | None = None
         self.original = take_weights(target.module)
         self.history: list[Epoch] = []
         self.before = HeldOutScore(0.0, 0.0, ())
         self.frontier: list[FrontierPoint] = []
         self.best, self.best_weights = 0, self.original
-
-    @cached_property
-    def _kept_answers(self) -> Tensor | None:
-        """The old model's answers to all clean inputs that are trained on, unless they are too large to be kept."""
-        with self.old.opened():
-            return self.batches.clean_answers(self.old)
-
-    def _old_answers(self, inputs: Tensor, rows: Tensor) -> Tensor:
-        """The old model's answers to clean inputs; none if the task has no measure of staying close to them."""
-        if not self.recipe.distill or not measures_distance(self.batches.oracle):
-            return torch.empty(0, device=self.target.device)
-        if self._kept_answers is not None:
-            return self._kept_answers[rows.to(self.target.device)]
-        with self.old.opened(), torch.no_grad():
-            return self.old.forward(inputs).float()
 
     @property
     def has_epochs_left(self) -> bool:
@@ -243,57 +234,59 @@ class _Training:
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """Train for one epoch; returns the mean loss, and the mean of each parameter over the steps."""
-        sums = [torch.zeros_like(parameter) for parameter in self.parameters]
-        n, total = self.batches.n, torch.zeros((), dtype=torch.float64, device=self.target.device)
+        n = self.batches.n
+        for total in (self.total, *self.sums):
+            total.zero_()
         _training_mode(self.target.module, self.recipe.statistics == "update")
-        for k, (inputs, labels, rows) in enumerate(self.batches.epoch(number)):
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
-            total += self._step(inputs, labels, self._old_answers(inputs[: len(rows)], rows))
-            with torch.no_grad():
-                torch._foreach_add_(sums, [parameter.detach() for parameter in self.parameters])
+        for k, batch in enumerate(self.batches.epoch(number)):
+            self._set_rate(self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n))
+            self.batches.observe(self._choose_step(batch)(batch), batch.labels)
         self.target.module.eval()
-        mean = float(total) / n
+        mean = float(self.total) / n
         if not math.isfinite(mean):
             starts_low = self.recipe.schedule == "one-cycle"
             raise ModelError(
                 f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
                 f"{self.recipe.learning_rate:g}{'' if starts_low else ', or use schedule one-cycle, which starts low'}"
             )
-        return mean, [total / n for total in sums]
+        return mean, [total / n for total in self.sums]
 
-    def _step(self, inputs: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-        """Train on one batch, in as many parts as the recipe says; returns its loss.
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # where the graph finds it
+            else:
+                group["lr"] = rate
 
-        old: the old model's answers to the clean inputs, which come first; none if they do not count.
-        """
-        n, n_clean, recipe = len(inputs), len(old), self.recipe
+    def _choose_step(self, batch: Batch) -> Step:
+        """The training step: as a CUDA graph if it can be captured, which is decided with the first batch."""
+        if self._chosen_step is None:
+            self._chosen_step = self._step
+            if self.captures:
+                sums, device = [self.total, *self.sums], self.target.device
+                with suppress(CaptureError):
+                    self._chosen_step = capture(self._step, batch, self.target.module, self.optimiser, sums, device)
+        return self._chosen_step
+
+    def _step(self, batch: Batch) -> Tensor:
+        """Train on one batch, in as many parts as the recipe says; returns the outputs."""
+        n, recipe = len(batch.inputs), self.recipe
         size = -(-n // recipe.accumulate)
-        total, answers = torch.zeros((), dtype=torch.float64, device=self.target.device), []
+        answers = []
         self.optimiser.zero_grad()
         for first in range(0, n, size):
-            part = inputs[first : first + size]
-            with torch.autocast(self.target.device.type, torch.bfloat16, enabled=recipe.autocast):
-                outputs = self.target.forward(part)
+            part = batch.rows(slice(first, first + size))
+            with torch.autocast(self.target.device.type, torch.bfloat16, recipe.autocast, cache_enabled=False):
+                outputs = self.target.forward(part.inputs)
             outputs = outputs.float() if recipe.autocast else outputs
-            loss = self.loss(outputs, labels[first : first + size]).mean() * (len(part) / n)
-            if (n_kept := min(n_clean - first, len(part))) > 0:
-                kept = slice(first, first + n_kept)
-                loss = loss + recipe.distill * self._distance(outputs[:n_kept], old[kept], labels[kept]) / n_clean
+            loss = mean_loss(self.loss, self.batches.oracle, outputs, part) * (len(part.inputs) / n)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+            self.total += loss.detach()
             answers.append(outputs.detach())
         self.optimiser.step()
-        self.batches.observe(torch.cat(answers), labels)
-        return total
-
-    def _distance(self, outputs: Tensor, old: Tensor, labels: Tensor) -> Tensor:
-        """The distance from the old model's answers to clean inputs where they were better: a sum over inputs."""
-        oracle = self.batches.oracle
-        distance = distances(oracle, outputs, old)
         with torch.no_grad():
-            is_worse = losses(oracle, outputs, labels) > losses(oracle, old, labels)
-        return (distance * is_worse).sum()
+            torch._foreach_add_(self.sums, [parameter.detach() for parameter in self.parameters])
+        return torch.cat(answers)
 
     def state(self) -> State:
         """The state from which a training resumes."""
@@ -311,12 +304,24 @@ class _Training:
     def restore(self, state: State) -> None:
         """Resume from a state."""
         put_weights(self.target.module, state["weights"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        groups = self.optimiser.state_dict()["param_groups"]  # the stored ones may be those of another device
+        self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         self.before = HeldOutScore(**state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]
         self.batches.steering.restore(state["steering"])
         self.frontier = [FrontierPoint(**point) for point in state["frontier"]]
+
+
+def mean_loss(loss: Loss, oracle: Oracle, outputs: Tensor, batch: Batch) -> Tensor:
+    """The mean loss of a batch: from the labels, and from the old model's answers as far as they count."""
+    each = loss(outputs, batch.labels)
+    if not len(batch.answers):
+        return each.mean()
+    assert isinstance(oracle, Changed | Wrong)  # otherwise answers do not count
+    each = each if each.ndim < 2 else each.flatten(1).mean(1)
+    distance = distances(oracle, outputs, batch.answers)
+    return ((1 - batch.share) * each + batch.share * batch.factor * distance).mean()
 
 
 def interpolate(old: dict[str, Tensor], new: dict[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -349,12 +354,17 @@ def _training_mode(module: nn.Module, updates_statistics: bool) -> None:
             submodule.eval()
 
 
-def _optimiser(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    rate, decay = recipe.learning_rate, recipe.weight_decay
+def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -> torch.optim.Optimizer:
+    """The recipe's optimiser; if its step is to be captured, its rate is a tensor, and so is all of its state."""
+    rate: float | Tensor = recipe.learning_rate
+    options: dict[str, Any] = {"weight_decay": recipe.weight_decay}
+    if captures:
+        rate = torch.tensor(recipe.learning_rate, dtype=torch.float32, device=parameters[0].device)
+        options["fused"] = True
     if recipe.optimiser == "sgd":
-        return torch.optim.SGD(parameters, rate, momentum=MOMENTUM, nesterov=True, weight_decay=decay)
+        return torch.optim.SGD(parameters, rate, momentum=MOMENTUM, nesterov=True, **options)
     kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
-    return kind(parameters, rate, weight_decay=decay)
+    return kind(parameters, rate, capturable=captures, **options)
 
 
 @contextmanager
