@@ -17,8 +17,8 @@ CHUNK_ACTIVATIONS = 1 << 24
 """Activations of one chunk on a CPU: 64 MiB of them. Larger chunks do not fit into its caches."""
 CHUNK_LEAST, CHUNK_MOST = 8, 256
 ACCELERATOR_BATCH = 256
-PASS_STEPS, PASS_LEAST, ACCELERATOR_STEP = 8, 8, 32
-"""A pass of fewer tests than a chunk is padded to a multiple of an eighth of the chunk, at least 8; on an accelerator
+PASS_STEPS, PASS_LEAST, ACCELERATOR_STEP = 16, 8, 32
+"""A pass of fewer tests than a chunk is padded to a multiple of a sixteenth of the chunk, at least 8; on an accelerator
 to a multiple of 32."""
 ATTACK_ACTIVATIONS, ATTACK_LEAST = 1 << 17, 16
 """Activations per layer that a block of an attack has on a CPU at least, and its fewest tests. By measurement, chunks
