@@ -392,6 +392,17 @@ def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_litt
     assert losses((0, 10_000), (4500, 90_000))[-1] == pytest.approx(0.045, rel=0.1)  # of all seeds
 
 
+def test_a_clean_score_that_clearly_rises_is_believed():
+    def losses(risen, n_seeds):
+        """The estimates if so large a share of the seeds becomes correct on the way."""
+        return estimate_losses(SHARES, [(-risen * share, risen * share, n_seeds) for share in SHARES])
+
+    assert losses(0.1, 140)[-1] < -0.05
+    assert losses(0.01, 140)[-1] > 0  # one or two seeds may be chance
+    assert losses(0.01, 10_000)[-1] == pytest.approx(-0.01, abs=0.002)
+    assert losses(1.0, 10_000)[-1] == pytest.approx(-1, abs=0.01)
+
+
 def test_the_seeds_that_several_trainings_held_out_count_together():
     def points(fall, n, disturbed):
         falls = [((share * fall, share * fall, n),) * 2 for share in SHARES]

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from themis.experiments.retraining.heldout import HeldOutScore
 
@@ -17,13 +18,18 @@ FEARED_LOSS = (0.007, 0.013)
 """The linear and the cubic part of the clean loss before any seed is measured: together about the most that we saw."""
 SPREADS = (0.006, 0.012)
 """Their standard deviations."""
+UNLEARNT, OPEN_SPREADS = 0.1, (0.1, 0.1)
+"""The probability that the old model has much to learn, and the standard deviations of both parts, around 0, then."""
 CHANGED = 0.03
 """The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
 N_CHANGED = 100
 """How many seeds that share counts as."""
+MOST_EVIDENCE = 500.0
+"""Logarithm of the odds at which nothing is left to decide."""
 ROUNDING = 1e-9
 
 
+Floats = NDArray[np.float64]
 Fall = tuple[float, float, int]
 """The mean fall of the grade of a clean seed, the mean of its square, and the number of seeds."""
 
@@ -79,7 +85,7 @@ def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[floa
     The loss is a smooth curve, a * share + b * share**3: measured frontiers are flat at first and steep at the end. Its
     parameters are the means of their posterior distribution, so the tolerance is compared with the expected loss. An
     answer changes somewhere on the way, so what each step adds is nearly independent of earlier steps, with a variance
-    in proportion to the length of the step.
+    in proportion to the length of the step. Beforehand a loss is feared, unless the old model has much to learn.
     """
     at = np.array(shares)
     powers = np.stack([at, at**3], 1)
@@ -87,12 +93,20 @@ def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[floa
     terms, rises = np.diff(powers, axis=0)[steps], np.diff([mean for mean, _, _ in falls])[steps]
     _, changed, n = falls[-1]
     per_share = changed / max(shares[-1], ROUNDING)
-    variance = (per_share * n + CHANGED * N_CHANGED) / (n + N_CHANGED) / n
-    weights = 1 / (variance * np.diff(at)[steps])
-    prior = 1 / np.square(SPREADS)
-    precision = (terms.T * weights) @ terms + np.diag(prior)
-    parameters = np.linalg.solve(precision, (terms.T * weights) @ rises + prior * FEARED_LOSS)
-    return [float(lost) for lost in powers @ parameters]
+    variance = (per_share * n + CHANGED * N_CHANGED) / (n + N_CHANGED) / n * np.diff(at)[steps]
+    feared, log_feared = _posterior(terms, rises, variance, np.array(FEARED_LOSS), np.array(SPREADS))
+    free, log_free = _posterior(terms, rises, variance, np.zeros(2), np.array(OPEN_SPREADS))
+    odds = UNLEARNT / (1 - UNLEARNT) * np.exp(min(log_free - log_feared, MOST_EVIDENCE))
+    return [float(lost) for lost in powers @ (feared + odds * free) / (1 + odds)]
+
+
+def _posterior(terms: Floats, rises: Floats, variance: Floats, mean: Floats, spread: Floats) -> tuple[Floats, float]:
+    """The mean of normal parameters after `rises`, which are `terms` times them with errors, and the log evidence."""
+    covariance = np.diag(variance) + (terms * spread**2) @ terms.T
+    gap = rises - terms @ mean
+    solved = np.linalg.solve(covariance, gap)
+    log_evidence = -(float(gap @ solved) + float(np.linalg.slogdet(covariance)[1])) / 2
+    return mean + spread**2 * (terms.T @ solved), log_evidence
 
 
 def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[FrontierPoint, ...]:
