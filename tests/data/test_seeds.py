@@ -62,13 +62,14 @@ def test_labels_may_be_missing_or_a_list():
     assert read_seeds((INPUTS, LABELS.tolist())).labels.tolist() == LABELS.tolist()
 
 
-@pytest.mark.parametrize("labels", [torch.rand(20), torch.rand(20, 3), torch.randint(9, (20, 4, 4))], ids=str)
-def test_labels_may_be_numbers_of_any_shape(labels):
+@pytest.mark.parametrize("shape", [(20,), (20, 3), (20, 4, 4)], ids=str)
+def test_labels_may_be_numbers_of_any_shape(shape):
+    labels = torch.rand(shape) if len(shape) < 3 else torch.randint(9, shape)
     for data in ((INPUTS, labels), Items(*zip(INPUTS, labels, strict=True))):
         assert torch.equal(read_seeds(data).labels, labels)
 
 
-@pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), ()], ids=str)
+@pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), ()], ids=["dict", "text", "empty"])
 def test_items_that_are_not_an_input_and_a_label_are_refused(item):
     with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):
         read_seeds(Items(item, item))
