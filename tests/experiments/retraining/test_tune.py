@@ -15,7 +15,7 @@ from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, StoreError, UsageError
 from themis.experiments.retraining import batches
-from themis.experiments.retraining.batches import Batch, Batches, can_distill, hold_out, walk
+from themis.experiments.retraining.batches import Batches, TrainingBatch, can_distill, hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
     FEARED_LOSS,
@@ -496,7 +496,7 @@ def test_an_old_answer_takes_its_share_of_the_place_of_the_label():
     scores, labels = torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 0])
     old, share, factor = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.9]), torch.tensor([3.0, 1.0])
     own, distance = losses(WRONG, scores, labels), distances(WRONG, scores, old)
-    batch = Batch(torch.zeros(2, 1), labels, old, share, factor)
+    batch = TrainingBatch(torch.zeros(2, 1), labels, old, share, factor)
     loss = mean_loss(lambda outputs, labels: losses(WRONG, outputs, labels), WRONG, scores, batch)
     expected = [0.5 * own[0] + 0.5 * 3 * distance[0], 0.1 * own[1] + 0.9 * distance[1]]
     assert float(loss) == pytest.approx(float(torch.stack(expected).mean()))

@@ -149,7 +149,7 @@ def can_distill(oracle: Oracle, seeds: Seeds) -> TypeGuard[Changed | Wrong]:
     return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Inputs to train on: clean ones first, then stored disturbed ones, then fresh ones."""
 
     inputs: Tensor
@@ -161,9 +161,9 @@ class Batch(NamedTuple):
     factor: Tensor
     """How much more these count than labels."""
 
-    def rows(self, part: slice) -> Batch:
+    def rows(self, part: slice) -> TrainingBatch:
         """Some of the inputs."""
-        return Batch(*(values[part] for values in self))
+        return TrainingBatch(*(values[part] for values in self))
 
 
 class Batches:
@@ -213,14 +213,14 @@ class Batches:
         self.n_block = 1 if is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
         """Batches that are made at once."""
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int) -> Iterator[TrainingBatch]:
         """The batches of an epoch, the first of which is 1."""
         first = (number - 1) * self.n
         clean = self._rows(self.n_seeds, self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
         for k in range(0, self.n, self.n_block):
             n = min(self.n_block, self.n - k)
-            block: list[tuple[int, Batch]] = []
+            block: list[tuple[int, TrainingBatch]] = []
             if self.n_clean:
                 counter = np.arange(n * self.n_clean) + (first + k) * self.n_clean
                 block.append((self.n_clean, self._clean(clean[k : k + n].reshape(-1), counter)))
@@ -231,24 +231,24 @@ class Batches:
                 block.append((self.n_fresh, self._fresh(counter)))
             for j in range(n):
                 kinds = [made.rows(slice(j * size, (j + 1) * size)) for size, made in block]
-                yield Batch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
+                yield TrainingBatch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
         if self.n_fresh and self.recipe.steer:
             self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
 
-    def _clean(self, rows: Ints, counter: Ints) -> Batch:
+    def _clean(self, rows: Ints, counter: Ints) -> TrainingBatch:
         inputs, labels = self._take(rows)
         inputs = self._blended(inputs, rows, counter, FOR_CLEAN)
         return self._weighted(inputs, labels, inputs, rows, is_clean=True)
 
-    def _stored(self, rows: Ints) -> Batch:
+    def _stored(self, rows: Ints) -> TrainingBatch:
         disturbed = self.split.disturbed[torch.from_numpy(rows)]
         seeds, at = self.stored_seed[disturbed.numpy()], disturbed.to(self.device)
         return self._weighted(self.stored[at], self.labels[at], None, seeds)
 
-    def _fresh(self, counter: Ints) -> Batch:
+    def _fresh(self, counter: Ints) -> TrainingBatch:
         """Disturbed inputs: for each counter, a seed, a perturbation and theta are drawn."""
         random_seed = self.recipe.random_seed
         self.steering.fold()
@@ -274,18 +274,18 @@ class Batches:
 
     def _weighted(
         self, inputs: Tensor, labels: Tensor, originals: Tensor | None, rows: Ints, is_clean: bool = False
-    ) -> Batch:
+    ) -> TrainingBatch:
         """Inputs of training seeds with the old model's answers; they are disturbed `originals`, or disturbed seeds."""
         if not self.has_answers:
             none = torch.zeros(0, device=self.device)
-            return Batch(inputs, labels, none, none, none)
+            return TrainingBatch(inputs, labels, none, none, none)
         (trust, known), seeds = self._known, _on(self.device, rows)
         share = self.recipe.distill * trust[seeds]
         if known is not None and not (self.blend and originals is not None):
             answers = known[seeds]
         else:
             answers = self._ask(self._take(rows)[0] if originals is None else originals)
-        return Batch(inputs, labels, answers, share, torch.full_like(share, 1 + self.recipe.anchor * is_clean))
+        return TrainingBatch(inputs, labels, answers, share, torch.full_like(share, 1 + self.recipe.anchor * is_clean))
 
     def _blended(self, inputs: Tensor, rows: Ints, counter: Ints, purpose: int) -> Tensor:
         """Each picture with another one blended in, unless the old model answers one of them incorrectly."""

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from themis.experiments.retraining.batches import Batch
+from themis.experiments.retraining.batches import TrainingBatch
 from themis.experiments.retraining.checkpoint import put_weights, take_weights
 from themis.measure.captured import CaptureError
 
-Step = Callable[[Batch], Tensor]
+Step = Callable[[TrainingBatch], Tensor]
 """Trains on a batch; returns the outputs, which are valid until the next step."""
 
 
@@ -34,7 +34,7 @@ def can_capture(module: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
 
 def capture(
     step: Step,
-    batch: Batch,
+    batch: TrainingBatch,
     module: nn.Module,
     optimiser: torch.optim.Optimizer,
     sums: Sequence[Tensor],
@@ -44,7 +44,7 @@ def capture(
 
     sums: what the step adds to, besides the module and the optimiser's state. All of them are left as they were.
     """
-    given = Batch(*(values.clone() for values in batch))
+    given = TrainingBatch(*(values.clone() for values in batch))
     tensors = [*module.parameters(), *module.buffers()]
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
     try:
@@ -69,7 +69,7 @@ def capture(
     raise CaptureError(problem)
 
 
-def _replay(graph: torch.cuda.CUDAGraph, given: Batch, batch: Batch, outputs: Tensor) -> Tensor:
+def _replay(graph: torch.cuda.CUDAGraph, given: TrainingBatch, batch: TrainingBatch, outputs: Tensor) -> Tensor:
     for static, values in zip(given, batch, strict=True):
         static.copy_(values)
     graph.replay()

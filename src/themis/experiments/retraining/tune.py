@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
 from themis.errors import ModelError, StoreError, first_line
-from themis.experiments.retraining.batches import Batch, Batches, hold_out
+from themis.experiments.retraining.batches import Batches, TrainingBatch, hold_out
 from themis.experiments.retraining.captured_step import Step, can_capture, capture
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
@@ -258,7 +258,7 @@ class _Training:
             else:
                 group["lr"] = rate
 
-    def _choose_step(self, batch: Batch) -> Step:
+    def _choose_step(self, batch: TrainingBatch) -> Step:
         """The training step: as a CUDA graph if it can be captured, which is decided with the first batch."""
         if self._chosen_step is None:
             self._chosen_step = self._step
@@ -268,7 +268,7 @@ class _Training:
                     self._chosen_step = capture(self._step, batch, self.target.module, self.optimiser, sums, device)
         return self._chosen_step
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: TrainingBatch) -> Tensor:
         """Train on one batch, in as many parts as the recipe says; returns the outputs."""
         n, recipe = len(batch.inputs), self.recipe
         size = -(-n // recipe.accumulate)
@@ -313,7 +313,7 @@ class _Training:
         self.frontier = [FrontierPoint(**point) for point in state["frontier"]]
 
 
-def mean_loss(loss: Loss, oracle: Oracle, outputs: Tensor, batch: Batch) -> Tensor:
+def mean_loss(loss: Loss, oracle: Oracle, outputs: Tensor, batch: TrainingBatch) -> Tensor:
     """The mean loss of a batch: from the labels, and from the old model's answers as far as they count."""
     each = loss(outputs, batch.labels)
     if not len(batch.answers):
