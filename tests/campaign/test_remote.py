@@ -117,6 +117,13 @@ def test_workers_change_no_bit(case, in_workers, tmp_path):
             np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
+def test_no_test_is_started_in_vain(in_workers):
+    pools = in_workers(2)
+    _run(max_tests=1200, round_size=240, magnitude=0.3)  # later rounds propose uniform and searched tests together
+    assert pools[0].n_hastened > 0
+    assert pools[0].n_discarded == 0
+
+
 def test_a_run_changes_its_executor_when_it_is_resumed(in_workers, tmp_path):
     whole = _run(tmp_path / "whole", max_tests=180)
     _run(tmp_path / "run", max_tests=180, callbacks=[StopAt(1)])

@@ -11,7 +11,7 @@ class InProcessPool:
         self.make, self.loss, self.random = make, loss, random.Random(random_seed)
         self.workers, self.broadcasts = [make() for _ in range(n_workers)], []
         self.waiting, self.done, self.n_calls, self.n_lost, self.n_hastened = {}, {}, 0, 0, 0
-        self.idle_method = None
+        self.n_discarded, self.idle_method = 0, None
 
     @property
     def n_workers(self):
@@ -68,5 +68,6 @@ class InProcessPool:
         return worker
 
     def discard(self, call):
+        self.n_discarded += 1
         self.waiting.pop(call, None)
         self.done.pop(call, None)

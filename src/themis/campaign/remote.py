@@ -134,12 +134,14 @@ class RemoteMeasurer:
             if pending.into.count == 0:  # the others need what it determines
                 return
         ahead: dict[int, _StartedChunk] = {}
+        n_spare = 0
         for portion in upcoming():
-            is_enough = not portion.is_next and len(ahead) >= SPARE * self.pool.n_workers
+            is_enough = not portion.is_next and n_spare >= SPARE * self.pool.n_workers
             if is_enough or portion.into.count == 0:
                 break
             for tests, objective in self._chunks(portion):
                 ahead[int(tests.number[0])] = self._start_chunk(portion, tests, _describe(objective))
+                n_spare += not portion.is_next
         for chunk in self._ahead.values():
             self.pool.discard(chunk.call)
         self._ahead = ahead
