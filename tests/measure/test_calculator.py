@@ -272,6 +272,29 @@ def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():
         calculator.sweep()
 
 
+def test_a_chunk_that_is_halved_while_answers_are_checked_is_compared_with_its_own_shape():
+    class Rounding(nn.Module):
+        """Rounds by the shape, and has room for `most` inputs."""
+
+        most = 1000
+
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+
+        def forward(self, x):
+            if len(x) > self.most:
+                raise MemoryError
+            return self.net(x) * (1 + 1e-3 * len(x))
+
+    calculator = make(Rounding(), n_seeds=300)
+    calculator.sweep()
+    calculator.check_repeats()
+    calculator.target.module.most = calculator.chunk // 2
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        calculator.check_repeats()
+
+
 def test_an_activation_that_overflows_is_named():
     class Overflows(nn.Module):
         def __init__(self):

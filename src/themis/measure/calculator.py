@@ -484,7 +484,7 @@ class Calculator:
         self.passes += 2 * len(rows)
         with torch.no_grad(), fresh_answers(self.target):
             if isinstance(self.target, Target):  # the first chunk again: every row is an independent chance to differ
-                first, second = self._memory.attempt(self._repeat_first_chunk)
+                first, second = self._memory.attempt(partial(self._repeat_first_chunk, self.chunk))
             else:
                 inputs = self._read_inputs(rows)
                 first, second = (self.target.forward(inputs).float() for _ in range(2))
@@ -498,10 +498,15 @@ class Calculator:
                 "such as functional dropout without training=self.training, noise layers or sampling"
             )
 
-    def _repeat_first_chunk(self) -> tuple[Tensor, Tensor]:
-        """The outputs of the first chunk of clean inputs, of the sweep and of another pass."""
+    def _repeat_first_chunk(self, swept: int) -> tuple[Tensor, Tensor]:
+        """The outputs of the first chunk of clean inputs: of the sweep, in chunks of `swept`, and of another pass.
+
+        If the chunk has been halved since, both are of passes of this size: another shape may round differently.
+        """
         rows = padded(torch.arange(min(self.chunk, len(self.inputs)), device=self.device), self.chunk)
-        return self.clean_outputs[rows], self.target.forward(self._read_inputs(rows)).float()
+        inputs = self._read_inputs(rows)
+        outputs = self.target.forward(inputs).float()
+        return self.clean_outputs[rows] if self.chunk == swept else self.target.forward(inputs).float(), outputs
 
     def batch_dependence(self) -> float | None:
         """How much the outputs of an input alone differ from those in a batch, as a share of the largest output.
