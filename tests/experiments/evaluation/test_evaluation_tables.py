@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from themis.experiments.evaluation.claims import LEAST_CELLS, judge_claims, median_interval
-from themis.experiments.evaluation.page import capability_tables, done_tables, fault_tables, model_table
+from themis.experiments.evaluation.page import capability_tables, done_tables, fault_tables, model_table, time_tables
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
@@ -235,15 +235,30 @@ def test_techniques_are_averaged_over_the_same_cells_when_done():
     assert table.notes[0].startswith("Means over 3 cells that have all of these.")
 
 
-def test_a_campaign_until_done_counts_if_all_techniques_have_had_it():
+def record_until_done(technique, campaign, count, **others):
     names = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "coverage", "scc", "fit_seconds")
     seconds = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total")
-    shared = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "stop_reason": "tests"}
+    shared = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "stop_reason": "tests", **others}
+    return {**shared, "technique": technique, "campaign": campaign, **dict.fromkeys((*names, *seconds), count)}
 
-    def record(technique, campaign, count):
-        return {**shared, "technique": technique, "campaign": campaign, **dict.fromkeys((*names, *seconds), count)}
 
-    records = [record("scheduled", 0, 4), record("nc", 0, 2), record("scheduled", 1, 400)]
-    (pair,) = summarise_done(records)
+def test_a_campaign_until_done_counts_if_all_techniques_have_had_it():
+    counts = (("scheduled", 0, 4), ("nc", 0, 2), ("scheduled", 1, 400))
+    (pair,) = summarise_done(record_until_done(*own) for own in counts)
     assert {name: row["tests"] for name, row in pair["techniques"].items()} == {"scheduled": 4, "nc": 2}
     assert pair["ratios"]["scheduled"]["over_best"] == 2
+
+
+def test_times_are_compared_only_in_campaigns_that_all_techniques_had_on_one_machine():
+    one = [record_until_done("scheduled", 0, 4, machine="a"), record_until_done("nc", 0, 2, machine="a")]
+    mixed = [record_until_done("scheduled", 1, 400, machine="a"), record_until_done("nc", 1, 100, machine="b")]
+    (pair,) = summarise_done([*one, *mixed])
+    rows = pair["techniques"]
+    assert {name: (row["tests"], row["timed_tests"]) for name, row in rows.items()} == {
+        "scheduled": (202, 4),
+        "nc": (51, 2),
+    }
+    assert {name: row["seconds_total"] for name, row in rows.items()} == {"scheduled": 4, "nc": 2}
+    assert not list(time_tables(Evaluation({"done": summarise_done(mixed)})))
+    (table,) = time_tables(Evaluation({"done": summarise_done([*one, *mixed])}))
+    assert [row[0::4] for row in table.rows] == [("scheduled", "4.00"), ("nc", "2.00")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -41,6 +42,7 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.run import Run
 from themis.search import choose_policy
 from themis.target.alignment import align_seeds, align_target
+from themis.target.fingerprint import hash_text
 from themis.target.target import Target, as_target
 
 Record = dict[str, Any]
@@ -277,7 +279,7 @@ def _identity(cell: EvaluationCell) -> Record:
 
 
 def _describe_cost(result: Run) -> Record:
-    """Seconds by phase, and the mean sensitivity of the model."""
+    """Seconds by phase, on which machine, and the mean sensitivity of the model."""
     means = result.posterior_means
     seconds = result.seconds
     return {
@@ -285,6 +287,7 @@ def _describe_cost(result: Run) -> Record:
         "seconds_judge": seconds.judge,
         "seconds_search": seconds.search,
         "seconds_total": seconds.total,
+        "machine": hash_text(platform.node())[:8],
         "all_tests": result.rounds[-1].tests,
         "all_passes": result.rounds[-1].passes,
         "mean_sensitivity": None if means is None else float(np.mean(means)),

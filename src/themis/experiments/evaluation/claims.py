@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from themis.experiments.comparison.plan import PAPER
 from themis.experiments.evaluation.cells import RETRAINED
-from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, with_times
 from themis.experiments.evaluation.theory import CLOSE, count_reached, describe_shares, list_shares
 from themis.experiments.evaluation.truth_tables import SHARES
 from themis.experiments.table import Table, plural
@@ -288,7 +288,7 @@ def _count_trainings(retraining: list[Record]) -> str:
 
 def _time(done: list[Record]) -> Iterator[Claim]:
     """Time until done, relative to the mean of the four baselines."""
-    whole = [pair["techniques"] for pair in done if set(BASELINES) <= set(pair["techniques"])]
+    whole = [pair["techniques"] for pair in with_times(done) if set(BASELINES) <= set(pair["techniques"])]
     ratios = {
         technique: [
             row[technique]["seconds_total"] / mean(row[name]["seconds_total"] for name in BASELINES)
@@ -343,10 +343,10 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
 
 
 def _judging(variants: list[Record], one: str, other: str) -> list[float]:
-    """The seconds per test that one variant takes to judge, relative to another, in cells that have both."""
-    seconds: dict[tuple[str, str], dict[str, float]] = {}
+    """The seconds per test that one variant takes to judge, relative to another on the same machine, by cell."""
+    seconds: dict[tuple[str, str, str | None], dict[str, float]] = {}
     for record in variants:
-        cell = seconds.setdefault((record["model"], record["perturbation"]), {})
+        cell = seconds.setdefault((record["model"], record["perturbation"], record.get("machine")), {})
         cell[record["technique"]] = record["seconds_judge"] / record["tests"]
     return [cell[one] / cell[other] for cell in seconds.values() if {one, other} <= set(cell)]
 

@@ -213,7 +213,8 @@ def _correlate_sensitivity(rates: Record, cells: dict[EvaluationCell, Record]) -
 def summarise_done(records: Iterable[Record]) -> list[Record]:
     """By model and perturbation, each technique when it was done: means over magnitudes and campaigns.
 
-    Only magnitudes and campaigns count that all techniques have had, so that they are compared on the same ones.
+    Only magnitudes and campaigns count that all techniques have had, so that they are compared on the same ones, and
+    for times only those that all techniques had on one machine.
     """
     by_pair: dict[tuple[str, str], dict[tuple[float, int], list[Record]]] = {}
     for record in records:
@@ -222,10 +223,16 @@ def summarise_done(records: Iterable[Record]) -> list[Record]:
     summaries = []
     for (model, perturbation), campaigns in by_pair.items():
         most = max(map(len, campaigns.values()))
+        whole = [own for own in campaigns.values() if len(own) == most]
         techniques: dict[str, list[Record]] = {}
-        for record in (record for own in campaigns.values() if len(own) == most for record in own):
+        for record in (record for own in whole for record in own):
             techniques.setdefault(record["technique"], []).append(record)
-        rows = {name: _describe_done(own) for name, own in techniques.items()}
+        timed = [own for own in whole if len({record.get("machine") for record in own}) == 1]
+        rows = {
+            name: _describe_done(own)
+            | _describe_times([record for group in timed for record in group if record["technique"] == name])
+            for name, own in techniques.items()
+        }
         found = {name: row["distinct_faults"] for name, row in rows.items()}
         summaries.append(
             {
@@ -241,10 +248,23 @@ def summarise_done(records: Iterable[Record]) -> list[Record]:
 
 def _describe_done(records: list[Record]) -> Record:
     names = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "coverage", "scc")
-    seconds = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total", "fit_seconds")
     reasons = [str(record["stop_reason"]) for record in records]
     return {
-        **{name: float(np.mean([record[name] for record in records])) for name in (*names, *seconds)},
+        **{name: float(np.mean([record[name] for record in records])) for name in names},
         "stops": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
         "campaigns": len(records),
     }
+
+
+def _describe_times(records: list[Record]) -> Record:
+    """Mean seconds by phase, and the tests that they are for; nothing if no campaign can be compared by its time."""
+    if not records:
+        return {}
+    names = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total", "fit_seconds")
+    means = {name: float(np.mean([record[name] for record in records])) for name in names}
+    return {**means, "timed_tests": float(np.mean([record["tests"] for record in records]))}
+
+
+def with_times(done: Iterable[Record]) -> list[Record]:
+    """The cells whose techniques can be compared by their time."""
+    return [pair for pair in done if all("seconds_total" in row for row in pair["techniques"].values())]
