@@ -9,6 +9,7 @@ fold = Extension(
     extra_compile_args=[
         *("-O3", "-fopenmp", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
     ],
+    libraries=["m"],
     optional=True,
 )
 setup(ext_modules=[fold])

@@ -146,14 +146,14 @@ def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall()
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
-    before = values(policy.state, where, 1, spreads_above(policy.state, where))[:, 0]
+    before = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
     held = where.margin.copy()
     held[50:] -= 3  # to 0..2, while the other half stays at 1..3
     for _ in range(10):
         # As if the policy had proposed them.
         policy.state["first"], policy.state["spreads"] = np.array(0), spreads_above(policy.state, where)
         policy.observe(every, results(every, held))
-    after = values(policy.state, where, 1, spreads_above(policy.state, where))[:, 0] * (
+    after = values(policy.state, where, 1, spreads_above(policy.state, where))[0] * (
         EDGE + kept_margin(policy.state, where)
     )
     before *= 1 + EDGE
@@ -172,7 +172,7 @@ def test_scheduled_learns_what_a_margin_is_worth():
         policy.observe(tests, results(tests, np.where(noise.random(300) < 0.8, -1.0, 1.0)))
     fresh = policy.state["tests"] == 0
     assert fresh.any()
-    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[:, 0]
+    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
     assert 0.6 < worth[fresh].mean() / (1 + FIRST_FAULT) < 0.95  # though their clean margins are large
     assert worth[fresh].mean() > 2 * worth[policy.state["faults"] > 0].mean()  # whose next fault may be the same
 
@@ -185,7 +185,7 @@ def test_scheduled_ignores_the_rate_of_the_uniform_stream_and_keeps_its_faults()
     policy.observe(weak, results(weak, np.where(np.arange(10) == 3, -1.0, 5.0)))
     np.testing.assert_array_equal(spreads_above(policy.state, where), before)
     assert policy.state["faults"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[:, 0]
+    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
     assert worth[3] < worth[2:5:2].min()  # its next fault may be the same
 
 

@@ -9,7 +9,7 @@
 /* Number of the names and arguments of the functions in this file; native.py refuses a library with another one. */
 int32_t themis_interface(void)
 {
-    return 1;
+    return 2;
 }
 
 #define BLOCK 1024 /* neurons whose sums stay in the first-level cache */
@@ -275,6 +275,12 @@ static inline __attribute__((always_inline)) uint64_t mixed(uint64_t state)
     return state ^ state >> 31;
 }
 
+/* A uniform number in [0, 1) from a hash. */
+static inline __attribute__((always_inline)) double uniform_of(uint64_t hash)
+{
+    return (double)(int64_t)(hash >> 11) * 0x1p-53;
+}
+
 /* A hash of n_words integers for each of [n_rows, n]: the same steps as `mix` in rng.py, with the same results.
  *
  * words[w] is the address of the first integer of a word, which is found across[w] integers further in the next column
@@ -309,7 +315,7 @@ void themis_mix(uint64_t prefix, const uint64_t *const *words, const int64_t *ac
             int64_t first = row * next_row + start * next_column;
             if (is_uniform)
                 for (int64_t j = 0; j < size; j++)
-                    ((double *)out)[first + j * next_column] = (double)(int64_t)(state[j] >> 11) * 0x1p-53;
+                    ((double *)out)[first + j * next_column] = uniform_of(state[j]);
             else
                 for (int64_t j = 0; j < size; j++)
                     ((int64_t *)out)[first + j * next_column] = (int64_t)(state[j] >> 1);
@@ -502,5 +508,486 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
             varied[start + j] = (uint8_t)has_varied[j];
         }
     }
+}
+#pragma GCC pop_options
+
+/* The arithmetic of the search: the same steps as in search/chances.py and search/kinds.py, with the same constants.
+ *
+ * Sums are added in the order of the tests, so that they are the same on every CPU. */
+#define MEMORY 1500.0
+#define LEAST_PRECISION 1e-6
+#define DOUBT 20.0
+#define WORTH 5.0
+#define KIN 5.0
+#define CLEAN_WORTH 0.25
+#define FIRST_FAULT 1.0
+#define MOST_FAULTS 32
+#define MOST_ONCE 16
+
+#pragma GCC push_options
+#pragma GCC optimize("no-associative-math", "fp-contract=off")
+
+static inline double at_most(double x, double most)
+{
+    return x > most ? most : x; /* NaN stays NaN, here and below */
+}
+
+static inline double at_least(double x, double least)
+{
+    return x < least ? least : x;
+}
+
+static double logistic(double x)
+{
+    return 1.0 / (exp(-at_least(at_most(x, 30.0), -30.0)) + 1.0);
+}
+
+static double sum(const double *numbers, int64_t n)
+{
+    double total = 0.0;
+    for (int64_t j = 0; j < n; j++)
+        total += numbers[j];
+    return total;
+}
+
+static int are_below(const int64_t *indices, int64_t n, int64_t end)
+{
+    int are = 1;
+    for (int64_t j = 0; j < n; j++)
+        are &= (uint64_t)indices[j] < (uint64_t)end;
+    return are;
+}
+
+/* What is known of the seeds [n_seeds] and of their clean answers [n_answers]. */
+struct seeds {
+    int64_t n_seeds, n_answers;
+    const float *clean; /* margins */
+    const int64_t *kin; /* numbers of clean answers */
+    int64_t *tests, *broke, *faults, *once;
+    double *total_margin;
+    double *fallen, *frail;               /* [2, n_answers] */
+    double *curve, *precision, *surprise; /* [2], [2, 2], [] */
+    double *met, *new;                    /* [MOST_FAULTS, MOST_ONCE] */
+};
+
+/* Where seeds with so many faults, and outcomes seen once, are found in `met` and `new`. */
+static inline int64_t cell_of(int64_t faults, int64_t once)
+{
+    faults = faults < 0 ? 0 : faults < MOST_FAULTS ? faults : MOST_FAULTS - 1;
+    once = once < 0 ? 0 : once < MOST_ONCE ? once : MOST_ONCE - 1;
+    return faults * MOST_ONCE + once;
+}
+
+static double frailty(const struct seeds *s, int64_t answer)
+{
+    return log((s->frail[answer] + KIN) / (s->frail[s->n_answers + answer] + KIN));
+}
+
+/* The mean margin of a seed; usual is the usual loss of margin. */
+static inline double expected(const struct seeds *s, int64_t seed, double usual)
+{
+    int64_t answer = s->kin[seed];
+    double fall = (s->fallen[s->n_answers + answer] + DOUBT * usual) / (s->fallen[answer] + DOUBT);
+    double first = CLEAN_WORTH * (s->clean[seed] - fall);
+    return (first + s->total_margin[seed]) / (CLEAN_WORTH + (double)s->tests[seed]);
+}
+
+static double usual_fall(const struct seeds *s)
+{
+    return sum(s->fallen + s->n_answers, s->n_answers) / at_least(sum(s->fallen, s->n_answers), 1.0);
+}
+
+/* Learns from n_tests tests of the search stream: `learn_margins` in search/chances.py.
+ *
+ * spreads: as predicted for the tests; shortfall receives how much lower than expected the margins were. Returns 0,
+ * or 1 if a position is no seed or a number no answer; nothing has changed then. */
+int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64_t *position, const uint8_t *is_fault,
+                             const float *margins, const double *spreads, double *shortfall)
+{
+    if (!are_below(position, n_tests, s->n_seeds) || !are_below(s->kin, s->n_seeds, s->n_answers))
+        return 1;
+    double fading = exp(-(double)n_tests / MEMORY), before[2] = {s->curve[0], s->curve[1]};
+    double first = before[0], second = before[1], c11 = 0.0, c12 = 0.0, c22 = 0.0;
+    double p11 = at_least(fading * s->precision[0], LEAST_PRECISION), p12 = fading * s->precision[1];
+    double p22 = at_least(fading * s->precision[3], LEAST_PRECISION), *frailties = shortfall;
+    for (int64_t t = 0; t < n_tests; t++)
+        frailties[t] = frailty(s, s->kin[position[t]]);
+    for (int64_t step = 0; step < 4; step++) { /* of Newton's method */
+        double slope1 = 0.0, slope2 = 0.0;
+        c11 = c12 = c22 = 0.0;
+        for (int64_t t = 0; t < n_tests; t++) {
+            double chance = logistic(first + second * spreads[t] + frailties[t]);
+            double missed = (double)is_fault[t] - chance, weight = chance * (1.0 - chance);
+            slope1 += missed;
+            slope2 += missed * spreads[t];
+            c11 += weight;
+            c12 += weight * spreads[t];
+            c22 += weight * spreads[t] * spreads[t];
+        }
+        slope1 -= p11 * (first - before[0]) + p12 * (second - before[1]);
+        slope2 -= p12 * (first - before[0]) + p22 * (second - before[1]);
+        c11 += p11;
+        c12 += p12;
+        c22 += p22;
+        double ratio = c12 / c11, move = (slope2 - ratio * slope1) / at_least(c22 - ratio * c12, LEAST_PRECISION);
+        first += at_most(at_least((slope1 - c12 * move) / c11, -2.0), 2.0);
+        second += at_most(at_least(move, -2.0), 2.0);
+    }
+    s->curve[0] = first;
+    s->curve[1] = second;
+    s->precision[0] = c11;
+    s->precision[1] = s->precision[2] = c12;
+    s->precision[3] = c22;
+    float limit = 0.0f;
+    for (int64_t j = 0; j < s->n_seeds; j++)
+        limit = fabsf(s->clean[j]) > limit ? fabsf(s->clean[j]) : limit;
+    for (int64_t j = 0; j < 2 * s->n_answers; j++)
+        s->frail[j] *= fading;
+    for (int64_t t = 0; t < n_tests; t++) {
+        int64_t answer = s->kin[position[t]];
+        float margin = (float)at_most(at_least(margins[t], -limit), limit); /* an extreme output counts as one fault */
+        s->frail[answer] += is_fault[t];
+        s->frail[s->n_answers + answer] += logistic(first + second * spreads[t]);
+        s->fallen[answer] += 1.0;
+        s->fallen[s->n_answers + answer] += s->clean[position[t]] - margin;
+    }
+    double usual = usual_fall(s), surprise = 0.0;
+    for (int64_t t = 0; t < n_tests; t++) {
+        double doubt = 1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[position[t]]);
+        double margin = at_most(at_least(margins[t], -limit), limit);
+        shortfall[t] = expected(s, position[t], usual) - margin;
+        surprise += shortfall[t] * shortfall[t] / doubt;
+    }
+    *s->surprise += surprise;
+    double variance = *s->surprise / sum(s->fallen, s->n_answers);
+    for (int64_t t = 0; t < n_tests; t++) {
+        double doubt = 1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[position[t]]);
+        shortfall[t] /= at_least(sqrt(variance * doubt), 1e-12);
+    }
+    for (int64_t t = 0; t < n_tests; t++) {
+        s->total_margin[position[t]] += at_most(at_least(margins[t], -limit), limit);
+        s->tests[position[t]]++;
+        s->broke[position[t]] += is_fault[t];
+    }
+    return 0;
+}
+
+/* Learns from n faults: `learn_faults` in search/chances.py.
+ *
+ * key [n]: a number per seed and outcome; order [n]: sorts them, and keeps the order of equal ones. known, times
+ * [n_known]: the keys known before, ascending, and how often each was seen; together they receive those of the n faults
+ * in merged, merged_times [n_known + n]. change [n]: zeros, overwritten. first [n] receives the first fault of each new
+ * key. Returns how many keys are new, or -1 if a position is no seed; nothing has changed then. */
+int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, const int64_t *position,
+                            const int64_t *key, const int64_t *order, const int64_t *known, const int64_t *times,
+                            int64_t *merged, int64_t *merged_times, int64_t *change, int64_t *first)
+{
+    if (!are_below(position, n, s->n_seeds) || !are_below(order, n, n))
+        return -1;
+    int64_t i = 0, n_new = 0;
+    for (int64_t t = 0; t < n; t++)
+        s->met[cell_of(s->faults[position[t]], s->once[position[t]])]++;
+    for (int64_t g = 0, end; g < n; g = end) { /* faults with the same key */
+        int64_t fault = order[g];
+        for (end = g + 1; end < n && key[order[end]] == key[fault];)
+            end++;
+        for (; i < n_known && known[i] < key[fault]; i++) {
+            merged[i + n_new] = known[i];
+            merged_times[i + n_new] = times[i];
+        }
+        merged[i + n_new] = key[fault];
+        merged_times[i + n_new] = end - g;
+        if (i < n_known && known[i] == key[fault]) {
+            change[fault] = -(times[i] == 1);
+            merged_times[i + n_new] += times[i];
+            i++;
+        } else {
+            s->new[cell_of(s->faults[position[fault]], s->once[position[fault]])]++;
+            change[fault] = end - g == 1;
+            first[n_new++] = fault;
+        }
+    }
+    for (; i < n_known; i++) {
+        merged[i + n_new] = known[i];
+        merged_times[i + n_new] = times[i];
+    }
+    for (int64_t t = 0; t < n; t++) {
+        s->once[position[t]] += change[t];
+        s->faults[position[t]]++;
+    }
+    return n_new;
+}
+
+/* How many standard deviations above 0 each seed's next margin is expected to be: `spreads_above` in search/chances.py.
+ *
+ * first_spread is the standard deviation before the first test. Returns 0, or 1 if a number is no answer. */
+int32_t themis_spreads(const struct seeds *s, double first_spread, double *spreads)
+{
+    if (!are_below(s->kin, s->n_seeds, s->n_answers))
+        return 1;
+    double n = sum(s->fallen, s->n_answers), usual = usual_fall(s);
+    double spread = at_least(n > 0.0 ? sqrt(*s->surprise / n) : first_spread, 1e-12);
+    for (int64_t j = 0; j < s->n_seeds; j++) {
+        double doubt = sqrt(1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[j]));
+        spreads[j] = at_most(at_least(expected(s, j, usual) / (spread * doubt), -6.0), 6.0);
+    }
+    return 0;
+}
+
+/* The chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `_worth` in search/chances.py.
+ *
+ * Returns 0, or 1 if a number is no answer. */
+int32_t themis_worth(const struct seeds *s, int64_t depth, const double *spreads, double *frailties, double *worth)
+{
+    if (!are_below(s->kin, s->n_seeds, s->n_answers))
+        return 1;
+    for (int64_t answer = 0; answer < s->n_answers; answer++)
+        frailties[answer] = frailty(s, answer);
+    for (int64_t j = 0; j < s->n_seeds; j++) {
+        double read = logistic(s->curve[0] + s->curve[1] * spreads[j] + frailties[s->kin[j]]);
+        double known = WORTH + (double)s->tests[j], chance = (WORTH * read + (double)s->broke[j]) / known;
+        for (int64_t k = 0; k < depth; k++) {
+            double faults = rint((double)s->faults[j] + (double)k * chance);
+            int64_t cell = cell_of(faults < MOST_FAULTS ? (int64_t)faults : MOST_FAULTS, s->once[j]);
+            double prior = DOUBT / 2 * (1.0 / (1.0 + (double)(cell / MOST_ONCE)));
+            double is_new = (s->new[cell] + prior) / (s->met[cell] + DOUBT / 2);
+            worth[k * s->n_seeds + j] = chance * known / (known + (double)k * (1.0 - chance)) *
+                                        (cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new);
+        }
+    }
+    return 0;
+}
+
+/* The value of a polynomial whose n coefficients start with that of the highest power. */
+static inline __attribute__((always_inline)) double polynomial(const double *coefficients, int64_t n, double x)
+{
+    double value = coefficients[0];
+    for (int64_t k = 1; k < n; k++)
+        value = value * x + coefficients[k];
+    return value;
+}
+
+/* Quantiles of the standard normal distribution between its quantiles of 13.5% and 86.5%, and below: those of Cephes. */
+static inline __attribute__((always_inline)) double central_quantile(double chance)
+{
+    static const double P[] = {-5.99633501014107895267E1, 9.80010754185999661536E1, -5.66762857469070293439E1,
+                               1.39312609387279679503E1, -1.23916583867381258016E0};
+    static const double Q[] = {1.0, 1.95448858338141759834E0, 4.67627912898881538453E0, 8.63602421390890590575E1,
+                               -2.25462687854119370527E2, 2.00260212380060660359E2, -8.20372256168333339912E1,
+                               1.59056225126211695515E1, -1.18331621121330003142E0};
+    double y = chance - 0.5, square = y * y;
+    return (y + y * (square * polynomial(P, 5, square) / polynomial(Q, 9, square))) * 2.50662827463100050242;
+}
+
+static double tail_quantile(double chance)
+{
+    static const double P[] = {4.05544892305962419923E0, 3.15251094599893866154E1, 5.71628192246421288162E1,
+                               4.40805073893200834700E1, 1.46849561928858024014E1, 2.18663306850790267539E0,
+                               -1.40256079171354495875E-1, -3.50424626827848203418E-2, -8.57456785154685413611E-4};
+    static const double Q[] = {1.0, 1.57799883256466749731E1, 4.53907635128879210584E1, 4.13172038254672030440E1,
+                               1.50425385692907503408E1, 2.50464946208309415979E0, -1.42182922854787788574E-1,
+                               -3.80806407691578277194E-2, -9.33259480895457427372E-4};
+    double x = sqrt(-2.0 * log(chance)), z = 1.0 / x;
+    return -(x - log(x) / x - z * polynomial(P, 9, z) / polynomial(Q, 9, z));
+}
+
+#define TAIL 0.13533528323661269189 /* exp(-2) */
+#define RARE 1e-9
+
+/* The kind with the largest sampled return for each test: `choose_kinds` in search/kinds.py.
+ *
+ * mean, certainty [n]: of the logarithm of each kind's return; prefix: the hash of the words before the kind and the
+ * number of a test. plain, best [n_tests] receive the best of the first n_plain kinds, and of all. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int64_t n, const double *mean,
+                         const double *certainty, const int64_t *number, int64_t *plain, int64_t *best)
+{
+    for (int64_t start = 0; start < n_tests; start += WORDS) {
+        int64_t size = n_tests - start < WORDS ? n_tests - start : WORDS;
+        double draw[WORDS], score[WORDS], highest[WORDS];
+        for (int64_t k = 0; k < n; k++) {
+            uint64_t shared = mixed(prefix ^ (uint64_t)k);
+            for (int64_t t = 0; t < size; t++) {
+                draw[t] = uniform_of(mixed(shared ^ (uint64_t)number[start + t]));
+                draw[t] = at_most(at_least(draw[t], RARE), 1.0 - RARE);
+                score[t] = central_quantile(draw[t]);
+            }
+            for (int64_t t = 0; t < size; t++) {
+                if (draw[t] <= TAIL)
+                    score[t] = tail_quantile(draw[t]);
+                else if (draw[t] > 1.0 - TAIL)
+                    score[t] = -tail_quantile(1.0 - draw[t]);
+                score[t] = score[t] / certainty[k] + mean[k];
+                if (k == 0 || score[t] > highest[t]) {
+                    highest[t] = score[t];
+                    best[start + t] = k;
+                }
+            }
+            if (k + 1 == n_plain)
+                for (int64_t t = 0; t < size; t++)
+                    plain[start + t] = best[start + t];
+        }
+    }
+}
+/* The n largest of the numbers [depth, n_seeds], after each seed's are raised by up to a millionth: `_choose_seeds` in
+ * search/scheduled.py. prefix: the hash of the words before the number of a seed. numbers, scratch are overwritten;
+ * position [n] receives the columns, ascending. */
+void themis_choose_seeds(uint64_t prefix, int64_t n_seeds, int64_t depth, int64_t n, double *numbers, double *scratch,
+                         int64_t *position)
+{
+    for (int64_t j = 0; j < n_seeds; j++) {
+        double factor = 1.0 + 1e-6 * uniform_of(mixed(prefix ^ (uint64_t)j));
+        for (int64_t k = 0; k < depth; k++)
+            scratch[k * n_seeds + j] = numbers[k * n_seeds + j] *= factor;
+    }
+    int64_t low = 0, high = n_seeds * depth - 1;
+    while (low < high) { /* Hoare's selection: number n - 1 in descending order finds its place */
+        double pivot = scratch[(low + high) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (scratch[i] > pivot)
+                i++;
+            while (pivot > scratch[j])
+                j--;
+            if (i <= j) {
+                double other = scratch[i];
+                scratch[i++] = scratch[j];
+                scratch[j--] = other;
+            }
+        }
+        if (n - 1 <= j)
+            high = j;
+        else if (n - 1 >= i)
+            low = i;
+        else
+            break;
+    }
+    double least = scratch[n - 1];
+    int64_t found = 0, n_equal = n;
+    for (int64_t j = 0; j < n_seeds * depth; j++)
+        n_equal -= numbers[j] > least;
+    for (int64_t j = 0; j < n_seeds; j++)
+        for (int64_t k = 0; k < depth && found < n; k++) {
+            double number = numbers[k * n_seeds + j];
+            if (number > least || (number == least && n_equal-- > 0))
+                position[found++] = j;
+        }
+}
+
+/* The kinds of proposals; the same as in search/kinds.py. */
+enum { CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM };
+
+/* The uses of random numbers, and the shares of the range; the same as in search/scheduled.py. */
+enum { FOR_BORROWED = -1, FOR_DIMENSION = -2, FOR_STEP = -5, FOR_LEAD = -7, FOR_LEADING = -8, FOR_MOVE = -9 };
+#define SEARCH_STREAM 1
+#define JITTER (1.0 / 64)
+#define LEADS 10
+
+/* The box of theta, [n_dimensions] each, and where thetas are taken from. */
+struct thetas {
+    int64_t n_seeds, n_dimensions, n_faults;
+    const float *low, *high, *identity, *reach;
+    const int64_t *answer;               /* [n_seeds], the clean answers */
+    const float *clean, *margin, *best;  /* [n_seeds]: clean and smallest margins; and thetas [n_seeds, n_dimensions] */
+    const float *fault_theta;            /* [n_faults, n_dimensions] */
+    const int64_t *order, *fault_answer; /* [n_faults]: the faults by their seeds' clean answers; these answers */
+};
+
+static inline double drawn(uint64_t prefix, int64_t use, int64_t number)
+{
+    return uniform_of(mixed(mixed(prefix ^ (uint64_t)use) ^ (uint64_t)number));
+}
+
+/* Where `value` would be inserted into n ascending numbers, before equal ones, or after them. */
+static int64_t insertion(const int64_t *numbers, int64_t n, int64_t value, int is_after)
+{
+    int64_t low = 0;
+    while (n > 0) {
+        int64_t half = n / 2;
+        if (is_after ? numbers[low + half] <= value : numbers[low + half] < value) {
+            low += half + 1;
+            n -= half + 1;
+        } else
+            n = half;
+    }
+    return low;
+}
+
+/* The seeds that have kept the smallest shares of their margins; returns how many. */
+static int64_t find_leads(const struct thetas *s, int64_t *leads)
+{
+    float kept[LEADS];
+    int64_t n = 0;
+    for (int64_t j = 0; j < s->n_seeds; j++) {
+        float share = s->margin[j] / (s->clean[j] < 1e-12f ? 1e-12f : s->clean[j]);
+        if (n == LEADS && !(share < kept[n - 1]))
+            continue;
+        int64_t k = n < LEADS ? n++ : n - 1;
+        for (; k > 0 && share < kept[k - 1]; k--) {
+            kept[k] = kept[k - 1];
+            leads[k] = leads[k - 1];
+        }
+        kept[k] = share;
+        leads[k] = j;
+    }
+    return n;
+}
+
+static inline float inside(const struct thetas *s, int64_t d, double theta)
+{
+    float moved = (float)theta;
+    moved = moved < s->low[d] ? s->low[d] : moved;
+    return moved > s->high[d] ? s->high[d] : moved;
+}
+
+/* Theta of each test by its kind, theta [n_tests, n_dimensions]: `_thetas` in search/scheduled.py.
+ *
+ * for_pick, for_theta: the hashes of the words before a use, or a dimension. Ascents start as thetas of the kind NEAR.
+ * Returns 0, or 1 if an index is wrong. */
+int32_t themis_thetas(const struct thetas *s, uint64_t for_pick, uint64_t for_theta, int64_t n_tests,
+                      const int64_t *chosen, const int64_t *position, const int64_t *number, float *theta)
+{
+    int64_t n = s->n_dimensions, leads[LEADS], n_leads = find_leads(s, leads);
+    if (!are_below(position, n_tests, s->n_seeds) || !are_below(s->order, s->n_faults, s->n_faults))
+        return 1;
+    for (int64_t t = 0; t < n_tests; t++, theta += n) {
+        const float *from = s->best + position[t] * n;
+        double step = 0.0;
+        int64_t flipped = chosen[t] <= SWEEP ? n : -1; /* the dimension that goes to a bound; n stands for all */
+        if (chosen[t] == BORROWED && s->n_faults) {
+            int64_t low = insertion(s->fault_answer, s->n_faults, s->answer[position[t]], 0);
+            int64_t high = insertion(s->fault_answer, s->n_faults, s->answer[position[t]], 1);
+            if (low == high) {
+                low = 0;
+                high = s->n_faults;
+            }
+            low += (int64_t)(drawn(for_pick, FOR_BORROWED, number[t]) * (double)(high - low));
+            from = s->fault_theta + s->order[low] * n;
+            step = JITTER;
+        } else if (chosen[t] == NEAR || chosen[t] > UNIFORM) {
+            int64_t lead = leads[(int64_t)(drawn(for_pick, FOR_LEAD, number[t]) * (double)n_leads)];
+            if (drawn(for_pick, FOR_LEADING, number[t]) < 0.5)
+                from = s->best + lead * n;
+            step = exp2(-(1.0 + 5.0 * drawn(for_pick, FOR_STEP, number[t])));
+        } else if (chosen[t] == FLIP)
+            flipped = (int64_t)(drawn(for_pick, FOR_DIMENSION, number[t]) * (double)n);
+        for (int64_t d = 0; d < n; d++) {
+            theta[d] = from[d];
+            if (flipped == n || flipped == d) {
+                int is_up = s->low[d] == s->identity[d] || /* a bound that is the identity is none */
+                            (s->high[d] != s->identity[d] && drawn(for_pick, d, number[t]) < 0.5);
+                theta[d] = is_up ? s->high[d] : s->low[d];
+            } else if (chosen[t] == UNIFORM) {
+                uint64_t hash = mixed(mixed(for_theta ^ (uint64_t)d) ^ SEARCH_STREAM);
+                theta[d] = inside(s, d, s->low[d] + uniform_of(mixed(hash ^ (uint64_t)number[t])) * s->reach[d]);
+            } else if (step && (chosen[t] != BORROWED || (from[d] > s->low[d] && from[d] < s->high[d]))) {
+                double move = step * (2.0 * drawn(for_pick, FOR_MOVE - d, number[t]) - 1.0);
+                theta[d] = inside(s, d, from[d] + move * s->reach[d]);
+            }
+        }
+    }
+    return 0;
 }
 #pragma GCC pop_options

@@ -14,19 +14,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
-INTERFACE = 1
+INTERFACE = 2
 """Number of the functions' names and arguments, the same as in native.c; raise it in both when one of them changes."""
 FUNCTIONS = (
     *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
     *("uniform", "normal", "mix", "sections", "converge", "verdict"),
+    *("spreads", "worth", "learn_margins", "learn_faults", "choose_kinds", "choose_seeds", "thetas"),
 )
+COUNTING, CHECKING = ("sections", "verdict", "learn_faults"), ("spreads", "worth", "learn_margins", "thetas")
+"""Functions that return a number, and those that return whether an index was wrong."""
 Library = ctypes.CDLL
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
@@ -76,11 +79,17 @@ def library() -> Library | None:
         *(pointer, integer, integer, pointer, pointer, pointer),
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
-    functions.themis_sections.restype = functions.themis_verdict.restype = integer
     functions.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
+    functions.themis_spreads.argtypes = [pointer, ctypes.c_double, pointer]
+    functions.themis_worth.argtypes = [pointer, integer, *[pointer] * 3]
+    functions.themis_learn_margins.argtypes = [pointer, integer, *[pointer] * 5]
+    functions.themis_learn_faults.argtypes = [pointer, integer, integer, *[pointer] * 9]
+    functions.themis_choose_kinds.argtypes = [ctypes.c_uint64, *[integer] * 3, *[pointer] * 5]
+    functions.themis_choose_seeds.argtypes = [ctypes.c_uint64, *[integer] * 3, *[pointer] * 3]
+    functions.themis_thetas.argtypes = [pointer, *[ctypes.c_uint64] * 2, integer, *[pointer] * 4]
+    results = {**dict.fromkeys(COUNTING, integer), **dict.fromkeys(CHECKING, ctypes.c_int32)}
     for name in FUNCTIONS:
-        if name not in ("sections", "verdict"):
-            getattr(functions, f"themis_{name}").restype = None
+        getattr(functions, f"themis_{name}").restype = results.get(name)
     return functions
 
 
@@ -96,6 +105,19 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
     if shape is not None and tensor.shape != shape:
         raise TypeError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
     return tensor.data_ptr()
+
+
+def address(array: NDArray[Any], dtype: DTypeLike) -> int:
+    """The address of an array that C reads or writes, after checking that it is what C takes it for."""
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
+    data: int = array.__array_interface__["data"][0]
+    return data
+
+
+def addresses(dtype: DTypeLike, *arrays: NDArray[Any]) -> list[int]:
+    """The addresses of arrays of the same type."""
+    return [address(array, dtype) for array in arrays]
 
 
 def fold(

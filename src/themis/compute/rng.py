@@ -62,6 +62,11 @@ def _mix_prefix(words: tuple[int | NDArray[np.int64], ...]) -> tuple[int, tuple[
     return prefix, ()
 
 
+def prefix(*words: int) -> int:
+    """The hash of integers that others follow."""
+    return _mix_prefix(words)[0]
+
+
 def _as_arrays(words: Sequence[int | NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """The words as arrays of 64-bit integers."""
     arrays = []

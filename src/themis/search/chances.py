@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.measure.tests import Bools, Ints, Results
+from themis.search.compiled import Compiled
 from themis.search.policy import Space, State
 
 Numbers = NDArray[np.float64]
@@ -68,28 +69,37 @@ def before_tests(space: Space) -> State:
     }
 
 
-def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
-    """The weighted chance of a new fault in each seed's next tests, `[seeds, depth]`.
+def values(state: State, space: Space, depth: int, spreads: Numbers, compiled: Compiled | None = None) -> Numbers:
+    """The weighted chance of a new fault in each seed's next tests, `[depth, seeds]`.
 
     `spreads` is what `spreads_above` returns.
     """
+    worth = _worth(state, depth, spreads) if compiled is None else compiled.worth(state, depth, spreads)
+    if not len(state["known"]):
+        worth /= EDGE + kept_margin(state, space).clip(min=0)
+    if not space.is_random:  # without noise, trying a corner again gives the same result
+        has_corner = state["corners"] + np.arange(depth)[:, None] < 1 << len(space.free_dimensions)
+        worth *= np.where(has_corner, 1, SPENT)
+    return worth
+
+
+def _worth(state: State, depth: int, spreads: Numbers) -> Numbers:
+    """The same after the first fault, if there is noise."""
     level, slope = state["curve"].tolist()
     read = _logistic(level + slope * spreads + _frailty(state))
     known = WORTH + state["tests"]
     chances = (WORTH * read + state["broke"]) / known
-    further = np.arange(depth)[:, None]  # seeds come last up to the end, because loops over the last axis are fast
+    further = np.arange(depth)[:, None]
     worth: Numbers = chances * known / (known + further * (1 - chances))
     faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MOST_FAULTS - 1)
     worth *= _fault_values(state).take(faults * MOST_ONCE + np.minimum(state["once"], MOST_ONCE - 1))
-    if not len(state["known"]):
-        worth /= EDGE + kept_margin(state, space).clip(min=0)
-    if not space.is_random:  # without noise, trying a corner again gives the same result
-        worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, SPENT)
-    return worth.T
+    return worth
 
 
-def spreads_above(state: State, space: Space) -> Numbers:
+def spreads_above(state: State, space: Space, compiled: Compiled | None = None) -> Numbers:
     """How many standard deviations above 0 each seed's next margin is expected to be."""
+    if compiled is not None:
+        return compiled.spreads_above(state)
     n = state["fallen"][0].sum()
     # At first, assume that the typical seed rarely breaks.
     spread = np.sqrt(state["surprise"] / n) if n else np.median(space.margin) / 4
@@ -104,13 +114,22 @@ def kept_margin(state: State, space: Space) -> Numbers:
     return kept
 
 
-def learn_margins(state: State, space: Space, position: Ints, results: Results, spreads: Numbers) -> Numbers:
+def learn_margins(
+    state: State,
+    space: Space,
+    position: Ints,
+    results: Results,
+    spreads: Numbers,
+    compiled: Compiled | None = None,
+) -> Numbers:
     """Learn from tests of the search stream; `spreads` is what `spreads_above` predicted for them.
 
     `position` are the positions of their seeds.
 
     Returns how much lower than expected the margins were, in standard deviations.
     """
+    if compiled is not None:
+        return compiled.learn_margins(state, position, results, spreads)
     limit = float(np.abs(space.margin).max())
     _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an extreme output counts as one fault
@@ -126,13 +145,16 @@ def learn_margins(state: State, space: Space, position: Ints, results: Results, 
     return shortfall
 
 
-def learn_faults(state: State, position: Ints, outcome: Ints) -> Ints:
+def learn_faults(state: State, position: Ints, outcome: Ints, compiled: Compiled | None = None) -> Ints:
     """Learn from faults of both streams, given what was known of their seeds before. Returns which are new."""
+    key = position << 32 | outcome & 0xFFFFFFFF
+    if compiled is not None:
+        return compiled.learn_faults(state, position, key)
     once = np.minimum(state["once"][position], MOST_ONCE - 1)
     cell = np.minimum(state["faults"][position], MOST_FAULTS - 1) * MOST_ONCE + once
     met, new_ones = (state[name].reshape(-1) for name in ("met", "new"))
     np.add.at(met, cell, 1)
-    keys, first, times = _distinct(position << 32 | outcome & 0xFFFFFFFF)
+    keys, first, times = _distinct(key)
     is_new = ~are_in(keys, state["known"])
     new: Ints = first[is_new]
     is_old = ~is_new

@@ -7,7 +7,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from themis.compute import native
 from themis.measure.tests import Ints
+from themis.search import compiled
 from themis.search.ascent import ASCENTS
 from themis.search.chances import DOUBT, MEMORY
 from themis.search.policy import FOR_KIND, Space, State
@@ -46,23 +48,35 @@ def before_kinds() -> State:
 
 def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     """The kind of each test: the one with the largest sampled return per pass."""
-    from scipy.special import ndtri
-
     tried, paid = state["tried"], state["paid"]
     average = (paid.sum() + 1) / (tried.sum() + DOUBT)
     expected = paid + DOUBT * average * HOPE / _costs(space.gradient_cost)
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
     n = len(KINDS) if has_gradient else PLAIN
     # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
-    scores = space.uniforms(FOR_KIND, range(n), number)
-    np.minimum(np.maximum(scores, 1e-9, out=scores), 1 - 1e-9, out=scores)
-    ndtri(scores, out=scores)
-    scores /= np.sqrt(expected + SURE)[:n]
-    scores += np.log(expected / (tried + DOUBT))[:n]
-    chosen: Ints = scores[:, :PLAIN].argmax(1)
-    if n > PLAIN:
-        _choose_ascents(state, space, chosen, scores.argmax(1))
+    mean, certainty = np.log(expected / (tried + DOUBT))[:n], np.sqrt(expected + SURE)[:n]
+    library = native.library()
+    if library is None:
+        chosen, best = sample_kinds(space, number, mean, certainty)
+    else:
+        chosen, best = compiled.sample_kinds(library, space, number, mean, certainty, PLAIN)
+    if has_gradient:
+        _choose_ascents(state, space, chosen, best)
     return chosen
+
+
+def sample_kinds(space: Space, number: Ints, mean: Numbers, certainty: Numbers) -> tuple[Ints, Ints]:
+    """For each test the kind, among those without a gradient and among all, with the largest sampled return.
+
+    The logarithm of a kind's return is normal with this mean, and 1 / certainty as its standard deviation.
+    """
+    from scipy.special import ndtri
+
+    scores = space.uniforms(FOR_KIND, range(len(mean)), number).clip(1e-9, 1 - 1e-9)
+    ndtri(scores, out=scores)
+    scores /= certainty
+    scores += mean
+    return scores[:, :PLAIN].argmax(1), scores.argmax(1)
 
 
 def count_kinds(state: State, space: Space, chosen: Ints) -> None:

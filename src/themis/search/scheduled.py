@@ -20,6 +20,7 @@ from themis.search.chances import (
     spreads_above,
     values,
 )
+from themis.search.compiled import Compiled
 from themis.search.effects import (
     CORNER_STATE,
     are_compared,
@@ -129,28 +130,26 @@ class Scheduled(Policy):
             "first": np.array(-1),  # number of the first test of the last proposal
             "spreads": np.zeros(0),  # of these tests: what `spreads_above` predicted
         }
+        self._compiled = Compiled.of(space, self.state)
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
-        chosen, picks, spreads = (
-            choose_kinds(state, space, number),
-            Picks.of(space, number),
-            spreads_above(state, space),
-        )
+        chosen, spreads = choose_kinds(state, space, number), spreads_above(state, space, self._compiled)
         position = self._climbers(self._positions(chosen, int(number[0]), spreads), chosen)
         if not len(state["fault_theta"]):
             chosen[chosen == BORROWED] = CORNER
         if not space.is_random:
             chosen[chosen == AGAIN] = CORNER
-        theta, noise_seed = self._thetas(chosen, position, number, picks)
+        theta = self._thetas(chosen, position, number)
+        noise_seed = self._climb(chosen, position, theta)
         if len(state["seen"]):
-            repeated = are_in(_keys(space.seeds[position], theta), state["seen"])
-            chosen[(chosen > SWEEP) & repeated] = CORNER
+            repeated = (chosen > SWEEP) & are_in(_keys(space.seeds[position], theta), state["seen"])
+            chosen[repeated], theta[repeated] = CORNER, space.corners(number[repeated])
         is_corner = chosen <= SWEEP
         corner = is_corner.nonzero()[0]
         if are_compared(space):
             self._visit(position[~is_corner], theta[~is_corner])
-        theta[corner], is_new = self._corners(position[corner], number[corner], picks[corner])
+        theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
         count_kinds(state, space, chosen)
         kind = KIND_NAMES[chosen]
         if not is_new.all():
@@ -198,7 +197,7 @@ class Scheduled(Policy):
 
     def _learn(self, tests: Tests, position: Ints, results: Results, spreads: Numbers) -> None:
         """Learn from tests that were proposed and run."""
-        shortfall = learn_margins(self.state, self.space, position, results, spreads)
+        shortfall = learn_margins(self.state, self.space, position, results, spreads, self._compiled)
         if are_compared(self.space):
             at = at_corners(self.space, tests.theta) | _are_any(tests.kind, AT_CORNER[:2])
             learn_corners(self.state, self.space, tests[at], shortfall[at])
@@ -217,7 +216,7 @@ class Scheduled(Policy):
         state = self.state
         if not len(state["known"]):  # from now on only faults are credited
             state["tried"], state["paid"] = np.zeros(len(KINDS)), np.zeros(len(KINDS))
-        new = learn_faults(state, position, outcome)
+        new = learn_faults(state, position, outcome, self._compiled)
         if not len(new):
             return
         state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta[new]])[-REMEMBERED:]
@@ -236,7 +235,7 @@ class Scheduled(Policy):
         position = np.empty_like(chosen)
         position[~is_sweep] = best
         rank = self.state["corners"] + np.bincount(best, minlength=n_seeds) + self._ties
-        position[is_sweep] = np.argsort(rank)[np.arange(n_sweeps) % n_seeds]
+        position[is_sweep] = _least(rank, n_sweeps)[np.arange(n_sweeps) % n_seeds]
         return position
 
     def _choose_seeds(self, n: int, first: int, spreads: Numbers) -> Ints:
@@ -244,8 +243,11 @@ class Scheduled(Policy):
         n_seeds = len(self.space.seeds)
         depth = 1 if self.state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
         depth = max(depth, -(-n // n_seeds))
+        worth = values(self.state, self.space, depth, spreads, self._compiled)
+        if n and self._compiled is not None:
+            return self._compiled.choose_seeds(worth, n, first)
         draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, first, self._every_seed)
-        less = values(self.state, self.space, depth, spreads).T * -(1 + 1e-6 * draw)  # seeds last: faster
+        less = worth * -(1 + 1e-6 * draw)
         best = less.ravel().argpartition(n - 1)[:n] if 0 < n < less.size else np.arange(n) % less.size
         best %= n_seeds
         best.sort()
@@ -264,36 +266,36 @@ class Scheduled(Policy):
 
     # Which theta
 
-    def _thetas(self, chosen: Ints, position: Ints, number: Ints, picks: Picks) -> tuple[Floats, Ints | None]:
-        """Theta by kind, except for corners; and the noise seeds of ascents, -1 for other tests, None without any."""
-        state, best = self.state, self.state["theta"][position]
-        theta, noise_seed = best.copy(), None
-        n_tests = np.bincount(chosen, minlength=len(KINDS)).tolist()
-        if n_tests[UNIFORM]:
-            rows = (chosen == UNIFORM).nonzero()[0]
-            theta[rows] = self.space.uniform_theta(SEARCH_STREAM, number[rows])
-        if n_tests[BORROWED]:
-            rows = (chosen == BORROWED).nonzero()[0]
-            theta[rows] = self._borrowed(position[rows], picks[rows])
-        if n_tests[FLIP]:
-            rows = (chosen == FLIP).nonzero()[0]
-            theta[rows] = self._flipped(best[rows], picks[rows])
-        if n_tests[NEAR]:
-            rows = (chosen == NEAR).nonzero()[0]
-            theta[rows] = self._near(position[rows], picks[rows])
-        if any(n_tests[PLAIN:]):
-            noise_seed = np.full(len(number), -1)
-        for which, n in enumerate(n_tests[PLAIN:]):
-            if not n or noise_seed is None:
-                continue
-            climbs = (chosen == PLAIN + which).nonzero()[0]
-            seeds = position[climbs]
-            is_on = state["is_climbing"][which, seeds]
-            first = self._near(seeds, picks[climbs])
-            theta[climbs] = np.where(is_on[:, None], state["climb_theta"][which, seeds], first)
-            noise_seed[climbs] = np.where(is_on, state["climb_noise"][which, seeds], -1)
-            state["is_climbing"][which, seeds] = False  # until its step has been run
-        return theta, noise_seed
+    def _climb(self, chosen: Ints, position: Ints, theta: Floats) -> Ints | None:
+        """Replace thetas of ascents in progress; the noise seeds of those, -1 for other tests, None without ascents."""
+        state, rows = self.state, (chosen >= PLAIN).nonzero()[0]
+        if not len(rows):
+            return None
+        which, seeds = chosen[rows] - PLAIN, position[rows]
+        is_on = state["is_climbing"][which, seeds]
+        rows, which, seeds = rows[is_on], which[is_on], seeds[is_on]
+        noise_seed = np.full(len(chosen), -1)
+        theta[rows], noise_seed[rows] = state["climb_theta"][which, seeds], state["climb_noise"][which, seeds]
+        state["is_climbing"][which, seeds] = False  # until its step has been run
+        return noise_seed
+
+    def _thetas(self, chosen: Ints, position: Ints, number: Ints) -> Floats:
+        """Theta by kind: at bounds drawn at random for corners, and the first step of an ascent near a good theta."""
+        if self._compiled is not None:
+            return self._compiled.thetas(self.state, chosen, position, number)
+        best, picks = self.state["theta"][position], Picks.of(self.space, number)
+        theta = best.copy()
+        rows = np.flatnonzero(chosen <= SWEEP)
+        theta[rows] = self.space.corners_by(picks[rows].bounds)
+        rows = np.flatnonzero(chosen == BORROWED)
+        theta[rows] = self._borrowed(position[rows], picks[rows])
+        rows = np.flatnonzero(chosen == FLIP)
+        theta[rows] = self._flipped(best[rows], picks[rows])
+        rows = np.flatnonzero(chosen == UNIFORM)
+        theta[rows] = self.space.uniform_theta(SEARCH_STREAM, number[rows])
+        rows = np.flatnonzero((chosen == NEAR) | (chosen >= PLAIN))
+        theta[rows] = self._near(position[rows], picks[rows])
+        return theta
 
     def _borrowed(self, position: Ints, picks: Picks) -> Floats:
         """Thetas of faults, preferably of seeds with the same clean answer; slightly moved unless at a bound."""
@@ -307,8 +309,8 @@ class Scheduled(Policy):
         is_inside = (theta > self.space.low) & (theta < self.space.high)
         return np.where(is_inside, self._moved(theta, np.full(len(theta), JITTER), picks), theta)
 
-    def _corners(self, position: Ints, number: Ints, picks: Picks) -> tuple[Floats, Bools]:
-        """The next corner of each seed, and which of them are new tests.
+    def _corners(self, position: Ints, number: Ints, theta: Floats) -> tuple[Floats, Bools]:
+        """The next corner of each seed, and which of them are new tests; `theta` is at bounds drawn at random.
 
         If there is no noise and every corner has been tried, theta is drawn uniformly instead.
         """
@@ -324,7 +326,6 @@ class Scheduled(Policy):
             index = (first[position] + turn * (stride[position] | 1)) % n_corners
             is_new = turn < n_corners
         np.add.at(tried, position, 1)
-        theta = space.corners_by(picks.bounds)
         if len(free):
             theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
         if space.is_random:

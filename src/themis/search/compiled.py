@@ -1,0 +1,148 @@
+"""The arithmetic of policy `scheduled` in C, which takes a few calls instead of hundreds of NumPy operations.
+
+The numbers may differ from NumPy's in the last bits, because sums are added in another order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from themis.compute import native, rng
+from themis.compute.native import Library, address, addresses
+from themis.measure.tests import Floats, Ints, Results
+from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH_STREAM, Space, State
+
+Numbers = NDArray[np.float64]
+AnyArray = NDArray[Any]
+DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.int64)
+
+SEEDS = (
+    *("kin", "tests", "broke", "faults", "once"),
+    *("total_margin", "fallen", "frail", "curve", "precision", "surprise", "met", "new"),
+)
+THETAS = ("margin", "theta", "fault_theta")
+"""The parts of the state that C reads and updates, in the order of the structures in native.c."""
+
+
+class Compiled:
+    """The functions of the same names in `chances` and `scheduled`, for one space."""
+
+    def __init__(self, library: Library, space: Space, initial: State) -> None:
+        """`initial` is the state before the first test."""
+        self._library, self._space = library, space
+        self._first_spread = float(np.median(space.margin) / 4)
+        clean, answer = space.margin.astype(np.float32), space.answer.astype(np.int64)
+        self._n_seeds, self._n_dimensions = initial["theta"].shape
+        self._n_answers = initial["fallen"].shape[1]
+        self._seeds = _Structure(2, [clean], [initial[name] for name in SEEDS])
+        box = [end.astype(np.float32) for end in (space.low, space.high, space.identity, space.reach)]
+        patterns = [*(initial[name] for name in THETAS), answer[:0], answer[:0]]
+        self._thetas = _Structure(3, [*box, answer, clean], patterns)
+        self._fault_answer = self._order = self._answers = answer[:0]
+
+    @staticmethod
+    def of(space: Space, initial: State) -> Compiled | None:
+        """None without the C library."""
+        library = native.library()
+        return None if library is None else Compiled(library, space, initial)
+
+    def spreads_above(self, state: State) -> Numbers:
+        spreads = np.empty(self._n_seeds)
+        _check(self._library.themis_spreads(self._bind(state), self._first_spread, *addresses(DOUBLE, spreads)))
+        return spreads
+
+    def worth(self, state: State, depth: int, spreads: Numbers) -> Numbers:
+        worth, frailties = np.empty((depth, self._n_seeds)), np.empty(self._n_answers)
+        _check(self._library.themis_worth(self._bind(state), depth, *addresses(DOUBLE, spreads, frailties, worth)))
+        return worth
+
+    def choose_seeds(self, worth: Numbers, n: int, first: int) -> Ints:
+        """The seeds of the `n` most valuable tests, of which there is one; `worth` is overwritten."""
+        scratch, position = np.empty_like(worth), np.empty(n, dtype=np.int64)
+        prefix = rng.prefix(self._space.random_seed, FOR_SEED, SEARCH_STREAM, first)
+        arrays = *addresses(DOUBLE, worth, scratch), *addresses(INTEGER, position)
+        self._library.themis_choose_seeds(prefix, self._n_seeds, len(worth), n, *arrays)
+        return position
+
+    def learn_margins(self, state: State, position: Ints, results: Results, spreads: Numbers) -> Numbers:
+        shortfall = np.empty(len(position))
+        arrays = (
+            *addresses(INTEGER, np.ascontiguousarray(position)),
+            *addresses(bool, np.ascontiguousarray(results.is_fault)),
+            *addresses(SINGLE, np.ascontiguousarray(results.margin)),
+            *addresses(DOUBLE, np.ascontiguousarray(spreads), shortfall),
+        )
+        _check(self._library.themis_learn_margins(self._bind(state), len(position), *arrays))
+        return shortfall
+
+    def learn_faults(self, state: State, position: Ints, key: Ints) -> Ints:
+        """`key` is a number per seed and outcome."""
+        known, times, n = state["known"], state["times"], len(key)
+        merged, change, first = np.empty((2, len(known) + n), dtype=np.int64), np.zeros_like(key), np.empty_like(key)
+        faults, order = addresses(INTEGER, position, key), key.argsort(kind="stable")
+        arrays = addresses(INTEGER, order, known, times, *merged, change, first)
+        n_new = self._library.themis_learn_faults(self._bind(state), n, len(known), *faults, *arrays)
+        _check(n_new < 0)
+        state["known"], state["times"] = merged[:, : len(known) + n_new]
+        return first[:n_new]
+
+    def thetas(self, state: State, chosen: Ints, position: Ints, number: Ints) -> Floats:
+        if self._fault_answer is not state["fault_answer"]:
+            self._fault_answer = state["fault_answer"]
+            self._order = self._fault_answer.argsort(kind="stable")
+            self._answers = self._fault_answer[self._order]
+        n_faults = min(len(self._order), len(state["fault_theta"]))
+        arrays = [*(state[name] for name in THETAS), self._order, self._answers]
+        bound = self._thetas.bind(arrays, self._n_seeds, self._n_dimensions, n_faults)
+        theta = np.empty((len(number), self._n_dimensions), dtype=np.float32)
+        prefixes = [rng.prefix(self._space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
+        tests = *addresses(INTEGER, chosen, position, number), *addresses(SINGLE, theta)
+        _check(self._library.themis_thetas(bound, *prefixes, len(number), *tests))
+        return theta
+
+    def _bind(self, state: State) -> Any:
+        return self._seeds.bind([state[name] for name in SEEDS], self._n_seeds, self._n_answers)
+
+
+class _Structure:
+    """A structure of C: numbers, constant arrays, and arrays that resemble `patterns`, which may only be longer."""
+
+    def __init__(self, n_counts: int, constants: Sequence[AnyArray], patterns: Sequence[AnyArray]) -> None:
+        self._constants, self._patterns = constants, patterns
+        types = [ctypes.c_int64] * n_counts + [ctypes.c_void_p] * (len(constants) + len(patterns))
+        fields = [(f"field{k}", type_) for k, type_ in enumerate(types)]
+        self._type: Any = type("Structure", (ctypes.Structure,), {"_fields_": fields})
+        self._bound: list[AnyArray] = []
+        self._structure: Any = None
+
+    def bind(self, arrays: list[AnyArray], *counts: int) -> Any:
+        """The structure as an argument; arrays are checked once, since most are always the same."""
+        if self._structure is None or any(map(operator.is_not, arrays, self._bound)):
+            for array, pattern in zip(arrays, self._patterns, strict=True):
+                is_alike = array.dtype == pattern.dtype and array.shape[1:] == pattern.shape[1:]
+                if not is_alike or array.shape[:1] < pattern.shape[:1]:
+                    raise TypeError(f"expected {pattern.dtype} {pattern.shape}, got {array.dtype} {array.shape}")
+            pointers = [address(array, array.dtype) for array in (*self._constants, *arrays)]
+            self._structure, self._bound = self._type(*counts, *pointers), arrays
+        return ctypes.byref(self._structure)
+
+
+def sample_kinds(
+    library: Library, space: Space, number: Ints, mean: Numbers, certainty: Numbers, n_plain: int
+) -> tuple[Ints, Ints]:
+    """The function of `kinds`; the first `n_plain` kinds need no gradient."""
+    plain, best = np.empty_like(number), np.empty_like(number)
+    arrays = *addresses(DOUBLE, mean, certainty), *addresses(INTEGER, number, plain, best)
+    library.themis_choose_kinds(rng.prefix(space.random_seed, FOR_KIND), len(number), n_plain, len(mean), *arrays)
+    return plain, best
+
+
+def _check(is_damaged: int) -> None:
+    if is_damaged:
+        raise IndexError("cannot search: a position is no seed, or the number of a seed's clean answer is none")
