@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from themis.experiments.evaluation.claims import LEAST_CELLS, judge_claims, median_interval
-from themis.experiments.evaluation.page import capability_tables, done_tables, fault_tables, model_table, time_tables
+from themis.experiments.evaluation.budget_tables import capability_tables, fault_tables
+from themis.experiments.evaluation.claims import count_verdicts, judge_claims
+from themis.experiments.evaluation.done_tables import done_tables, time_tables
+from themis.experiments.evaluation.page import progress_tables
+from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
 
@@ -202,25 +205,42 @@ def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdic
     assert ("0 of 2 under fgsm, 1 of 1 under gaussian" in claim.why) == (verdict == "holds in part")
 
 
-def test_models_without_campaigns_are_listed_with_what_would_fill_them():
-    pair = {**cell({"random": 0.9, "scheduled": 0.9}), "limits": {"campaigns": 2, "techniques": 3}}
+def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
+    whole, part, few = (
+        {**cell({"random": 0.9, "scheduled": 0.9}), "perturbation": name, "limits": limits}
+        for name, limits in (
+            ("fgsm", {"campaigns": 3, "planned": 3, "techniques": 2}),
+            ("cw", {"campaigns": 2, "planned": 3, "techniques": 3}),
+            ("pgd", {"campaigns": 2, "planned": 3, "techniques": 2}),
+        )
+    )
+    done = {"model": "net", "kind": "done", "planned": 4}
     content = {
-        "pairs": [pair],
-        "plan": {"perturbations": ["fgsm", "cw"]},
+        "pairs": [whole, part, few],
+        "progress": [{**done, "perturbation": "fgsm", "finished": 4}, {**done, "perturbation": "cw", "finished": 1}],
+        "plan": {"perturbations": ["fgsm", "cw", "pgd"]},
         "rows": {"net": "MNIST (LeNet-5)", "large": "ImageNet (VGG-19)"},
         "missing": {"large": "there are no weights"},
     }
-    table = model_table(Evaluation(content))
-    assert table.rows == [
+    models, questions = progress_tables(Evaluation(content))
+    assert models.rows == [
         (
             "MNIST (LeNet-5)",
             "net",
-            "2 campaigns, 2 of 3 techniques",
-            "-",
-            "the same command with --models net --perturbations fgsm,cw",
+            "3 campaigns",
+            "2 of 3 campaigns, 2 of 3 techniques",
+            "2 of 3 campaigns",
+            "the same command with --models net --perturbations cw,pgd",
         ),
-        ("ImageNet (VGG-19)", "large", "-", "-", "there are no weights"),
+        ("ImageNet (VGG-19)", "large", "-", "-", "-", "there are no weights"),
     ]
+    assert questions.rows == [("net", "5 of 8", "-", "-", "-", "the same command with --models net --perturbations cw")]
+
+
+def test_verdicts_are_counted_in_one_sentence():
+    pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
+    content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **done_cells([1.4] * 6)}
+    assert count_verdicts(Evaluation(content)) == "Of 2 claims: 1 holds in part, 1 does not hold."
 
 
 def test_techniques_are_averaged_over_the_same_cells_when_done():

@@ -77,8 +77,9 @@ def evaluate(
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
         run = _Stages(plan, folder, on_ray or workers, listener, runs_cells).run
         rates = run([plan.cell(RATES, *pair) for pair in plan.pairs() if pair[0] not in missing], "error rate")
-        records = run(list_cells(plan, rates), "campaign")
-        result = conclude_evaluation(plan, {**rates, **records}, missing, environment)
+        planned = list_cells(plan, rates)
+        records = run(planned, "campaign")
+        result = conclude_evaluation(plan, planned, {**rates, **records}, missing, environment)
         folder.write(RESULT, result.content)
         if folder.path is not None:
             figures = draw_evaluation(result, folder.path)

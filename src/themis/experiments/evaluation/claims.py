@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from scipy.stats import binom
-
-from themis.experiments.comparison.plan import PAPER
 from themis.experiments.evaluation.cells import RETRAINED
+from themis.experiments.evaluation.ratios import (
+    LEAST_CELLS,
+    WHEN_DONE,
+    describe_ratios,
+    fault_ratios,
+    list_ratios,
+    median_interval,
+)
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, with_times
 from themis.experiments.evaluation.theory import CLOSE, count_reached, describe_shares, list_shares
-from themis.experiments.evaluation.truth_tables import SHARES
+from themis.experiments.evaluation.truth_tables import summarise_known_faults
 from themis.experiments.table import Table, plural
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.runs.run import percent
@@ -30,8 +36,6 @@ SAMPLED = 0.005
 """How far the coverage of a sample may be from that of all neurons."""
 SEEN = 0.95
 """The share of the faults that must have been seen at coverage 100%."""
-LEAST_CELLS = 6
-"""The cells that a 95% interval of a median needs."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,21 @@ def claims_table(evaluation: Evaluation) -> Table | None:
     return Table("The paper's claims", columns, rows, notes) if rows else None
 
 
+def count_verdicts(evaluation: Evaluation) -> str:
+    """How many claims hold, in one sentence; empty if none was measured."""
+    counts = Counter(claim.verdict for claim in judge_claims(evaluation))
+    words = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", OPEN: "cannot be checked"}
+    parts = [f"{n} {verdict if n == 1 else words[verdict]}" for verdict in words if (n := counts[verdict])]
+    return f"Of {plural(counts.total(), 'claim')}: {', '.join(parts)}." if counts else ""
+
+
 def summarise_claims(evaluation: Evaluation) -> list[str]:
     """What holds and what does not, as one paragraph of Markdown per claim, and what is known of known faults."""
     paragraphs = []
     for claim in judge_claims(evaluation):
         sentences = f"The paper: {claim.paper}. Measured: {claim.measured}. {claim.why}"
         paragraphs.append(f"**{claim.text}: {claim.verdict}.** {sentences.strip()}")
-    return [*paragraphs, *_known_faults(evaluation.content.get("truth", []))]
+    return [*paragraphs, *summarise_known_faults(evaluation)]
 
 
 def _capability(pairs: list[Record]) -> Iterator[Claim]:
@@ -136,7 +148,7 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
             f"strong among all r: {', '.join(texts.values())}" if texts else "nothing that can be scored",
             verdict,
             f"at least {percent(NEARLY_ALL, 0)} of the correlations of {PRESET} are strong, and at most "
-            f"{percent(FEW, 0)} of those of the baselines",
+            f"{percent(FEW, 0)} of those of the baselines; in part, more of its own than of theirs",
             why,
         )
 
@@ -155,21 +167,9 @@ def _correlations(grids: list[Record], techniques: Iterable[str]) -> list[float]
 
 def _faults(content: Record) -> Iterator[Claim]:
     """Faults relative to the mean of the four baselines: when done, and at equal budgets."""
-    if done := _compare_faults("when done", [pair["ratios"] for pair in content["done"]], PAPER_FAULTS):
-        yield replace(done, why=f"{done.why} {_unfinished(content['done'])}")
-    for budget in ("passes", "tests"):
-        found = [choose_grid(pair["budgets"].get(budget, [])) for pair in content["pairs"]]
-        if equal := _compare_faults(f"at equal {budget}", [grid["ratios"] for grid in found if grid], None):
-            yield equal
-
-
-def choose_grid(grids: list[Record]) -> Record | None:
-    """The results of a cell on magnitudes that were chosen in advance, or else on the paper's; None without any.
-
-    Where the error rate hardly changes with the paper's magnitudes, they say little: under CW, every test is a fault.
-    """
-    telling = [grid for grid in grids if grid["name"] != PAPER or grid["degenerate"] is None]
-    return min(telling, key=lambda grid: grid["name"] == PAPER, default=None)
+    for when, ratios in fault_ratios(content).items():
+        if claim := _compare_faults(when, ratios, PAPER_FAULTS if when == WHEN_DONE else None):
+            yield replace(claim, why=f"{claim.why} {_unfinished(content['done'])}") if when == WHEN_DONE else claim
 
 
 def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Claim | None:
@@ -194,7 +194,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
         _medians(over["over_four"]),
         texts["over_four"],
         verdict,
-        "the interval of the ratio is above 1" + ("" if paper is None else f", and reaches {paper}"),
+        "the interval of the ratio is above 1" + ("" if paper is None else f" and reaches {paper}; in part, above 1"),
         " ".join(why),
     )
 
@@ -209,31 +209,9 @@ def _judge_ratios(ratios: list[float], paper: float | None) -> str:
     return HOLDS if paper is None or interval[1] >= paper else IN_PART
 
 
-def list_ratios(ratios: list[Record], technique: str, over: str) -> list[float]:
-    """The ratios of a technique in all cells in which its rivals found something."""
-    found = [own[technique][over] for own in ratios if technique in own]
-    return [ratio for ratio in found if ratio is not None]
-
-
 def _medians(ratios: dict[str, list[float]]) -> str:
     """The median ratio of every technique."""
     return ", ".join(f"{technique} {median(values):.2f} times" for technique, values in ratios.items() if values)
-
-
-def describe_ratios(ratios: list[float]) -> str:
-    """The median of ratios over cells, with its interval if it has one."""
-    interval, spread = median_interval(ratios), plural(len(ratios), "cell")
-    if len(ratios) > 1:
-        spread += f" from {min(ratios):.2f} to {max(ratios):.2f}"
-    if interval is not None:
-        spread = f"95% interval {interval[0]:.2f} to {interval[1]:.2f}, {spread}"
-    return f"{median(ratios):.2f} times ({spread})"
-
-
-def median_interval(values: list[float]) -> tuple[float, float] | None:
-    """A 95% interval of the median by the sign test, whatever the distribution; None for fewer than LEAST_CELLS."""
-    ordered, n_below = sorted(values), int(binom.ppf(0.025, len(values), 0.5)) if values else 0
-    return (ordered[n_below - 1], ordered[-n_below]) if n_below else None
 
 
 def _unfinished(done: list[Record]) -> str:
@@ -273,7 +251,8 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
         f"{chooser} {mean(own):+.2f} points on average{rivals}",
         f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {plural(len(own), 'cell')}; means: {means}",
         HOLDS if holds else IN_PART if min(own) > 0 else FAILS,
-        f"{chooser} regains in every cell and leads in most comparisons, by more than the intervals",
+        f"{chooser} regains in every cell and leads in most comparisons, by more than the intervals; in part, it "
+        "regains in every cell",
         f"With {_count_trainings(retraining)} trainings per technique, the interval of the gain of {chooser} "
         f"is above 0 in {sum(is_sure)} of {plural(len(own), 'cell')}, and that of its lead over a baseline in "
         f"{sum(leads)} of {plural(len(leads), 'comparison')}.",
@@ -423,7 +402,8 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
             f"most {percent(max(whole))}, for {farthest['model']} under {farthest['perturbation']}); those of "
             f"{percent(close, 0)} of the single neurons (median)",
             HOLDS if holds else IN_PART if n_close > len(whole) / 2 else FAILS,
-            f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do; in part, the mean of most",
+            f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do (median over cells); in "
+            "part, the mean of most models",
         )
 
 
@@ -459,38 +439,3 @@ def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
             HOLDS if n_strong >= NEARLY_ALL * len(found) else IN_PART if n_strong > len(found) / 2 else FAILS,
             f"r is strong in {percent(NEARLY_ALL, 0)} of the cells; in part, in most",
         )
-
-
-def _known_faults(truth: list[Record]) -> Iterator[str]:
-    """Which of the known faults of mutants each technique finds, over all cells, in one paragraph."""
-    recalls: dict[str, dict[str, list[float]]] = {}
-    scores: dict[str, list[float]] = {}
-    for cell in truth:
-        for name, row in cell["techniques"].items():
-            for recall in row.get("recall", []):
-                for share, value in recall.items():
-                    if value is not None:
-                        recalls.setdefault(share, {}).setdefault(name, []).append(value)
-            if own := [score["score"] for score in row.get("scores", []) if score["score"] is not None]:
-                scores.setdefault(name, []).extend(own)
-    if recalls:
-        seeds, regions = ({name: mean(own) for name, own in recalls[share].items()} for share in ("seeds", "regions"))
-        texts = [f"{name} {percent(seeds[name], 0)} and {percent(regions[name], 0)}" for name in _ranked(seeds)]
-        yield (
-            f"**Known faults.** Of mutants whose failing seeds and regions of theta are all known, techniques find "
-            f"these shares of the {SHARES['seeds']} and {SHARES['regions']} at equal passes, on average: "
-            f"{', '.join(texts)}."
-        )
-    if scores:
-        means = {name: mean(own) for name, own in scores.items()}
-        clean = [cell["mutants"]["clean_score"] for cell in truth if cell["mutants"]]
-        yield (
-            f"**Mutation score.** The tests of each technique tell these shares of mutants and classes from the model: "
-            f"{', '.join(f'{name} {means[name]:.2f}' for name in _ranked(means))}; the clean seeds {mean(clean):.2f}. "
-            "A test that is a fault of the model kills nothing, so that a search for faults is not rewarded."
-        )
-
-
-def _ranked(values: dict[str, float]) -> list[str]:
-    """Names from the highest value to the lowest."""
-    return sorted(values, key=lambda name: -values[name])

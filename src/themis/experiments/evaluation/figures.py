@@ -1,12 +1,15 @@
-"""An evaluation as figures: correlations by technique over all cells, and what coverage of 100% had found."""
+"""An evaluation as figures: correlations and faults over all cells, and what coverage of 100% had found."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from themis.experiments.comparison.table import TITLES
-from themis.experiments.evaluation.page import BUDGETS, DEFINITIONS
+from themis.experiments.evaluation.budget_tables import BUDGETS, DEFINITIONS
+from themis.experiments.evaluation.claims import PAPER_FAULTS
+from themis.experiments.evaluation.ratios import fault_ratios, list_ratios, median_interval
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation
 from themis.experiments.evaluation.theory import WAYS_TO_STOP
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
@@ -19,12 +22,18 @@ LEFT = 0.15
 """Where rows of techniques begin, as a share of the width."""
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
 DPI = 130
+LOWEST = 0.1
+"""Where lower ratios of faults are drawn."""
 
 
 def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
     """Draw all figures that have data; their paths."""
     paths = []
-    for name, draw in (("correlations", draw_correlation_strip), ("shares-at-full-coverage", draw_shares)):
+    for name, draw in (
+        ("correlations", draw_correlation_strip),
+        ("faults-over-baselines", draw_ratios),
+        ("shares-at-full-coverage", draw_shares),
+    ):
         path = folder / f"{name}.png"
         path.unlink(missing_ok=True)
         if draw(evaluation, path):
@@ -65,6 +74,36 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     figure.text(LEFT, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=INK, fontsize=10)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
+    save_figure(figure, path, dpi=DPI)
+    return True
+
+
+def draw_ratios(evaluation: Evaluation, path: Path) -> bool:
+    """Distinct faults relative to the mean of the four baselines, a mark per cell, with the interval of the median."""
+    rows = [
+        (f"{technique}, {when}", values)
+        for technique in reversed(THEMIS)
+        for when, ratios in reversed(fault_ratios(evaluation.content).items())
+        if (values := [max(ratio, LOWEST) for ratio in list_ratios(ratios, technique, "over_four")])
+    ]
+    if not rows:
+        return False
+    height = 1.5 + 0.42 * len(rows)
+    figure = _figure(height, "Distinct faults, relative to the mean of the four baselines")
+    axes = _axes(figure, height, 0.28, 0.69, top=0.4)
+    _shade(axes, len(rows))
+    for y, (_, values) in enumerate(rows):
+        axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=COLOURS["r"], linewidths=0, zorder=3)
+        if (interval := median_interval(values)) is not None:
+            axes.plot(interval, [y, y], color=INK, linewidth=1.4, zorder=4)
+        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=INK, linewidth=1.8, zorder=4)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axvline(1, color=QUIET, linewidth=0.8)
+    axes.axvline(PAPER_FAULTS, color=QUIET, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    where = f"a mark per cell; black: the median and its 95% interval; dashed: the paper, when done ({PAPER_FAULTS})"
+    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
     save_figure(figure, path, dpi=DPI)
     return True
 

@@ -37,6 +37,16 @@ STRONG = 0.7
 """From this correlation on, the paper calls a fault detection capability strong."""
 
 
+def name_pair(pair: Record) -> str:
+    """What a cell is called in tables."""
+    return f"{pair['model']} {pair['perturbation']}"
+
+
+def themis_first(techniques: Iterable[str]) -> list[str]:
+    """Techniques in the order of tables: those under evaluation, and the others by name."""
+    return sorted(techniques, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A finished evaluation, as plain data in the form of `evaluation.json`."""
@@ -51,11 +61,12 @@ class Evaluation:
 
 def conclude_evaluation(
     plan: EvaluationPlan,
+    planned: Iterable[EvaluationCell],
     records: dict[EvaluationCell, Record],
     missing: dict[str, str],
     environment: Record,
 ) -> Evaluation:
-    """All that the records of the cells say."""
+    """All that the records of the cells say; `planned` are the cells beside error rates, finished or not."""
     failed = [record for record in records.values() if "error" in record]
     kinds = {
         kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
@@ -78,6 +89,7 @@ def conclude_evaluation(
             "missing": missing,
             "unfinished": [model.name for model in plan.models if model.name not in {*begun, *missing}],
             "failed": failed,
+            "progress": _count_progress(planned, records),
             "pairs": pairs,
             "done": summarise_done(kinds[DONE]),
             "theory": kinds[THEORY],
@@ -87,6 +99,19 @@ def conclude_evaluation(
             "environment": environment,
         }
     )
+
+
+def _count_progress(planned: Iterable[EvaluationCell], records: dict[EvaluationCell, Record]) -> list[Record]:
+    """How many cells of each question every pair has, and how many of them are finished."""
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for cell in planned:
+        own = counts.setdefault((cell.model, cell.perturbation, cell.kind), [0, 0])
+        own[0] += cell in records and "error" not in records[cell]
+        own[1] += 1
+    return [
+        {"model": model, "perturbation": perturbation, "kind": kind, "finished": finished, "planned": n}
+        for (model, perturbation, kind), (finished, n) in counts.items()
+    ]
 
 
 def read_grids(rates: Record) -> tuple[Grid, ...]:
@@ -127,6 +152,7 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
             "passes": options.passes,
             "tests": options.tests,
             "campaigns": n_campaigns,
+            "planned": options.campaigns,
             "techniques": n_techniques,
         },
         "device": rates["device"],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import mean
 
-from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
+from themis.experiments.evaluation.summary import Evaluation, Record, themis_first
 from themis.experiments.table import NONE, Table, format_count, format_estimate, plural
 from themis.runs.run import percent
 
@@ -17,11 +17,8 @@ SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells", "pla
 def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
     """Recall and mutation scores, one table of each per model and perturbation."""
     for truth in evaluation.content.get("truth", []):
-        names = sorted(
-            truth["techniques"], key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name)
-        )
         cell = f"{truth['model']} {truth['perturbation']} {truth['magnitude']:.3g}"
-        rows = {name: truth["techniques"][name] for name in names}
+        rows = {name: truth["techniques"][name] for name in themis_first(truth["techniques"])}
         if truth["maps"]:
             yield _recall_table(cell, truth["maps"], rows)
         if truth["mutants"] is not None:
@@ -85,3 +82,39 @@ def _spread(values: Sequence[float | None]) -> str:
     if not known:
         return NONE
     return format_estimate([mean(known), min(known), max(known)] if len(known) > 1 else [known[0], None, None])
+
+
+def summarise_known_faults(evaluation: Evaluation) -> Iterator[str]:
+    """Which of the known faults of mutants each technique finds, and which mutants its tests kill, over all cells."""
+    truth = evaluation.content.get("truth", [])
+    recalls: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, list[float]] = {}
+    for cell in truth:
+        for name, row in cell["techniques"].items():
+            for recall in row.get("recall", []):
+                for share, value in recall.items():
+                    if value is not None:
+                        recalls.setdefault(share, {}).setdefault(name, []).append(value)
+            if own := [score["score"] for score in row.get("scores", []) if score["score"] is not None]:
+                scores.setdefault(name, []).extend(own)
+    if recalls:
+        seeds, regions = ({name: mean(own) for name, own in recalls[share].items()} for share in ("seeds", "regions"))
+        texts = [f"{name} {percent(seeds[name], 0)} and {percent(regions[name], 0)}" for name in _ranked(seeds)]
+        yield (
+            f"**Known faults.** Of mutants whose failing seeds and regions of theta are all known, techniques find "
+            f"these shares of the {SHARES['seeds']} and {SHARES['regions']} at equal passes, on average: "
+            f"{', '.join(texts)}."
+        )
+    if scores:
+        means = {name: mean(own) for name, own in scores.items()}
+        clean = [cell["mutants"]["clean_score"] for cell in truth if cell["mutants"]]
+        yield (
+            f"**Mutation score.** The tests of each technique tell these shares of mutants and classes from the model: "
+            f"{', '.join(f'{name} {means[name]:.2f}' for name in _ranked(means))}; the clean seeds {mean(clean):.2f}. "
+            "A test that is a fault of the model kills nothing, so that a search for faults is not rewarded."
+        )
+
+
+def _ranked(values: dict[str, float]) -> list[str]:
+    """Names from the highest value to the lowest."""
+    return sorted(values, key=lambda name: -values[name])

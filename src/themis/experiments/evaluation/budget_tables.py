@@ -1,0 +1,200 @@
+"""Tables of campaigns at equal budgets: correlations of faults with the error rate, and faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from themis.experiments.comparison.statistics import LEAST_SPAN
+from themis.experiments.comparison.table import TITLES
+from themis.experiments.evaluation.paper import PAPER_R
+from themis.experiments.evaluation.ratios import ratio_notes
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, themis_first
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, plural
+from themis.runs.run import percent
+
+DEGENERATE = "degenerate"
+BUDGETS = {"passes": "equal passes", "tests": "equal tests"}
+DEFINITIONS = {"r": ("degenerate", "at full strength"), "r_box": ("box_degenerate", "over the whole range")}
+"""The key of an r, the key that says why it is not scored, and which error rate it is with."""
+
+
+def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iterable[Table]:
+    """The correlation of faults with the error rate: counted over all cells, and cell by cell."""
+    for name in TITLES:
+        if any(grid["name"] == name for pair in evaluation.content["pairs"] for grid in pair["grids"]):
+            yield _rate_table(evaluation.content["pairs"], name)
+    for name, budget in _grids(evaluation):
+        cells = _cells(evaluation, name, budget)
+        yield _count_table(cells, name, budget)
+        for key in () if is_brief else DEFINITIONS:
+            if scored := [(pair, grid) for pair, grid in cells if grid[DEFINITIONS[key][0]] is None]:
+                yield _r_table(scored, name, budget, key)
+
+
+def _rate_table(pairs: list[Record], name: str) -> Table:
+    """Error rates on a grid under both definitions, and which cells are degenerate."""
+    cells = [(pair, grid) for pair in pairs for grid in pair["grids"] if grid["name"] == name]
+    rows: list[tuple[str, ...]] = [
+        (
+            name_pair(pair),
+            *(
+                ", ".join(percent(rate, 0) for rate in grid[rates]) + ("" if grid[why] is None else f" ({DEGENERATE})")
+                for rates, why in (("rates", "degenerate"), ("box_rates", "box_degenerate"))
+            ),
+        )
+        for pair, grid in cells
+    ]
+    n_full, n_box = (sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values())
+    refused = [
+        f"{name_pair(pair)}: {pair['grid_refused']}" for pair in pairs if pair["grid_refused"] and name == "grid"
+    ]
+    notes = [
+        f"Error rates by magnitude. Degenerate are {n_full} of {plural(len(cells), 'cell')} at full strength and "
+        f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
+        *(f"No grid for {text}." for text in refused),
+    ]
+    columns = ("cell", "at full strength", "over the whole range")
+    return Table(f"Error rates, {TITLES[name]}", columns, rows, notes)
+
+
+def _grids(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The grids and budgets that have results."""
+    pairs = evaluation.content["pairs"]
+    return [
+        (name, budget)
+        for name in TITLES
+        for budget in BUDGETS
+        if any(grid["name"] == name for pair in pairs for grid in pair["budgets"].get(budget, []))
+    ]
+
+
+def _cells(evaluation: Evaluation, name: str, budget: str) -> list[tuple[Record, Record]]:
+    """The pairs that have results on a grid at a budget, each with them."""
+    return [
+        (pair, grid)
+        for pair in evaluation.content["pairs"]
+        for grid in pair["budgets"].get(budget, [])
+        if grid["name"] == name
+    ]
+
+
+def _techniques(grids: Iterable[Record]) -> list[str]:
+    """All techniques, Themis first."""
+    return themis_first({row["technique"] for grid in grids for row in grid["rows"]})
+
+
+def _common_techniques(cells: list[tuple[Record, Record]]) -> tuple[list[str], list[str]]:
+    """The techniques that have results in most cells, and the others."""
+    names = _techniques(grid for _, grid in cells)
+    counts = Counter(row["technique"] for _, grid in cells for row in grid["rows"])
+    common = [name for name in names if 2 * counts[name] > len(cells)]
+    return common, [name for name in names if name not in common]
+
+
+def _rare_notes(
+    cells: list[tuple[Record, Record]], techniques: list[str], value: Callable[[Record, str], str]
+) -> list[str]:
+    """The values of techniques that have results in few cells only."""
+    notes = []
+    for technique in techniques:
+        own = [(pair, grid) for pair, grid in cells if any(row["technique"] == technique for row in grid["rows"])]
+        notes.append(f"{technique}: {', '.join(f'{name_pair(pair)} {value(grid, technique)}' for pair, grid in own)}.")
+    return notes
+
+
+def _row(grid: Record, technique: str) -> Record:
+    return next((row for row in grid["rows"] if row["technique"] == technique), {"r": {}, "r_box": {}, "total": {}})
+
+
+def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> Table:
+    """How often each technique has a strong correlation, by both definitions, for distinct and for raw faults."""
+    rows = []
+    for technique in _techniques(grid for _, grid in cells):
+        texts = [technique]
+        for count in ("distinct", "faults"):
+            for key in DEFINITIONS:
+                values = [(_row(grid, technique)[key].get(count) or [None])[0] for _, grid in cells]
+                defined = [value for value in values if value is not None]
+                strong = sum(value >= STRONG for value in defined)
+                median = format_number(float(np.median(defined)), 2) if defined else NONE
+                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NONE)
+        leads = sum(_row(grid, technique).get("r_lead", {}).get("over_rival") == "ahead" for _, grid in cells)
+        rows.append((*texts, str(leads)))
+    degenerate = [sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values()]
+    columns = ("technique", "full strength", "whole range", "raw, full strength", "raw, whole range", "ahead")
+    notes = [
+        f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
+        "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
+        f"{degenerate[0]} of {plural(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
+        f"over the whole range; their error rates span less than {LEAST_SPAN:.2f}, or depend on one magnitude."
+    ]
+    return Table(f"Strong correlations, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
+
+
+def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: str) -> Table:
+    """Pearson's r of distinct faults in every cell, with its interval."""
+    techniques, rare = _common_techniques(cells)
+
+    def value(grid: Record, technique: str) -> str:
+        return format_estimate(_row(grid, technique)[key].get("distinct"), 2)
+
+    rows = []
+    for pair, grid in cells:
+        spans = grid["rates"] if key == "r" else grid["box_rates"]
+        published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
+        spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
+        values = [value(grid, technique) for technique in techniques]
+        rows.append((name_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
+    title = f"r with the error rate {DEFINITIONS[key][1]}, {TITLES[name]}, {BUDGETS[budget]}"
+    notes = [
+        "Distinct faults, with 95% intervals; paper: its value for Themis. Degenerate cells are left out. "
+        f"{NONE}: undefined, see themis compare.",
+        *_rare_notes(cells, rare, value),
+    ]
+    return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
+
+
+def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Distinct faults at equal budgets, and how they compare."""
+    for name, budget in _grids(evaluation):
+        cells = _cells(evaluation, name, budget)
+        techniques, rare = _common_techniques(cells)
+        rows = [
+            (
+                name_pair(pair),
+                *(_found(_row(grid, technique)) for technique in techniques),
+                *(_ratio(grid["ratios"].get(technique, {}).get("over_best")) for technique in THEMIS),
+            )
+            for pair, grid in cells
+        ]
+        columns = ("cell", *techniques, *(f"{technique} / best" for technique in THEMIS))
+        budgets = sorted({pair["limits"][budget] for pair, _ in cells})
+        notes = [
+            f"Sums over magnitudes of distinct faults after {_any_of([f'{limit:,}' for limit in budgets])} {budget}: "
+            "means over campaigns, with the lowest and the highest where they differ. Best: the best technique other "
+            f"than {_any_of(THEMIS)}.",
+            *_rare_notes(cells, rare, lambda grid, technique: _found(_row(grid, technique))),
+            *ratio_notes([grid["ratios"] for _, grid in cells]),
+        ]
+        yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Such as: a, b or c."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _found(row: Record) -> str:
+    """The mean over campaigns, with the lowest and the highest if they differ."""
+    if not row["total"]:
+        return NONE
+    mean, low, high = row["total"]["distinct_faults"]
+    return format_count(mean) + (f" ({format_count(low)}..{format_count(high)})" if low < high else "")
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else format_number(value, 2)
