@@ -7,6 +7,7 @@ from themis.experiments.evaluation.budget_tables import capability_tables, fault
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
 from themis.experiments.evaluation.done_tables import done_tables, time_tables
 from themis.experiments.evaluation.page import progress_tables
+from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
 from themis.experiments.evaluation.theory import describe_deviations, describe_shares
@@ -262,23 +263,27 @@ def record_until_done(technique, campaign, count, **others):
     return {**shared, "technique": technique, "campaign": campaign, **dict.fromkeys((*names, *seconds), count)}
 
 
-def test_a_campaign_until_done_counts_if_all_techniques_have_had_it():
+PLANNED = [EvaluationCell("done", "net", "fgsm", "", technique) for technique in ("scheduled", "nc")]
+
+
+def test_a_campaign_until_done_counts_if_all_planned_techniques_have_had_it():
     counts = (("scheduled", 0, 4), ("nc", 0, 2), ("scheduled", 1, 400))
-    (pair,) = summarise_done(record_until_done(*own) for own in counts)
+    (pair,) = summarise_done((record_until_done(*own) for own in counts), PLANNED)
     assert {name: row["tests"] for name, row in pair["techniques"].items()} == {"scheduled": 4, "nc": 2}
     assert pair["ratios"]["scheduled"]["over_best"] == 2
+    assert not summarise_done([record_until_done("scheduled", 1, 400)], PLANNED)  # a rival may be better
 
 
 def test_times_are_compared_only_in_campaigns_that_all_techniques_had_on_one_machine():
     one = [record_until_done("scheduled", 0, 4, machine="a"), record_until_done("nc", 0, 2, machine="a")]
     mixed = [record_until_done("scheduled", 1, 400, machine="a"), record_until_done("nc", 1, 100, machine="b")]
-    (pair,) = summarise_done([*one, *mixed])
+    (pair,) = summarise_done([*one, *mixed], PLANNED)
     rows = pair["techniques"]
     assert {name: (row["tests"], row["timed_tests"]) for name, row in rows.items()} == {
         "scheduled": (202, 4),
         "nc": (51, 2),
     }
     assert {name: row["seconds_total"] for name, row in rows.items()} == {"scheduled": 4, "nc": 2}
-    assert not list(time_tables(Evaluation({"done": summarise_done(mixed)})))
-    (table,) = time_tables(Evaluation({"done": summarise_done([*one, *mixed])}))
+    assert not list(time_tables(Evaluation({"done": summarise_done(mixed, PLANNED)})))
+    (table,) = time_tables(Evaluation({"done": summarise_done([*one, *mixed], PLANNED)}))
     assert [row[0::4] for row in table.rows] == [("scheduled", "4.00"), ("nc", "2.00")]

@@ -67,6 +67,7 @@ def conclude_evaluation(
     environment: Record,
 ) -> Evaluation:
     """All that the records of the cells say; `planned` are the cells beside error rates, finished or not."""
+    planned = list(planned)
     failed = [record for record in records.values() if "error" in record]
     kinds = {
         kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
@@ -91,7 +92,7 @@ def conclude_evaluation(
             "failed": failed,
             "progress": _count_progress(planned, records),
             "pairs": pairs,
-            "done": summarise_done(kinds[DONE]),
+            "done": summarise_done(kinds[DONE], [cell for cell in planned if cell.kind == DONE]),
             "theory": kinds[THEORY],
             "variants": kinds[VARIANT],
             "retraining": kinds[RETRAINING],
@@ -139,7 +140,10 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
             for cell, record in cells.items()
         }
         budgets[budget] = [
-            _with_ratios(summarise(grid, errors, box_errors, comparison, records).as_dict())
+            _with_ratios(
+                summarise(grid, errors, box_errors, comparison, records).as_dict(),
+                has_all=len(complete) == n_techniques,
+            )
             for grid in read_grids(rates)
             if all(technique.name in complete for technique in comparison.chosen())
         ]
@@ -191,10 +195,11 @@ def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: Co
     return list(complete), min(complete.values(), default=1)
 
 
-def _with_ratios(grid: Record) -> Record:
-    """A grid with the distinct faults of Themis relative to those of its rivals."""
+def _with_ratios(grid: Record, *, has_all: bool) -> Record:
+    """A grid with the distinct faults of Themis relative to those of its rivals; if not all have run, none is the best."""
     found = {row["technique"]: row["total"]["distinct_faults"][0] for row in grid["rows"] if row["total"]}
-    return {**grid, "ratios": {name: compare_faults(found, name) for name in THEMIS if name in found}}
+    unknown = {} if has_all else {"best_rival": None, "over_best": None}
+    return {**grid, "ratios": {name: compare_faults(found, name) | unknown for name in THEMIS if name in found}}
 
 
 def compare_faults(found: dict[str, float], name: str) -> Record:
@@ -236,20 +241,25 @@ def _correlate_sensitivity(rates: Record, cells: dict[EvaluationCell, Record]) -
     }
 
 
-def summarise_done(records: Iterable[Record]) -> list[Record]:
+def summarise_done(records: Iterable[Record], planned: Iterable[EvaluationCell]) -> list[Record]:
     """By model and perturbation, each technique when it was done: means over magnitudes and campaigns.
 
-    Only magnitudes and campaigns count that all techniques have had, so that they are compared on the same ones, and
-    for times only those that all techniques had on one machine.
+    Only magnitudes and campaigns count that all planned techniques have had, so that they are compared on the same
+    ones, and for times only those that all techniques had on one machine.
     """
+    names: dict[tuple[str, str], set[str]] = {}
+    for cell in planned:
+        names.setdefault((cell.model, cell.perturbation), set()).add(cell.technique)
     by_pair: dict[tuple[str, str], dict[tuple[float, int], list[Record]]] = {}
     for record in records:
         pair = by_pair.setdefault((record["model"], record["perturbation"]), {})
         pair.setdefault((record["magnitude"], record["campaign"]), []).append(record)
     summaries = []
     for (model, perturbation), campaigns in by_pair.items():
-        most = max(map(len, campaigns.values()))
-        whole = [own for own in campaigns.values() if len(own) == most]
+        wanted = names[model, perturbation]
+        whole = [own for own in campaigns.values() if wanted <= {record["technique"] for record in own}]
+        if not whole:
+            continue
         techniques: dict[str, list[Record]] = {}
         for record in (record for own in whole for record in own):
             techniques.setdefault(record["technique"], []).append(record)
