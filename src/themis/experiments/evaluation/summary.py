@@ -196,7 +196,7 @@ def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: Co
 
 
 def _with_ratios(grid: Record, *, has_all: bool) -> Record:
-    """A grid with the distinct faults of Themis relative to those of its rivals; if not all have run, none is the best."""
+    """A grid with the distinct faults of Themis relative to those of its rivals; all must have run for a best one."""
     found = {row["technique"]: row["total"]["distinct_faults"][0] for row in grid["rows"] if row["total"]}
     unknown = {} if has_all else {"best_rival": None, "over_best": None}
     return {**grid, "ratios": {name: compare_faults(found, name) | unknown for name in THEMIS if name in found}}
