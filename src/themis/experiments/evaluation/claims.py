@@ -350,7 +350,7 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {plural(len(shares), 'cell')}",
             f"the median share of a reference run's distinct faults was {'; '.join(describe_shares(theory))}",
             HOLDS if low == 0 else FAILS if low > len(shares) / 2 else IN_PART,
-            f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in half of them",
+            f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in at least half",
             why if low else f"{why}.",
         )
 
