@@ -56,21 +56,28 @@ def material():
 def train(net, material, device="cpu", **options):
     options, recipe = {key: options.pop(key) for key in ("loss", "folder", "on_epoch") if key in options}, options
     target = themis.Target(net.to(device), oracle="wrong")
-    rate = RATES[recipe.setdefault("optimiser", "adam")]
-    return tune(target, material, NOISE, Recipe(**RECIPE, learning_rate=rate, **recipe), oracle=Wrong(), **options)
+    recipe.setdefault("learning_rate", RATES[recipe.setdefault("optimiser", "adam")])
+    return tune(target, material, NOISE, Recipe(**RECIPE, **recipe), oracle=Wrong(), **options)
 
 
 def weights(tuned):
     return tuned.ends[1]
 
 
-def assert_same(tuned, other, rounding=1e-4):
-    """The same training up to rounding, which is far less than what was learned."""
-    for name, tensor in weights(tuned).items():
-        torch.testing.assert_close(tensor, weights(other)[name], rtol=rounding, atol=rounding)
+def assert_same(tuned, other, *, is_coarse=False):
+    """The same training up to rounding, which is far less than what was learned.
+
+    is_coarse: of 8 bits, where the steps of Adam carry single weights further away, those with little gradient.
+    """
     losses = [[epoch.training_loss for epoch in each.history[1:]] for each in (tuned, other)]
-    assert losses[0] == pytest.approx(losses[1], rel=rounding)
-    assert float((tuned.ends[0]["first.weight"] - weights(tuned)["first.weight"]).abs().max()) > 5e-3
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3 if is_coarse else 1e-4)
+    learned = {name: tensor.double() - tuned.ends[0][name] for name, tensor in weights(tuned).items()}
+    assert float(learned["first.weight"].abs().max()) > 5e-3
+    for name, tensor in weights(tuned).items():
+        if is_coarse:
+            assert float((tensor.double() - weights(other)[name]).norm()) <= 0.05 * float(learned[name].norm()), name
+        else:
+            torch.testing.assert_close(tensor, weights(other)[name], rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -104,6 +111,13 @@ def plainly(monkeypatch):
 
 
 class TestOnCPU:
+    def test_trainings_that_differ_are_told_apart(self, material):
+        tuned, other = train(Net(), material), train(Net(), material, learning_rate=2.9e-3)
+        for is_coarse in (False, True):
+            assert_same(tuned, train(Net(), material), is_coarse=is_coarse)
+            with pytest.raises(AssertionError):
+                assert_same(tuned, other, is_coarse=is_coarse)
+
     def test_no_step_is_captured(self, material, captured):
         net = Net()
         assert not can_capture(net, list(net.parameters()))
@@ -214,12 +228,12 @@ class TestOnGPU:
         self, material, captured, plainly, optimiser, statistics, others
     ):
         options = {"optimiser": optimiser, "statistics": statistics, "weight_decay": 0.01, **others}
-        rounding = 1e-3 if "autocast" in others else 1e-4  # of 8 bits
+        is_coarse = "autocast" in others
         tuned = train(Net(), material, "cuda", **options)
         assert captured == [True]
-        assert_same(tuned, plainly(Net(), material, "cuda", **options), rounding)
+        assert_same(tuned, plainly(Net(), material, "cuda", **options), is_coarse=is_coarse)
         assert captured == [True]
-        assert_same(tuned, train(Net(), material, "cuda", **options), rounding)
+        assert_same(tuned, train(Net(), material, "cuda", **options), is_coarse=is_coarse)
 
     @pytest.mark.parametrize("optimiser", OPTIMISERS)
     def test_an_interrupted_training_resumes_to_the_same_weights(self, material, captured, optimiser, tmp_path):
