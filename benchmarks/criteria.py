@@ -2,6 +2,7 @@
 
     THEMIS_DATA=FOLDER python benchmarks/criteria.py [--device cuda] [--no-quick] [--batch N] [--captured 0] \
         [--json FILE]
+    python benchmarks/criteria.py --table GPU.json CPU.json     # the table of docs/results.md, from two such files
 
 Each criterion is fitted to 2,000 CIFAR-10 pictures and then measures others under Gaussian noise, one batch at a time:
 forward pass with traced layers, readings, update. Bare and traced passes alternate, and the ratio is that of their
@@ -13,8 +14,11 @@ fitted values and state. On a CPU, `--quick` is the default: four criteria, fitt
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import warnings
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -169,7 +173,30 @@ def show(results: list[dict[str, Any]], title: str) -> Table:
     return table
 
 
+def markdown(gpu: list[dict[str, Any]], cpu: list[dict[str, Any]]) -> str:
+    """The results on both devices as a Markdown table, with ratios and tests per second."""
+
+    def cells(results: list[dict[str, Any]], neurons: str) -> dict[str, str]:
+        found = {}
+        for result in results:
+            name, _, options = result["criterion"].partition("(")
+            is_element = "element" in options if options else name == "scc"  # whose neurons are elements by default
+            if is_element == (neurons == "element"):
+                mark = "" if result["ratio"] <= AIMS[name] else " *"
+                found[name] = f"{result['ratio']:.2f}{mark} ({result['tests_a_second']:,.0f})"
+        return found
+
+    columns = [cells(results, neurons) for results in (gpu, cpu) for neurons in ("channel", "element")]
+    head = ["criterion", "GPU, 2,042 channels", "GPU, 532,490 elements", "CPU, channels", "CPU, elements"]
+    rows = [[f"`{name}`", *(column.get(name, "-") for column in columns)] for name in (*COVERAGE, *SURPRISE)]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--table"]:
+        print(markdown(*(json.loads(Path(file).read_text())["results"] for file in sys.argv[2:4])))
+        return
     arguments = parse(__doc__.splitlines()[0], QUICK, FULL, batch=0, captured=1)
     device = torch.device(arguments.device)
     batch = arguments.batch or (1024 if device.type == "cuda" else 32)

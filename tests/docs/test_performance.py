@@ -18,6 +18,14 @@ def test_the_table_is_made_from_the_results():
     assert made in (ROOT / "docs" / "performance.md").read_text()
 
 
+def test_the_table_of_criteria_is_made_from_the_results():
+    files = [f"benchmarks/results/criteria_{device}.json" for device in ("gpu", "cpu")]
+    command = [sys.executable, "benchmarks/criteria.py", "--table", *files]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert len(made.splitlines()) == 17
+    assert made in (ROOT / "docs" / "results.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["scale_cpu.json", "scale_stream.json"])
 def test_the_tables_of_scaling_are_made_from_the_results(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
