@@ -40,17 +40,25 @@ def stripes(n=400):
     return inputs, labels
 
 
-@pytest.fixture(scope="module")
-def searched():
-    """A model that looks at one row too much, and a run of it in memory."""
+def one_row():
+    """A model that looks at one row only of each half."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
     with torch.no_grad():
         net[1].weight.zero_()
         net[1].bias.zero_()
         net[1].weight[0, :6], net[1].weight[1, 30:] = 1.0, 1.0
+    return Target(net)
+
+
+def search(data, **options):
+    how = {"magnitude": 0.6, "max_tests": 500, "split": (0.4, 0.2, 0.4), "tolerance": 1e-9, "plateau": None, **options}
+    return themis.run(one_row(), data, "gaussian", **how)
+
+
+@pytest.fixture(scope="module")
+def searched():
     data = stripes()
-    how = {"magnitude": 0.6, "max_tests": 500, "split": (0.4, 0.2, 0.4), "tolerance": 1e-9, "plateau": None}
-    return data, themis.run(Target(net), data, "gaussian", **how)
+    return data, search(data)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,18 @@ def test_more_rounds_continue_after_finished_ones(searched, tmp_path):
     assert (out / "round-1/run.sqlite").is_file()
     again = retrain(run, data=data, out=out, rounds=2, **QUICK)
     assert again.summary()["rounds"] == two.summary()["rounds"]
+
+
+def test_a_retraining_goes_on_wherever_its_run_is_but_not_on_another_run(tmp_path):
+    data, first, second = stripes(), tmp_path / "first", tmp_path / "second"
+    search(data, out=first)
+    how = {"target": one_row(), "data": data, "out": tmp_path / "out", **QUICK}
+    before = retrain(first, **how)
+    first.rename(second)
+    assert retrain(second, **how).gain == before.gain
+    search(data, out=first, random_seed=1)
+    with pytest.raises(UsageError, match="campaign_seed 0 then, 1 now"):
+        retrain(first, **how)
 
 
 def test_the_campaign_of_a_round_can_be_retrained_from(searched, looped):

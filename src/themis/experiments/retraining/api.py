@@ -15,7 +15,7 @@ from themis.experiments.retraining.plan import FREE, RetrainingPlan
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.result import Retrained, Stage
 from themis.experiments.retraining.rounds import run_rounds
-from themis.experiments.retraining.source import Source, open_sources
+from themis.experiments.retraining.source import open_sources
 from themis.experiments.retraining.steps import WEIGHTS, Retraining
 from themis.experiments.retraining.table import markdown, verdict
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, Listener
@@ -113,23 +113,23 @@ def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[
 
 
 def _record(retraining: Retraining) -> dict[str, Any]:
-    """What identifies this retraining."""
+    """What identifies this retraining, wherever the folders of its runs are."""
     source = retraining.source
     return {
         "plan": retraining.plan.as_dict(),
         "recipe": retraining.recipe.as_dict(),
         **({} if retraining.loss is None else {"loss": name_loss(retraining.loss)}),
-        **_about(source),
+        **_about([{name: value for name, value in run.about.items() if name != "run"} for run in source.all]),
         "train_sha256": hash_seeds(source.parts.train),
         "judge_sha256": hash_seeds(source.parts.judge),
         "examined": "; ".join(f"{name} ({_range(case)})" for name, case in retraining.cases.items()),
     }
 
 
-def _about(source: Source) -> dict[str, Any]:
-    """What identifies the runs."""
-    further = [run.about for run in source.further]
-    return {**source.about, "further": further} if further else source.about
+def _about(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the first of some runs is, and the further ones."""
+    first, *further = runs
+    return {**first, "further": further} if further else first
 
 
 def _range(perturbation: Perturbation) -> str:
@@ -153,7 +153,7 @@ def _result(
         has_failed=has_failed,
         seeds={"search": len(parts.search), "train": len(parts.train), "judge": len(parts.judge)},
         weights=retraining.folder.within(WEIGHTS),
-        about=_about(source),
+        about=_about([run.about for run in source.all]),
         environment=environment,
     )
 
