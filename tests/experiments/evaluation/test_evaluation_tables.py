@@ -6,6 +6,7 @@ import pytest
 from themis.experiments.evaluation.budget_tables import capability_tables, fault_tables
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
 from themis.experiments.evaluation.done_tables import done_tables, time_tables
+from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval
@@ -167,6 +168,13 @@ def test_at_equal_budgets_a_model_under_a_perturbation_counts_once(budget):
         {"pairs": pairs}, f"Themis finds more faults than the mean of the four baselines, at equal {budget}"
     )
     assert claim.measured == "paper-preset 3.00 times (2 cells from 2.00 to 4.00)"
+
+
+def test_ratios_of_faults_are_drawn_even_if_a_technique_found_nothing(tmp_path):
+    content = {"pairs": [], **done_cells([0.0, 0.0, 3.0, 1.0, 2.0, 2.0])}
+    assert draw_ratios(Evaluation(content), tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").stat().st_size > 1000
+    assert not draw_ratios(Evaluation({"pairs": [], "done": []}), tmp_path / "none.png")
 
 
 def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
