@@ -105,7 +105,7 @@ def test_a_strong_correlation_of_the_baselines_too_refutes_the_claim_about_them(
     assert judge(**{"paper-preset": 0.3}, nc=0.8) == "does not hold"
     flat = [{**cell({"paper-preset": 0.9}, "flat"), "sensitivity": None}] * 3
     claim = verdict_of({"pairs": flat}, "Themis correlates")
-    assert claim.verdict == "cannot be checked"
+    assert claim.verdict == "undecided"
     assert "In 3 of 3 cells" in claim.why
 
 
@@ -138,7 +138,7 @@ def done_cells(ratios):
         ([0.0, 1.4, 1.4, 1.4, 1.4, 1.4], "does not hold"),
         ([1.4] * 6, "holds in part"),
         ([3.8] * 6, "holds"),
-        ([3.8] * 5, "cannot be checked"),
+        ([3.8] * 5, "undecided"),
         ([None] * 6 + [1.4] * 6, "holds in part"),
     ],
 )
@@ -168,6 +168,22 @@ def test_at_equal_budgets_a_model_under_a_perturbation_counts_once(budget):
         {"pairs": pairs}, f"Themis finds more faults than the mean of the four baselines, at equal {budget}"
     )
     assert claim.measured == "paper-preset 3.00 times (2 cells from 2.00 to 4.00)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [([1.2] * 6, "holds"), ([1.4] * 6, "does not hold"), ([0.5] * 3 + [2.0] * 3, "undecided"), ([1.2], "undecided")],
+)
+def test_time_is_undecided_if_the_interval_of_the_ratio_has_that_of_the_paper_within_it(seconds, verdict):
+    def row(total):
+        return {"seconds_total": total, "seconds_judge": total / 2, "seconds_per_test": 2 * total}
+
+    baselines = dict.fromkeys(("nc", "kmnc", "idc", "lsa"), row(1.0))
+    done = [{"ratios": {}, "techniques": {"paper-preset": row(own), **baselines}} for own in seconds]
+    claim = verdict_of({"done": done}, "Themis takes about as long")
+    assert claim.verdict == verdict
+    assert claim.why.startswith("Per test: paper-preset ")
+    assert claim.why.endswith("50% of the time of paper-preset goes into Markov chains.")
 
 
 def test_ratios_of_faults_are_drawn_even_if_a_technique_found_nothing(tmp_path):
@@ -287,11 +303,9 @@ def test_times_are_compared_only_in_campaigns_that_all_techniques_had_on_one_mac
     mixed = [record_until_done("scheduled", 1, 400, machine="a"), record_until_done("nc", 1, 100, machine="b")]
     (pair,) = summarise_done([*one, *mixed], PLANNED)
     rows = pair["techniques"]
-    assert {name: (row["tests"], row["timed_tests"]) for name, row in rows.items()} == {
-        "scheduled": (202, 4),
-        "nc": (51, 2),
-    }
+    assert {name: row["tests"] for name, row in rows.items()} == {"scheduled": 202, "nc": 51}
     assert {name: row["seconds_total"] for name, row in rows.items()} == {"scheduled": 4, "nc": 2}
+    assert {name: row["seconds_per_test"] for name, row in rows.items()} == {"scheduled": 1, "nc": 1}
     assert not list(time_tables(Evaluation({"done": summarise_done(mixed, PLANNED)})))
     (table,) = time_tables(Evaluation({"done": summarise_done([*one, *mixed], PLANNED)}))
     assert [row[0::4] for row in table.rows] == [("scheduled", "4.00"), ("nc", "2.00")]

@@ -27,7 +27,7 @@ from themis.settings import Settings
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
 CHOOSERS = {own: technique for technique, own in RETRAINED.items()}
 """Techniques by what they are called where they choose inputs to train on."""
-HOLDS, IN_PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "cannot be checked"
+HOLDS, IN_PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "undecided"
 NEARLY_ALL, FEW = 0.9, 0.5
 """Shares of the cases in which something must hold to hold in general, and in which it may hold to be rare."""
 PAPER_FAULTS, PAPER_TIME = 3.78, 1.271
@@ -93,7 +93,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 def count_verdicts(evaluation: Evaluation) -> str:
     """How many claims hold, in one sentence; empty if none was measured."""
     counts = Counter(claim.verdict for claim in judge_claims(evaluation))
-    words = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", OPEN: "cannot be checked"}
+    words = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", OPEN: OPEN}
     parts = [f"{n} {verdict if n == 1 else words[verdict]}" for verdict in words if (n := counts[verdict])]
     return f"Of {plural(counts.total(), 'claim')}: {', '.join(parts)}." if counts else ""
 
@@ -182,10 +182,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
         return None
     verdict, other = (_judge_ratios(over["over_four"][technique], paper) for technique in THEMIS)
     why = [f"For {THEMIS[1]}, it {other}."] if other != verdict and other != OPEN else []
-    texts = {
-        key: "; ".join(f"{technique} {describe_ratios(values)}" for technique, values in by.items() if values)
-        for key, by in over.items()
-    }
+    texts = {key: _describe_all(by) for key, by in over.items()}
     if texts["over_best"]:
         why.append(f"Against the best rival of each cell: {texts['over_best']}.")
     return Claim(
@@ -207,6 +204,11 @@ def _judge_ratios(ratios: list[float], paper: float | None) -> str:
     if interval[0] <= 1:
         return FAILS
     return HOLDS if paper is None or interval[1] >= paper else IN_PART
+
+
+def _describe_all(ratios: dict[str, list[float]]) -> str:
+    """The ratios of every technique that has some."""
+    return "; ".join(f"{technique} {describe_ratios(values)}" for technique, values in ratios.items() if values)
 
 
 def _medians(ratios: dict[str, list[float]]) -> str:
@@ -268,27 +270,30 @@ def _count_trainings(retraining: list[Record]) -> str:
 def _time(done: list[Record]) -> Iterator[Claim]:
     """Time until done, relative to the mean of the four baselines."""
     whole = [pair["techniques"] for pair in with_times(done) if set(BASELINES) <= set(pair["techniques"])]
-    ratios = {
-        technique: [
-            row[technique]["seconds_total"] / mean(row[name]["seconds_total"] for name in BASELINES)
-            for row in whole
-            if technique in row
-        ]
-        for technique in THEMIS
-    }
-    if not ratios[PRESET]:
+    ratios, per_test = (
+        {
+            technique: [row[technique][cost] / mean(row[name][cost] for name in BASELINES) for row in own]
+            for technique in THEMIS
+            if (own := [row for row in whole if technique in row])
+        }
+        for cost in ("seconds_total", "seconds_per_test")
+    )
+    if PRESET not in ratios:
         return
-    own = [row[PRESET] for row in whole if PRESET in row]
-    judging = sum(row["seconds_judge"] for row in own) / sum(row["seconds_total"] for row in own)
+    preset = [row[PRESET] for row in whole if PRESET in row]
+    judging = sum(row["seconds_judge"] for row in preset) / sum(row["seconds_total"] for row in preset)
     interval = median_interval(ratios[PRESET])
+    verdict = OPEN
+    if interval is not None and not interval[0] <= PAPER_TIME < interval[1]:
+        verdict = HOLDS if interval[1] <= PAPER_TIME else FAILS
     yield Claim(
         "Themis takes about as long as baselines, until done",
         f"{PAPER_TIME:.2f} times as long",
         _medians(ratios),
-        "; ".join(f"{technique} {describe_ratios(values)}" for technique, values in ratios.items() if values),
-        OPEN if interval is None else HOLDS if interval[0] <= PAPER_TIME else FAILS,
-        f"the interval of the ratio begins at {PAPER_TIME:.2f} or below",
-        f"{percent(judging, 0)} of the time of {PRESET} goes into Markov chains.",
+        _describe_all(ratios),
+        verdict,
+        f"the interval of the ratio ends at {PAPER_TIME:.2f} or below; undecided, if {PAPER_TIME:.2f} is within it",
+        f"Per test: {_describe_all(per_test)}. {percent(judging, 0)} of the time of {PRESET} goes into Markov chains.",
     )
 
 

@@ -70,7 +70,6 @@ def time_tables(evaluation: Evaluation) -> Iterable[Table]:
         rows = []
         for name in names:
             own = [pair["techniques"][name] for pair in whole]
-            tests = sum(row["timed_tests"] for row in own)
             rows.append(
                 (
                     name,
@@ -79,7 +78,7 @@ def time_tables(evaluation: Evaluation) -> Iterable[Table]:
                         for phase in ("measure", "judge", "search", "total")
                     ),
                     format_number(_mean(own, "fit_seconds"), 2),
-                    format_number(1000 * sum(row["seconds_total"] for row in own) / max(tests, 1), 2),
+                    format_number(1000 * _mean(own, "seconds_per_test"), 2),
                 )
             )
         notes = [

@@ -293,12 +293,15 @@ def _describe_done(records: list[Record]) -> Record:
 
 
 def _describe_times(records: list[Record]) -> Record:
-    """Mean seconds by phase, and the tests that they are for; nothing if no campaign can be compared by its time."""
+    """Mean seconds by phase and per test; nothing if no campaign can be compared by its time."""
     if not records:
         return {}
     names = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total", "fit_seconds")
     means = {name: float(np.mean([record[name] for record in records])) for name in names}
-    return {**means, "timed_tests": float(np.mean([record["tests"] for record in records]))}
+    return {
+        **means,
+        "seconds_per_test": means["seconds_total"] / float(np.mean([record["tests"] for record in records])),
+    }
 
 
 def with_times(done: Iterable[Record]) -> list[Record]:
