@@ -39,6 +39,7 @@ from searching.files import write_results
 from torch import Tensor
 
 from themis.compute.rng import Rng
+from themis.data.datasets import BLOCK
 from themis.experiments.contest.cells import pack, unpack
 from themis.experiments.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
 from themis.experiments.retraining.batches import can_distill
@@ -82,7 +83,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Options of the recipe that differ from its defaults."""
 QUICK: dict[str, Any] = {"rows": ["pdf edit"], "random_seeds": 1, "share": 0.3, "techniques": "themis,random"}
 FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0, "techniques": ",".join((OWN, *RIVALS))}
-SEEDS = {"resnet56-cifar10": (5_000, 8_000), "dave2-udacity": (500, 250)}
+SEEDS = {"resnet56-cifar10": (5_000, 8_000), "dave2-udacity": (1_100, 1_000)}
 """Maximum numbers of test seeds and training inputs."""
 TOLERANCE = 0.0025
 EPOCHS = 10
@@ -105,6 +106,8 @@ class Row:
     attack: str = f"pgd:{2 / 255!r}"
     """The perturbation of adversarial training."""
     draws: int = 5
+    stretch: int | None = None
+    """Consecutive seeds that stay in the same part: a frame of a drive hardly differs from the next one."""
 
     def suits(self, technique: str) -> bool:
         """Whether a technique differs from the others here: augmix needs pictures, and drawing an attack is pgd."""
@@ -115,6 +118,8 @@ class Row:
 
 NEAR = "regression:0.1"
 """Within a tenth of the label: the default of two standard deviations leaves no room for a gain on the drive."""
+DRIVE: dict[str, Any] = {"oracle": NEAR, "stretch": BLOCK}
+"""Stretches of the drive that no technique has searched are judged."""
 RESNET, DAVE, LENET = ("resnet56-cifar10", 350_000, 128), ("dave2-udacity", 60_000), ("lenet5-mnist", 200_000)
 PDF, EDITED = ("mlp-pdf", 200_000), "edit_worst:3.0"
 
@@ -127,8 +132,8 @@ ROWS = (
     _row("resnet56 gaussian 0.1", RESNET, "gaussian:0.1"),
     _row("resnet56 fog", RESNET, "fog"),
     _row("resnet56 gaussian 0.1 and fog", RESNET, "gaussian:0.1", "fog"),
-    _row("dave2 gaussian 0.5", DAVE, "gaussian:0.5", oracle=NEAR),
-    _row("dave2 fog", DAVE, "fog", oracle=NEAR),
+    _row("dave2 gaussian 0.5", DAVE, "gaussian:0.5", **DRIVE),
+    _row("dave2 fog", DAVE, "fog", **DRIVE),
     _row("lenet5 gaussian 0.8", LENET, "gaussian:0.8", attack="pgd:0.15"),
     _row("lenet5 fog", LENET, "fog", attack="pgd:0.15"),
     _row("digits segmentation gaussian 0.3", (segmenter.NAME, 200_000), "gaussian:0.3", attack="pgd:0.15"),
@@ -137,7 +142,7 @@ ROWS = (
     _row("drebin edit", ("mlp-drebin", 200_000), "edit:3.0", attack=EDITED),
     _row("pdf edit_worst", PDF, EDITED, attack=EDITED),
     _row("lenet5 pgd 0.15", LENET, "pgd:0.15", attack="pgd:0.15", draws=1),
-    _row("dave2 pgd 2/255", DAVE, f"pgd:{2 / 255!r}", oracle=NEAR, draws=1),
+    _row("dave2 pgd 2/255", DAVE, f"pgd:{2 / 255!r}", **DRIVE, draws=1),
     _row("resnet56 pgd 2/255", RESNET, f"pgd:{2 / 255!r}", draws=1),
 )
 """In order of value: attacks, the slowest, come last."""
@@ -171,7 +176,7 @@ class Cell:
 def original(row: Row, device: str, packed: str | None, share: float) -> tuple[Target, Parts, Column, Column]:
     """The model of a row, its seeds, and its clean and disturbed grades on the judge seeds."""
     loaded = load(row.model, device, packed)
-    parts = loaded.parts(share)
+    parts = loaded.parts(share, row.stretch)
     target = loaded.with_settled_oracle(row.oracle, parts.search)
     return target, parts, *grade(row, target, parts, Ledger())
 

@@ -46,9 +46,13 @@ class ModelWithData:
         """The target with its oracle, or another one, settled on the clean outputs of seeds."""
         return with_settled_oracle(self.target if oracle is None else replace(self.target, oracle=oracle), seeds)
 
-    def parts(self, share: float) -> Parts:
-        """A share of the search, train and judge seeds."""
-        part = choose_part(seed_hashes(self.test), SHARES, 0)
+    def parts(self, share: float, stretch: int | None = None) -> Parts:
+        """A share of the search, train and judge seeds; with `stretch`, so many consecutive seeds stay together."""
+        if stretch is None:
+            part = choose_part(seed_hashes(self.test), SHARES, 0)
+        else:
+            number = np.unique(self.test.seed_id.numpy() // stretch, return_inverse=True)[1]
+            part = np.where(number % 3 == 0, 0, 2).astype(np.uint8)
         search, judge = (torch.from_numpy(np.flatnonzero(part == k)) for k in (0, 2))
         parts = (self.test[search], self.train, self.test[judge])
         return Parts(*(read_seeds(seeds, max(1, round(len(seeds) * share))) for seeds in parts))

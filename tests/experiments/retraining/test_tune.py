@@ -524,6 +524,20 @@ def test_the_old_answers_count_for_pictures_of_one_class_each(case):
     assert not can_distill(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64))))
 
 
+def test_the_learning_rate_follows_the_task_unless_it_is_given(case):
+    target, material, _ = case
+    oracle = Regression(0.1)
+    single = themis.Target(nn.Sequential(target.module, nn.Linear(10, 1)), oracle=oracle)
+
+    def rate(target, oracle, **options):
+        tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=1, **options), oracle=oracle)
+        return tuned.history[1].learning_rate
+
+    assert rate(target, WRONG) == rate(target, WRONG, distill=0.0) == 3e-4
+    assert rate(single, oracle) == 1e-3
+    assert rate(single, oracle, learning_rate=2e-3) == 2e-3
+
+
 def test_an_epoch_is_reported_with_the_time_that_is_left():
     epoch = Epoch(3, 0.98, 0.8, 1.0, 0.5, 1e-3, 20.0)
     assert describe_epoch(epoch, 5) == (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from themis.errors import UsageError
@@ -14,6 +14,8 @@ SCHEDULES = ("constant", "cosine", "step", "one-cycle")
 WARM_UP = 0.3
 """Share of a one-cycle schedule in which the rate rises, starting at `INITIAL_RATE` of its peak."""
 INITIAL_RATE = 0.04
+RATE, RATE_OF_PICTURES = 1e-3, 3e-4
+"""The learning rate if labels alone are learnt from, and of pictures of one class each."""
 CHOOSING = ("tolerance", "share")
 """Options that choose a point of the frontier after a training."""
 STEPS = 3
@@ -42,7 +44,9 @@ class Recipe:
     accumulate: int = option(1, "pass each batch to the model in this many parts, which takes less memory")
     autocast: bool = option(False, "train in bfloat16 where it is safe, which is faster on recent GPUs")
     optimiser: str = option("adam", "sgd (with momentum), adam or adamw")
-    learning_rate: float = option(3e-4, "learning rate; the peak if the schedule has one")
+    learning_rate: float | None = option(
+        None, "learning rate, or its peak; by default 3e-4 for pictures of one class each, 1e-3 for other tasks"
+    )
     schedule: str = option("cosine", "learning rate over the steps: constant, cosine, step or one-cycle")
     weight_decay: float = option(0.0, "weight decay of the optimiser")
     layers: list[str] | None = option(
@@ -75,7 +79,10 @@ class Recipe:
             "accumulate": (1 <= self.accumulate <= self.batch_size, "lie between 1 and batch_size"),
             "autocast": (isinstance(self.autocast, bool), "be true or false"),
             "optimiser": (self.optimiser in OPTIMISERS, f"be one of {', '.join(OPTIMISERS)}"),
-            "learning_rate": (0 < self.learning_rate < math.inf, "be a positive number"),
+            "learning_rate": (
+                self.learning_rate is None or 0 < self.learning_rate < math.inf,
+                "be a positive number, or None to choose it by the task",
+            ),
             "schedule": (self.schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "be 0 or more"),
             "statistics": (self.statistics in ("keep", "update"), "be 'keep' or 'update'"),
@@ -126,8 +133,15 @@ class Recipe:
         fresh = round(self.fresh * disturbed)
         return self.batch_size - disturbed, disturbed - fresh, fresh
 
+    def with_rate(self, has_pictures: bool) -> Recipe:
+        """With the learning rate of the task, unless one was given; `has_pictures` of one class each."""
+        if self.learning_rate is not None:
+            return self
+        return replace(self, learning_rate=RATE_OF_PICTURES if has_pictures else RATE)
+
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step, 0 to `total` - 1."""
+        assert self.learning_rate is not None  # a training has chosen it
         done = step / max(total, 1)
         return self.learning_rate * _FACTORS[self.schedule](done)
 

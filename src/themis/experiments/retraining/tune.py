@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
 from themis.errors import ModelError, StoreError, first_line
-from themis.experiments.retraining.batches import Batches, TrainingBatch, hold_out
+from themis.experiments.retraining.batches import Batches, TrainingBatch, can_distill, hold_out
 from themis.experiments.retraining.captured_step import Step, can_capture, capture
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
@@ -114,6 +114,7 @@ def tune(
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
     oracle = _settle(oracle, target, material)
+    recipe = recipe.with_rate(can_distill(oracle, material.pool))
     key = training_key(target, material, perturbations, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
     loss = choose_loss(oracle, loss)
     with trainable_copy(target) as trained, target.opened():
@@ -247,7 +248,7 @@ class _Training:
             starts_low = self.recipe.schedule == "one-cycle"
             raise ModelError(
                 f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
-                f"{self.recipe.learning_rate:g}{'' if starts_low else ', or use schedule one-cycle, which starts low'}"
+                f"{self.recipe.learning_rate}{'' if starts_low else ', or use schedule one-cycle, which starts low'}"
             )
         return mean, [total / n for total in self.sums]
 
@@ -356,10 +357,11 @@ def _training_mode(module: nn.Module, updates_statistics: bool) -> None:
 
 def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -> torch.optim.Optimizer:
     """The recipe's optimiser; if its step is to be captured, its rate is a tensor, and so is all of its state."""
+    assert recipe.learning_rate is not None  # it is chosen by the task
     rate: float | Tensor = recipe.learning_rate
     options: dict[str, Any] = {"weight_decay": recipe.weight_decay}
     if captures:
-        rate = torch.tensor(recipe.learning_rate, dtype=torch.float32, device=parameters[0].device)
+        rate = torch.tensor(rate, dtype=torch.float32, device=parameters[0].device)
         options["fused"] = True
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(parameters, rate, momentum=MOMENTUM, nesterov=True, **options)
