@@ -87,6 +87,9 @@ def test_the_compiled_numbers_are_identical_to_those_of_torch():
         assert torch.equal(compiled.uniform(n), plain.uniform(n))
         assert torch.equal(compiled.normal(n), plain.normal(n))
     assert torch.equal(compiled.normal(31, 9), plain.normal(31, 9))
+    for shape in ((1,), (3, 5, 5), (2, 8, 9)):
+        inputs, sigma = torch.rand(50, *shape), torch.rand(50, 2)[:, 0]
+        assert torch.equal(compiled.add_normal(inputs, sigma), plain.add_normal(inputs, sigma))
     assert compiled.drawn == plain.drawn
 
 

@@ -9,7 +9,7 @@
 /* Number of the names and arguments of the functions in this file; native.py refuses a library with another one. */
 int32_t themis_interface(void)
 {
-    return 2;
+    return 3;
 }
 
 #define BLOCK 1024 /* neurons whose sums stay in the first-level cache */
@@ -213,11 +213,13 @@ static inline __attribute__((always_inline)) void normal_pair(float first, float
 }
 
 /* Standard normal numbers, out [n_tests, n], after `drawn` uniform ones; with half as many as n, rounded up, number j is
- * made from the uniform numbers j and half + j, as is number half + j. */
+ * made from the uniform numbers j and half + j, as is number half + j. Unless inputs [n_tests, n] is null, it is added to
+ * the numbers after they are multiplied by sigma [n_tests]. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_normal(const int64_t *seed, int64_t n_tests, int64_t drawn, int64_t n, float *out)
+void themis_normal(const int64_t *seed, int64_t n_tests, int64_t drawn, int64_t n, const float *sigma,
+                   const float *inputs, float *out)
 {
     int64_t half = (n + 1) / 2;
 #pragma omp parallel for schedule(static) if (n_tests * n > 32768)
@@ -228,16 +230,19 @@ void themis_normal(const int64_t *seed, int64_t n_tests, int64_t drawn, int64_t 
         if (n % 2)
             normal_pair(uniform(drawn + half - 1, seed[t]), uniform(drawn + 2 * half - 1, seed[t]), even + half - 1,
                         &last);
+        if (inputs)
+            for (int64_t j = 0; j < n; j++)
+                even[j] = even[j] * sigma[t] + inputs[t * n + j];
     }
 }
 #pragma GCC pop_options
 
 /* The answer of each test to a classification, and its margin: the same steps as `_compare` in oracle/classes.py.
  *
- * scores [n_tests, n]; reference [n_tests], the classes that the tests should keep; outcome, margin [n_tests]. Returns
- * how many references are no class; these tests are left out. */
-int64_t themis_verdict(const float *scores, const int64_t *reference, int64_t n_tests, int64_t n, int64_t *outcome,
-                    float *margin)
+ * scores [n_tests, n]; reference [n_tests], the classes that the tests should keep; is_fault, outcome, margin [n_tests].
+ * Returns how many references are no class; these tests are left out. */
+int64_t themis_verdict(const float *scores, const int64_t *reference, int64_t n_tests, int64_t n, uint8_t *is_fault,
+                       int64_t *outcome, float *margin)
 {
     int64_t n_wrong = 0;
     for (int64_t t = 0; t < n_tests; t++) {
@@ -259,6 +264,7 @@ int64_t themis_verdict(const float *scores, const int64_t *reference, int64_t n_
                 rival = score[j];
         }
         outcome[t] = is_finite ? answer : -1;
+        is_fault[t] = outcome[t] != reference[t];
         margin[t] = is_finite ? score[reference[t]] - rival : -INFINITY;
     }
     return n_wrong;

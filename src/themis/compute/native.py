@@ -21,7 +21,7 @@ BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
-INTERFACE = 2
+INTERFACE = 3
 """Number of the functions' names and arguments, the same as in native.c; raise it in both when one of them changes."""
 FUNCTIONS = (
     *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
@@ -57,10 +57,10 @@ def library() -> Library | None:
     functions.themis_add_panel.argtypes = [
         *(pointer, pointer, integer, integer, pointer, integer, pointer, pointer, pointer, pointer),
     ]
-    functions.themis_verdict.argtypes = [pointer, pointer, integer, integer, pointer, pointer]
+    functions.themis_verdict.argtypes = [pointer, pointer, integer, integer, pointer, pointer, pointer]
     functions.themis_add_powers.argtypes = [pointer, integer, integer, pointer]
     functions.themis_uniform.argtypes = [pointer, integer, integer, integer, pointer]
-    functions.themis_normal.argtypes = functions.themis_uniform.argtypes
+    functions.themis_normal.argtypes = [pointer, integer, integer, integer, pointer, pointer, pointer]
     functions.themis_mix.argtypes = [
         *(
             ctypes.c_uint64,
@@ -252,25 +252,27 @@ def add_panel(
     )
 
 
-def verdict(native: Library, scores: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def verdict(native: Library, scores: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The class with the highest of the `scores [tests, classes]`, int64, and how far `reference` is above all others.
 
-    Scores that are not finite have the class -1 and the margin minus infinity. scores float32, reference int64
-    `[tests]`; contiguous, on the CPU.
+    Before them, whether that class is another than `reference`. Scores that are not finite have the class -1 and the
+    margin minus infinity. scores float32, reference int64 `[tests]`; contiguous, on the CPU.
     """
     n_tests, n = scores.shape
-    outcome, margin = torch.empty(n_tests, dtype=torch.int64), torch.empty(n_tests, dtype=torch.float32)
+    types = (torch.bool, torch.int64, torch.float32)
+    is_fault, outcome, margin = (torch.empty(n_tests, dtype=dtype) for dtype in types)
     n_wrong = native.themis_verdict(
         _address("scores", scores, torch.float32),
         _address("reference", reference, torch.int64, (n_tests,)),
         n_tests,
         n,
+        is_fault.data_ptr(),
         outcome.data_ptr(),
         margin.data_ptr(),
     )
     if n_wrong:
         raise IndexError(f"reference must be a class, 0 to {n - 1}, got {n_wrong} of {n_tests} that are not")
-    return outcome, margin
+    return is_fault, outcome, margin
 
 
 def add_powers(native: Library, differences: Tensor, sums: Tensor) -> None:
@@ -285,18 +287,33 @@ def add_powers(native: Library, differences: Tensor, sums: Tensor) -> None:
 
 def uniform(native: Library, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
     """Uniform numbers in (0, 1), `[tests, n]`, from int64 `noise_seed [tests]`: the same as those of `Rng`."""
-    return _draw(native.themis_uniform, noise_seed, drawn, n)
+    (n_tests,) = noise_seed.shape
+    out = torch.empty(n_tests, n, dtype=torch.float32)
+    native.themis_uniform(_address("noise_seed", noise_seed, torch.int64), n_tests, drawn, n, out.data_ptr())
+    return out
 
 
 def normal(native: Library, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
     """Standard normal numbers, the same as those of `Rng`; see `uniform`."""
-    return _draw(native.themis_normal, noise_seed, drawn, n)
-
-
-def _draw(function: Any, noise_seed: Tensor, drawn: int, n: int) -> Tensor:
     (n_tests,) = noise_seed.shape
-    out = torch.empty(n_tests, n, dtype=torch.float32)
-    function(_address("noise_seed", noise_seed, torch.int64), n_tests, drawn, n, out.data_ptr())
+    out, seed = torch.empty(n_tests, n, dtype=torch.float32), _address("noise_seed", noise_seed, torch.int64)
+    native.themis_normal(seed, n_tests, drawn, n, None, None, out.data_ptr())
+    return out
+
+
+def add_normal(native: Library, noise_seed: Tensor, drawn: int, inputs: Tensor, sigma: Tensor) -> Tensor:
+    """`inputs [tests, ...]` plus such numbers times `sigma [tests]`; both float32, contiguous, on the CPU."""
+    (n_tests,) = noise_seed.shape
+    out, seed = torch.empty_like(inputs), _address("noise_seed", noise_seed, torch.int64)
+    native.themis_normal(
+        seed,
+        n_tests,
+        drawn,
+        inputs.numel() // n_tests,
+        _address("sigma", sigma, torch.float32, (n_tests,)),
+        _address("inputs", inputs, torch.float32, (n_tests, *inputs.shape[1:])),
+        out.data_ptr(),
+    )
     return out
 
 

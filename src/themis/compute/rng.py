@@ -171,6 +171,18 @@ class Rng:
         make_pairs = kernels.pairs(u.device) or normal_pairs
         return torch.cat(make_pairs(u[:, :half], u[:, half:]), 1)[:, :n].reshape(len(u), *shape)
 
+    def add_normal(self, inputs: Tensor, sigma: Tensor) -> Tensor:
+        """`inputs [tests, ...]` plus standard normal noise times `sigma [tests]`."""
+        is_plain = inputs.dtype == sigma.dtype == torch.float32 and inputs.is_contiguous() and len(inputs)
+        if self._native is not None and is_plain and not (inputs.requires_grad or sigma.requires_grad):
+            n = inputs.numel() // len(inputs)
+            drawn, self._drawn = self._drawn, self._drawn + n + n % 2
+            return native.add_normal(self._native, self._noise_seed.contiguous(), drawn, inputs, sigma.contiguous())
+        noise, sigma = self.normal(*inputs.shape[1:]), sigma.view(-1, *(1,) * (inputs.ndim - 1))
+        if sigma.requires_grad or noise.dtype != inputs.dtype:
+            return inputs + noise * sigma
+        return noise.mul_(sigma).add_(inputs)  # the same numbers without two copies of the inputs
+
 
 def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of standard normal numbers from pairs of uniform ones in (0, 1), float32.

@@ -193,6 +193,7 @@ class Calculator:
         """Whether chunks are captured as a CUDA graph if they can be."""
         self.graphs = self._no_graphs(None if self.captures and batch_size is None else 0)
         self._without_faults: FaultDetails | None = None
+        self._every_row = torch.arange(size, device=self.device)
 
     @staticmethod
     def trace(
@@ -567,8 +568,11 @@ class Calculator:
             if self.observer is not None:
                 self.observer.end(n, outputs, rows)
             verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
-            faults = self._faults_of_chunk(chunk, outputs, verdict, fold)
             results = self._results(chunk, verdict, gradient)
+            if results.is_fault.any():
+                faults = self._faults_of_chunk(chunk, outputs, verdict, fold)
+            else:
+                faults = self._no_faults(chunk.inputs)
             if are_all_finite(outputs):
                 into.commit(n)
                 panel = None if self._panel is None else (fold.panel_differences, rows)
@@ -703,7 +707,7 @@ class Calculator:
         rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device, block))
         leaf = theta.requires_grad_(needs_gradient)
         inputs, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
-        order = torch.arange(len(rows), device=self.device)
+        order = self._every_row[: len(rows)]
         chunk = _DisturbedChunk(tests, rows, theta, noise_seed, inputs, disturbed, motion, order, n, leaf)
         if self.min_ssim is None:
             return chunk
@@ -811,8 +815,6 @@ class Calculator:
         self, chunk: _DisturbedChunk, outputs: Tensor, verdict: Verdict, fold: ChunkFold
     ) -> FaultDetails:
         at = verdict.is_fault.nonzero().squeeze(1)
-        if not at.shape[0]:
-            return self._no_faults(chunk.inputs)
         value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
         inputs, disturbed, by_layer = chunk.inputs, chunk.disturbed.detach(), fold.sensitivity_by_layer()
         return self._describe_faults(at.cpu().numpy(), inputs[at], disturbed[at], outputs[at], value[at], by_layer[at])

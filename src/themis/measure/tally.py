@@ -124,11 +124,7 @@ class Tally:
 
     def _add_kinds(self, tests: Tests, at: Ints) -> None:
         """Count tests by kind, those `at` some rows as faults."""
-        n_faults, n_tests, kinds = Counter(tests.kind[at].tolist()), dict[str, int](), tests.kind
-        while len(kinds):  # there are few kinds: comparing arrays is faster than counting one test after another
-            others = kinds[kinds != kinds[0]]
-            n_tests[str(kinds[0])] = len(kinds) - len(others)
-            kinds = others
+        n_tests, n_faults = Counter(tests.kind.tolist()), Counter(tests.kind[at].tolist())
         for kind in sorted(n_tests):
             count = self.kinds.setdefault(kind, {"tests": 0, "faults": 0})
             count["tests"] += n_tests[kind]

@@ -180,8 +180,7 @@ def check_scores(clean_outputs: Tensor) -> None:
 def _compare(reference: Tensor, outputs: Tensor) -> Verdict:
     native = None if outputs.requires_grad else library_for(outputs)
     if native is not None:
-        outcome, margin = verdict(native, outputs.contiguous(), reference.contiguous())
-        return Verdict(outcome != reference, outcome, margin)
+        return Verdict(*verdict(native, outputs.contiguous(), reference.contiguous()))
     is_finite = are_finite(outputs)
     outcome = torch.where(is_finite, outputs.argmax(1), NOT_FINITE)
     of_reference = outputs.gather(1, reference[:, None]).squeeze(1)

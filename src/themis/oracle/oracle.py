@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,6 +108,8 @@ def are_finite(outputs: Tensor) -> Tensor:
 
 def are_all_finite(outputs: Tensor) -> bool:
     """Return whether no output contains a NaN or an infinity: if so, the sum has one as well, unless it overflows."""
+    if outputs.is_cpu:
+        return bool(np.isfinite(outputs.numpy()).all())  # between two passes in half the time of torch
     return math.isfinite(float(outputs.sum())) or bool(are_finite(outputs).all())
 
 
