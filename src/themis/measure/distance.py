@@ -7,6 +7,8 @@ from torch import Tensor
 
 WINDOW = 7
 """Side of the SSIM windows in pixels."""
+VALUES_AT_ONCE = 1 << 18
+"""On a CPU, SSIM is computed for about so many values at a time: it takes thirty times their memory."""
 
 
 def l2(inputs: Tensor, disturbed: Tensor) -> Tensor:
@@ -29,6 +31,13 @@ def ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tens
         inputs, disturbed = inputs.flatten(1, 2), disturbed.flatten(1, 2)
     if inputs.ndim != 4 or min(inputs.shape[2:]) < WINDOW or not len(inputs):
         return torch.full((len(inputs),), torch.nan, device=inputs.device)
+    n_parts = -(-inputs.numel() // VALUES_AT_ONCE) if inputs.is_cpu else 1
+    parts = zip(inputs.tensor_split(n_parts), disturbed.tensor_split(n_parts), strict=True)
+    return torch.cat([_ssim(*part, bounds) for part in parts if len(part[0])])
+
+
+def _ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """SSIM of pictures of at least the window's size."""
     a, b = inputs - bounds[0], disturbed - bounds[0]  # from zero, so that float32 is precise enough
     moments = torch.stack([a, b, a * a, b * b, a * b]).flatten(0, 1)
     means = _window_means(moments).view(5, *a.shape[:2], a.shape[2] - 6, a.shape[3] - 6)

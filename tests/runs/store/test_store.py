@@ -19,7 +19,7 @@ from warm_python import warm_python
 import themis
 from themis import StoreError, UsageError
 from themis.runs.faults import telling
-from themis.runs.store import Reader
+from themis.runs.store import Reader, tensors, writer
 from themis.runs.store.schema import OLDEST, SCHEMA
 from themis.runs.store.tensors import choose_kept, read_tensors
 
@@ -108,6 +108,27 @@ def test_many_small_files_are_merged(trained, tmp_path, monkeypatch):
         assert len(run.tensors([fault.id for fault in result.faults])) == len(result.faults)
     assert len(result.faults) > 1000
     assert len(list((tmp_path / "run/tensors").iterdir())) < 40
+
+
+def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SHARE", 1e-12)  # writing takes more than its share of the time
+    monkeypatch.setattr(writer, "LATEST_FAULTS", 1e9)
+    monkeypatch.setattr(writer, "AT_ONCE_BYTES", 1 << 17)
+    monkeypatch.setattr(tensors, "AT_ONCE_BYTES", 1 << 15)
+    pending, flush = [], writer.Writer.flush
+
+    def watch(self, *arguments, **options):
+        is_written = flush(self, *arguments, **options)
+        pending.append(sum(part.nbytes for part in self._tensors))
+        return is_written
+
+    monkeypatch.setattr(writer.Writer, "flush", watch)
+    result = campaign(trained, out=tmp_path / "run")
+    assert 0 < max(pending) < 1 << 17
+    files = list((tmp_path / "run" / "tensors").iterdir())
+    assert len(files) > 1
+    stored = torch.cat([read_tensors(path).id for path in files])
+    assert sorted(stored.tolist()) == sorted(result.faults.columns["id"].tolist())
 
 
 def test_pandas_reads_the_folder_without_themis(stored):

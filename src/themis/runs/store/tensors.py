@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from themis.runs.store.validation import damage_explained
 _FILE = re.compile(r"\d{6,}\.safetensors")
 FEW_BYTES, MANY_FILES = 32 << 20, 32
 """Files smaller than this are merged once there are this many of them."""
+AT_ONCE_BYTES = 16 << 20
+"""New tensors are written in files of about this size at least, one after the other: writing takes copies of them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.id)
 
+    @property
+    def nbytes(self) -> int:
+        """Their size in memory."""
+        return sum(column.nbytes for column in vars(self).values() if column is not None)
+
     def __getitem__(self, rows: Tensor | slice) -> Tensors:
         answers = None if self.clean_outputs is None else self.clean_outputs[rows]
         return Tensors(self.id[rows], self.clean_inputs[rows], self.inputs[rows], self.outputs[rows], answers)
@@ -48,6 +55,8 @@ class Tensors:
     @staticmethod
     def join(parts: Iterable[Tensors]) -> Tensors:
         parts = list(parts)
+        if len(parts) == 1:  # without a copy
+            return parts[0]
         columns = zip(*((part.id, part.clean_inputs, part.inputs, part.outputs) for part in parts), strict=True)
         id, clean_inputs, inputs, outputs = (torch.cat(column) for column in columns)
         answers = [part.clean_outputs for part in parts if part.clean_outputs is not None]
@@ -184,7 +193,8 @@ class TensorStore:
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
-            both["file"][n_before:][is_new] = self._write(_pick(tensors, is_new))
+            files_of = [np.full(len(part), self._write(part)) for part in _pick(tensors, is_new)]
+            both["file"][n_before:][is_new] = np.concatenate(files_of)
         files: Ints = both["file"][n_before:]
         dropped: Ints = self._kept["id"][~kept[:n_before]]
         self._kept = {name: column[kept] for name, column in both.items()}
@@ -250,15 +260,19 @@ class TensorStore:
         return self._last_file
 
 
-def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Tensors:
-    """The picked rows of all parts together."""
-    first, picked = 0, []
+def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Iterator[Tensors]:
+    """The picked rows in order, several parts together unless they are large."""
+    first, picked = 0, list[Tensors]()
     for part in parts:
         rows = np.flatnonzero(is_picked[first : first + len(part)])
         if len(rows):
-            picked.append(part[torch.from_numpy(rows)])
+            picked.append(part if len(rows) == len(part) else part[torch.from_numpy(rows)])
         first += len(part)
-    return Tensors.join(picked)
+        if sum(some.nbytes for some in picked) >= AT_ONCE_BYTES:
+            yield Tensors.join(picked)
+            picked = []
+    if picked:
+        yield Tensors.join(picked)
 
 
 def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:

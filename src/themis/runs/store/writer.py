@@ -35,14 +35,15 @@ from themis.runs.store.files import (
 )
 from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import Tensors, TensorStore, digest, file_name, serialize
+from themis.runs.store.tensors import AT_ONCE_BYTES, Tensors, TensorStore, digest, file_name, serialize
 from themis.runs.store.validation import STATE_FILE
 from themis.runs.trust import TAG, KeyProblem, sign
 
 SHARE = 1 / 100
 """Share of a campaign's time that writing faults may take; checkpoints may take half as much."""
 LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
-"""Seconds after which they are written regardless of the cost."""
+"""Seconds after which they are written regardless of the cost; faults also once their tensors have AT_ONCE_BYTES, so
+that they do not fill the memory while a slow disk is spared."""
 FIRST_CHECKPOINT = 1.0
 """Seconds before the first checkpoint: so little is quickly run again."""
 
@@ -228,7 +229,8 @@ class Writer:
         Everything is written in one transaction: after a crash the folder is as before or as after this flush.
         """
         began = perf_counter()
-        is_due = now or (began >= self._due_faults and bool(self._columns or self._rounds))
+        is_full = sum(tensors.nbytes for tensors in self._tensors) >= AT_ONCE_BYTES
+        is_due = now or is_full or (began >= self._due_faults and bool(self._columns or self._rounds))
         is_checkpoint_due = checkpoint is not None and (now or began >= self._due_checkpoint)
         if not (is_due or is_checkpoint_due):
             return False
