@@ -445,12 +445,25 @@ def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeyp
         assert not torch.allclose(tensor, without[name], atol=1e-4)
 
 
-def batches_of(case, **options):
+def batches_of(case, oracle=WRONG, **options):
     target, material, _ = case
     recipe = Recipe.of(batches=2, **options)
     hashes = seed_hashes(material.pool), seed_hashes(material.clean)
     split = hold_out(material, hashes, recipe)
-    return Batches(target, target, material, split, [NOISE], WRONG, recipe)
+    return Batches(target, target, material, split, [NOISE], oracle, recipe)
+
+
+def test_searched_seeds_are_disturbed_more_often_unless_inputs_are_pictures_of_one_class_each(case):
+    def share_of_searched_seeds(batches):
+        rows = batches.steering.choose_rows((np.arange(10_000) + 0.5) / 10_000)
+        return (rows >= len(batches.split.clean)).mean(), len(batches.split.pool) / batches.n_seeds
+
+    share, natural = share_of_searched_seeds(batches_of(case))
+    assert share == pytest.approx(natural, abs=2e-3)
+    share, natural = share_of_searched_seeds(batches_of(case, oracle=Regression(0.1)))
+    assert share == pytest.approx(0.5 + natural / 2, abs=2e-3)
+    share, natural = share_of_searched_seeds(batches_of(case, oracle=Regression(0.1), steer=0.0))
+    assert share == pytest.approx(natural, abs=2e-3)
 
 
 def test_a_picture_is_blended_with_another_one_of_which_it_keeps_the_larger_part(case):

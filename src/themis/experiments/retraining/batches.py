@@ -199,8 +199,10 @@ class Batches:
         self.labels = material.disturbed_labels.to(self.device)
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
-        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
-        self.has_answers = recipe.distill > 0 and can_distill(oracle, material.pool)
+        has_pictures = can_distill(oracle, material.pool)
+        searched = slice(None) if has_pictures or not len(split.pool) else slice(len(split.clean), None)
+        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer, searched)
+        self.has_answers = recipe.distill > 0 and has_pictures
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         n_needed = (

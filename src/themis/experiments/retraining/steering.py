@@ -21,8 +21,15 @@ MEMORY = 0.8
 class Steering:
     """The error of the model by perturbation, part of the range of each theta, and class, over recent fresh inputs."""
 
-    def __init__(self, perturbations: Sequence[Perturbation], labels: Tensor, steer: float) -> None:
-        """labels: those of the seeds that are trained on. steer: the share of the draws that follows the errors."""
+    def __init__(
+        self, perturbations: Sequence[Perturbation], labels: Tensor, steer: float, favoured: slice = slice(None)
+    ) -> None:
+        """labels: those of the seeds that are trained on. steer: the share of the draws that follows the errors.
+
+        favoured: the seeds, if there are any, that so large a share of the draws comes from, before errors are known.
+        """
+        self.weight = np.full(len(labels), (1 - steer) / max(len(labels), 1))
+        self.weight[favoured] += steer / max(len(self.weight[favoured]), 1)
         self.steer, self.n_dimensions = steer, max(len(perturbation.theta) for perturbation in perturbations)
         is_class = labels.ndim == 1 and not labels.is_floating_point()
         self.label = np.unique(labels.numpy(), return_inverse=True)[1] if is_class else np.zeros(len(labels), np.int64)
@@ -35,7 +42,7 @@ class Steering:
 
     def choose_rows(self, draws: Any) -> Ints:
         """Rows of the seeds that are trained on, for uniform draws in 0..1."""
-        return _choose(self._weights("label")[self.label], draws)
+        return _choose(self.weight * self._weights("label")[self.label], draws)
 
     def choose_cases(self, draws: Any) -> Ints:
         """Perturbations, for uniform draws in 0..1."""
