@@ -9,6 +9,7 @@ from themis.compute import native
 from themis.measure.tests import Results
 from themis.perturb import choose_perturbation
 from themis.search import compiled, kinds
+from themis.search.chances import spreads_above, values
 from themis.search.policy import Space
 from themis.search.scheduled import Scheduled
 
@@ -46,7 +47,7 @@ def test_it_proposes_the_same_tests(perturbation, gradient_cost, monkeypatch):
         context.setattr(native, "library", lambda: None)
         in_numpy.init(space)
     first = 0
-    for n in (1, 13, 40, 100, 256, 256, 350, 900, 256):
+    for n in (1, 13, 40, 100, 256, 256, 350, 900, 256):  # more tests than seeds, too
         number = np.arange(first, first + n)
         tests = in_c.propose(number)
         with monkeypatch.context() as context:
@@ -65,28 +66,39 @@ def test_it_proposes_the_same_tests(perturbation, gradient_cost, monkeypatch):
 
 def test_it_samples_the_same_kinds():
     draws = np.random.default_rng()
-    space, number = make_space("gaussian", draws), np.arange(100_000)
-    mean, certainty = draws.standard_normal(9), 1 + draws.random(9)
-    chosen = compiled.sample_kinds(native.library(), space, number, mean, certainty, kinds.PLAIN)
-    for ours, theirs in zip(chosen, kinds.sample_kinds(space, number, mean, certainty), strict=True):
+    space, number, n = make_space("gaussian", draws), np.arange(100_000), len(kinds.KINDS)
+    costs, state = 1 + draws.random(n), {"tried": 500 * draws.random(n), "paid": 60 * draws.random(n)}
+    arguments = (native.library(), space, number, state, kinds.HOPE, costs, kinds.PLAIN, n)
+    expected = kinds.sample_kinds(space, number, state, costs, n)
+    for ours, theirs in zip(compiled.sample_kinds(*arguments), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_it_chooses_the_most_valuable_tests(depth):
-    draws = np.random.default_rng()
-    policy = Scheduled()
-    policy.init(space := make_space("gaussian", draws))
+    policy, space = Scheduled(), make_space("gaussian", np.random.default_rng())
+    policy.init(space)
     n_seeds = len(space.seeds)
-    for worth in (draws.random((depth, n_seeds)), np.ones((depth, n_seeds)), np.zeros((depth, n_seeds))):
-        for n in (1, 57, depth * n_seeds):
-            position = policy._compiled.choose_seeds(worth.copy(), n, 99)
-            times = np.bincount(position, minlength=n_seeds)
-            assert len(position) == n
-            assert times.max() <= depth
-            assert (np.diff(position) >= 0).all()
+    worth = values(policy.state, space, depth, spreads_above(policy.state, space))
+    for n in (0, 1, 57, depth * n_seeds):
+        position, spreads = policy._compiled.choose_seeds(policy.state, depth, n, 99)
+        np.testing.assert_allclose(spreads, spreads_above(policy.state, space))
+        times = np.bincount(position, minlength=n_seeds)
+        assert len(position) == n
+        assert (np.diff(position) >= 0).all()
+        if n:
             is_least = worth < 0.999 * np.sort(worth, None)[-n]
             assert (times <= (~is_least).sum(0)).all()
+
+
+def test_of_equal_margins_the_last_is_kept():
+    policy, space = Scheduled(), make_space(SIX, np.random.default_rng())
+    policy.init(space)
+    tests = space.uniform_tests(np.arange(5), 0, np.arange(5))
+    margin = np.array([-np.inf, 0.5, -1, -np.inf, np.nan], dtype=np.float32)
+    policy._keep_least(tests.theta, np.array([3, 4, 3, 3, 4]), margin)
+    assert policy.state["margin"][3] == -np.inf
+    np.testing.assert_array_equal(policy.state["theta"][3], tests.theta[3])
 
 
 def test_arrays_that_do_not_fit_are_refused():

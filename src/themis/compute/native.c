@@ -9,7 +9,7 @@
 /* Number of the names and arguments of the functions in this file; native.py refuses a library with another one. */
 int32_t themis_interface(void)
 {
-    return 3;
+    return 4;
 }
 
 #define BLOCK 1024 /* neurons whose sums stay in the first-level cache */
@@ -527,6 +527,8 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
 #define KIN 5.0
 #define CLEAN_WORTH 0.25
 #define FIRST_FAULT 1.0
+#define SPENT 0.3
+#define EDGE 0.03f
 #define MOST_FAULTS 32
 #define MOST_ONCE 16
 
@@ -567,9 +569,11 @@ static int are_below(const int64_t *indices, int64_t n, int64_t end)
 /* What is known of the seeds [n_seeds] and of their clean answers [n_answers]. */
 struct seeds {
     int64_t n_seeds, n_answers;
-    const float *clean; /* margins */
-    const int64_t *kin; /* numbers of clean answers */
+    const float *clean;  /* margins */
+    const float *margin; /* the smallest margins so far */
+    const int64_t *kin;  /* numbers of clean answers */
     int64_t *tests, *broke, *faults, *once;
+    const int64_t *corners; /* that were tried */
     double *total_margin;
     double *fallen, *frail;               /* [2, n_answers] */
     double *curve, *precision, *surprise; /* [2], [2, 2], [] */
@@ -726,27 +730,27 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
 
 /* How many standard deviations above 0 each seed's next margin is expected to be: `spreads_above` in search/chances.py.
  *
- * first_spread is the standard deviation before the first test. Returns 0, or 1 if a number is no answer. */
-int32_t themis_spreads(const struct seeds *s, double first_spread, double *spreads)
+ * first_spread is the standard deviation before the first test. */
+static void find_spreads(const struct seeds *s, double first_spread, double *spreads)
 {
-    if (!are_below(s->kin, s->n_seeds, s->n_answers))
-        return 1;
     double n = sum(s->fallen, s->n_answers), usual = usual_fall(s);
     double spread = at_least(n > 0.0 ? sqrt(*s->surprise / n) : first_spread, 1e-12);
     for (int64_t j = 0; j < s->n_seeds; j++) {
         double doubt = sqrt(1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[j]));
         spreads[j] = at_most(at_least(expected(s, j, usual) / (spread * doubt), -6.0), 6.0);
     }
-    return 0;
 }
 
-/* The chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `_worth` in search/chances.py.
- *
- * Returns 0, or 1 if a number is no answer. */
-int32_t themis_worth(const struct seeds *s, int64_t depth, const double *spreads, double *frailties, double *worth)
+/* The share of its clean margin that a seed has kept. */
+static inline float kept_margin(const float *margin, const float *clean, int64_t seed)
 {
-    if (!are_below(s->kin, s->n_seeds, s->n_answers))
-        return 1;
+    return margin[seed] / (clean[seed] < 1e-12f ? 1e-12f : clean[seed]);
+}
+
+/* The weighted chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `values` in search/chances.py. */
+static void find_worth(const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults,
+                       double *worth, double *frailties)
+{
     for (int64_t answer = 0; answer < s->n_answers; answer++)
         frailties[answer] = frailty(s, answer);
     for (int64_t j = 0; j < s->n_seeds; j++) {
@@ -757,11 +761,15 @@ int32_t themis_worth(const struct seeds *s, int64_t depth, const double *spreads
             int64_t cell = cell_of(faults < MOST_FAULTS ? (int64_t)faults : MOST_FAULTS, s->once[j]);
             double prior = DOUBT / 2 * (1.0 / (1.0 + (double)(cell / MOST_ONCE)));
             double is_new = (s->new[cell] + prior) / (s->met[cell] + DOUBT / 2);
-            worth[k * s->n_seeds + j] = chance * known / (known + (double)k * (1.0 - chance)) *
-                                        (cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new);
+            double value = chance * known / (known + (double)k * (1.0 - chance)) *
+                           (cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new);
+            if (!has_faults) {
+                float kept = kept_margin(s->margin, s->clean, j);
+                value /= EDGE + (kept < 0.0f ? 0.0f : kept);
+            }
+            worth[k * s->n_seeds + j] = s->corners[j] + k < n_corners ? value : value * SPENT;
         }
     }
-    return 0;
 }
 
 /* The value of a polynomial whose n coefficients start with that of the highest power. */
@@ -798,22 +806,28 @@ static double tail_quantile(double chance)
 }
 
 #define TAIL 0.13533528323661269189 /* exp(-2) */
+#define LOW -1.1                    /* above its quantile */
+#define SURE 6.0
 #define RARE 1e-9
 
-/* The kind with the largest sampled return for each test: `choose_kinds` in search/kinds.py.
+/* The kind with the largest sampled return for each test: `sample_kinds` in search/kinds.py.
  *
- * mean, certainty [n]: of the logarithm of each kind's return; prefix: the hash of the words before the kind and the
- * number of a test. plain, best [n_tests] receive the best of the first n_plain kinds, and of all. */
+ * hope, cost, tried, paid [n or more]: of each kind; prefix: the hash of the words before the kind and the number of a
+ * test. plain, best [n_tests] receive the best of the first n_plain kinds, and of the first n; all [n_all] are summed. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int64_t n, const double *mean,
-                         const double *certainty, const int64_t *number, int64_t *plain, int64_t *best)
+void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int64_t n, int64_t n_all, const double *hope,
+                         const double *cost, const double *tried, const double *paid, const int64_t *number,
+                         int64_t *plain, int64_t *best)
 {
+    double average = (sum(paid, n_all) + 1.0) / (sum(tried, n_all) + DOUBT);
     for (int64_t start = 0; start < n_tests; start += WORDS) {
         int64_t size = n_tests - start < WORDS ? n_tests - start : WORDS;
         double draw[WORDS], score[WORDS], highest[WORDS];
         for (int64_t k = 0; k < n; k++) {
+            double expected = paid[k] + DOUBT * average * hope[k] / cost[k];
+            double mean = log(expected / (tried[k] + DOUBT)), certainty = sqrt(expected + SURE);
             uint64_t shared = mixed(prefix ^ (uint64_t)k);
             for (int64_t t = 0; t < size; t++) {
                 draw[t] = uniform_of(mixed(shared ^ (uint64_t)number[start + t]));
@@ -821,11 +835,13 @@ void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int6
                 score[t] = central_quantile(draw[t]);
             }
             for (int64_t t = 0; t < size; t++) {
-                if (draw[t] <= TAIL)
+                if (draw[t] <= TAIL) {
+                    if (k && LOW / certainty + mean < highest[t])
+                        continue; /* below LOW, it cannot be the largest */
                     score[t] = tail_quantile(draw[t]);
-                else if (draw[t] > 1.0 - TAIL)
+                } else if (draw[t] > 1.0 - TAIL)
                     score[t] = -tail_quantile(1.0 - draw[t]);
-                score[t] = score[t] / certainty[k] + mean[k];
+                score[t] = score[t] / certainty + mean;
                 if (k == 0 || score[t] > highest[t]) {
                     highest[t] = score[t];
                     best[start + t] = k;
@@ -837,16 +853,26 @@ void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int6
         }
     }
 }
-/* The n largest of the numbers [depth, n_seeds], after each seed's are raised by up to a millionth: `_choose_seeds` in
- * search/scheduled.py. prefix: the hash of the words before the number of a seed. numbers, scratch are overwritten;
- * position [n] receives the columns, ascending. */
-void themis_choose_seeds(uint64_t prefix, int64_t n_seeds, int64_t depth, int64_t n, double *numbers, double *scratch,
-                         int64_t *position)
+/* The seeds of the n tests that are worth most, up to depth of each seed: `_choose_seeds` in search/scheduled.py.
+ *
+ * prefix: the hash of the words before the number of a seed; n_corners: of theta, if each can be tried once only;
+ * has_faults: whether any is known. spreads [n_seeds] receives the numbers above, position [n] the seeds, ascending;
+ * scratch [2 * depth * n_seeds + n_answers] is overwritten. Returns 0, or 1 if a number is no answer. */
+int32_t themis_choose_seeds(const struct seeds *s, double first_spread, uint64_t prefix, int64_t depth, int64_t n,
+                            int64_t n_corners, int32_t has_faults, double *spreads, double *worth, int64_t *position)
 {
-    for (int64_t j = 0; j < n_seeds; j++) {
+    int64_t n_seeds = s->n_seeds;
+    double *scratch = worth + depth * n_seeds;
+    if (!are_below(s->kin, n_seeds, s->n_answers))
+        return 1;
+    find_spreads(s, first_spread, spreads);
+    if (n == 0)
+        return 0;
+    find_worth(s, spreads, depth, n_corners, has_faults, worth, scratch + depth * n_seeds);
+    for (int64_t j = 0; j < n_seeds; j++) { /* ties are broken at random */
         double factor = 1.0 + 1e-6 * uniform_of(mixed(prefix ^ (uint64_t)j));
         for (int64_t k = 0; k < depth; k++)
-            scratch[k * n_seeds + j] = numbers[k * n_seeds + j] *= factor;
+            scratch[k * n_seeds + j] = worth[k * n_seeds + j] *= factor;
     }
     int64_t low = 0, high = n_seeds * depth - 1;
     while (low < high) { /* Hoare's selection: number n - 1 in descending order finds its place */
@@ -873,13 +899,14 @@ void themis_choose_seeds(uint64_t prefix, int64_t n_seeds, int64_t depth, int64_
     double least = scratch[n - 1];
     int64_t found = 0, n_equal = n;
     for (int64_t j = 0; j < n_seeds * depth; j++)
-        n_equal -= numbers[j] > least;
+        n_equal -= worth[j] > least;
     for (int64_t j = 0; j < n_seeds; j++)
         for (int64_t k = 0; k < depth && found < n; k++) {
-            double number = numbers[k * n_seeds + j];
-            if (number > least || (number == least && n_equal-- > 0))
+            double value = worth[k * n_seeds + j];
+            if (value > least || (value == least && n_equal-- > 0))
                 position[found++] = j;
         }
+    return 0;
 }
 
 /* The kinds of proposals; the same as in search/kinds.py. */
@@ -896,7 +923,8 @@ struct thetas {
     int64_t n_seeds, n_dimensions, n_faults;
     const float *low, *high, *identity, *reach;
     const int64_t *answer;               /* [n_seeds], the clean answers */
-    const float *clean, *margin, *best;  /* [n_seeds]: clean and smallest margins; and thetas [n_seeds, n_dimensions] */
+    const float *clean;                  /* [n_seeds], margins */
+    float *margin, *best;                /* [n_seeds], the smallest margins; their thetas [n_seeds, n_dimensions] */
     const float *fault_theta;            /* [n_faults, n_dimensions] */
     const int64_t *order, *fault_answer; /* [n_faults]: the faults by their seeds' clean answers; these answers */
 };
@@ -927,7 +955,7 @@ static int64_t find_leads(const struct thetas *s, int64_t *leads)
     float kept[LEADS];
     int64_t n = 0;
     for (int64_t j = 0; j < s->n_seeds; j++) {
-        float share = s->margin[j] / (s->clean[j] < 1e-12f ? 1e-12f : s->clean[j]);
+        float share = kept_margin(s->margin, s->clean, j);
         if (n == LEADS && !(share < kept[n - 1]))
             continue;
         int64_t k = n < LEADS ? n++ : n - 1;
@@ -994,6 +1022,24 @@ int32_t themis_thetas(const struct thetas *s, uint64_t for_pick, uint64_t for_th
             }
         }
     }
+    return 0;
+}
+
+/* Keeps the smallest margin of each seed, and theta [n_tests, n_dimensions] at which it was seen; of equal ones the last.
+ *
+ * Returns 0, or 1 if a position is no seed. */
+int32_t themis_keep_least(const struct thetas *s, int64_t n_tests, const int64_t *position, const float *margin,
+                          const float *theta)
+{
+    int64_t n = s->n_dimensions;
+    if (!are_below(position, n_tests, s->n_seeds))
+        return 1;
+    for (int64_t t = n_tests - 1; t >= 0; t--)
+        if (margin[t] < s->margin[position[t]]) {
+            s->margin[position[t]] = margin[t];
+            for (int64_t d = 0; d < n; d++)
+                s->best[position[t] * n + d] = theta[t * n + d];
+        }
     return 0;
 }
 #pragma GCC pop_options

@@ -21,14 +21,14 @@ BLOCK = 1024
 """Neurons per block; the same as in native.c."""
 LANES = 256
 """Neurons per block of `converge`; the same as in native.c."""
-INTERFACE = 3
+INTERFACE = 4
 """Number of the functions' names and arguments, the same as in native.c; raise it in both when one of them changes."""
 FUNCTIONS = (
     *("fold_layer", "sums", "accumulate", "add_panel", "add_powers"),
     *("uniform", "normal", "mix", "sections", "converge", "verdict"),
-    *("spreads", "worth", "learn_margins", "learn_faults", "choose_kinds", "choose_seeds", "thetas"),
+    *("choose_kinds", "choose_seeds", "thetas", "learn_margins", "learn_faults", "keep_least"),
 )
-COUNTING, CHECKING = ("sections", "verdict", "learn_faults"), ("spreads", "worth", "learn_margins", "thetas")
+COUNTING, CHECKING = ("sections", "verdict", "learn_faults"), ("choose_seeds", "thetas", "learn_margins", "keep_least")
 """Functions that return a number, and those that return whether an index was wrong."""
 Library = ctypes.CDLL
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
@@ -80,13 +80,15 @@ def library() -> Library | None:
         *(integer, integer, ctypes.c_int32, ctypes.c_int32, pointer, pointer),
     ]
     functions.themis_converge.argtypes = [pointer, pointer, *[integer] * 4, *[pointer] * 8]
-    functions.themis_spreads.argtypes = [pointer, ctypes.c_double, pointer]
-    functions.themis_worth.argtypes = [pointer, integer, *[pointer] * 3]
+    functions.themis_choose_kinds.argtypes = [ctypes.c_uint64, *[integer] * 4, *[pointer] * 7]
+    functions.themis_choose_seeds.argtypes = [
+        *(pointer, ctypes.c_double, ctypes.c_uint64, integer, integer, integer, ctypes.c_int32),
+        *(pointer, pointer, pointer),
+    ]
+    functions.themis_thetas.argtypes = [pointer, *[ctypes.c_uint64] * 2, integer, *[pointer] * 4]
     functions.themis_learn_margins.argtypes = [pointer, integer, *[pointer] * 5]
     functions.themis_learn_faults.argtypes = [pointer, integer, integer, *[pointer] * 9]
-    functions.themis_choose_kinds.argtypes = [ctypes.c_uint64, *[integer] * 3, *[pointer] * 5]
-    functions.themis_choose_seeds.argtypes = [ctypes.c_uint64, *[integer] * 3, *[pointer] * 3]
-    functions.themis_thetas.argtypes = [pointer, *[ctypes.c_uint64] * 2, integer, *[pointer] * 4]
+    functions.themis_keep_least.argtypes = [pointer, integer, *[pointer] * 3]
     results = {**dict.fromkeys(COUNTING, integer), **dict.fromkeys(CHECKING, ctypes.c_int32)}
     for name in FUNCTIONS:
         getattr(functions, f"themis_{name}").restype = results.get(name)

@@ -69,22 +69,11 @@ def before_tests(space: Space) -> State:
     }
 
 
-def values(state: State, space: Space, depth: int, spreads: Numbers, compiled: Compiled | None = None) -> Numbers:
+def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
     """The weighted chance of a new fault in each seed's next tests, `[depth, seeds]`.
 
     `spreads` is what `spreads_above` returns.
     """
-    worth = _worth(state, depth, spreads) if compiled is None else compiled.worth(state, depth, spreads)
-    if not len(state["known"]):
-        worth /= EDGE + kept_margin(state, space).clip(min=0)
-    if not space.is_random:  # without noise, trying a corner again gives the same result
-        has_corner = state["corners"] + np.arange(depth)[:, None] < 1 << len(space.free_dimensions)
-        worth *= np.where(has_corner, 1, SPENT)
-    return worth
-
-
-def _worth(state: State, depth: int, spreads: Numbers) -> Numbers:
-    """The same after the first fault, if there is noise."""
     level, slope = state["curve"].tolist()
     read = _logistic(level + slope * spreads + _frailty(state))
     known = WORTH + state["tests"]
@@ -93,13 +82,15 @@ def _worth(state: State, depth: int, spreads: Numbers) -> Numbers:
     worth: Numbers = chances * known / (known + further * (1 - chances))
     faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MOST_FAULTS - 1)
     worth *= _fault_values(state).take(faults * MOST_ONCE + np.minimum(state["once"], MOST_ONCE - 1))
+    if not len(state["known"]):
+        worth /= EDGE + kept_margin(state, space).clip(min=0)
+    if not space.is_random:  # without noise, trying a corner again gives the same result
+        worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, SPENT)
     return worth
 
 
-def spreads_above(state: State, space: Space, compiled: Compiled | None = None) -> Numbers:
+def spreads_above(state: State, space: Space) -> Numbers:
     """How many standard deviations above 0 each seed's next margin is expected to be."""
-    if compiled is not None:
-        return compiled.spreads_above(state)
     n = state["fallen"][0].sum()
     # At first, assume that the typical seed rarely breaks.
     spread = np.sqrt(state["surprise"] / n) if n else np.median(space.margin) / 4

@@ -23,11 +23,12 @@ AnyArray = NDArray[Any]
 DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.int64)
 
 SEEDS = (
-    *("kin", "tests", "broke", "faults", "once"),
+    *("margin", "kin", "tests", "broke", "faults", "once", "corners"),
     *("total_margin", "fallen", "frail", "curve", "precision", "surprise", "met", "new"),
 )
 THETAS = ("margin", "theta", "fault_theta")
 """The parts of the state that C reads and updates, in the order of the structures in native.c."""
+ENDLESS = np.iinfo(np.int64).max
 
 
 class Compiled:
@@ -52,32 +53,22 @@ class Compiled:
         library = native.library()
         return None if library is None else Compiled(library, space, initial)
 
-    def spreads_above(self, state: State) -> Numbers:
-        spreads = np.empty(self._n_seeds)
-        _check(self._library.themis_spreads(self._bind(state), self._first_spread, *addresses(DOUBLE, spreads)))
-        return spreads
-
-    def worth(self, state: State, depth: int, spreads: Numbers) -> Numbers:
-        worth, frailties = np.empty((depth, self._n_seeds)), np.empty(self._n_answers)
-        _check(self._library.themis_worth(self._bind(state), depth, *addresses(DOUBLE, spreads, frailties, worth)))
-        return worth
-
-    def choose_seeds(self, worth: Numbers, n: int, first: int) -> Ints:
-        """The seeds of the `n` most valuable tests, of which there is one; `worth` is overwritten."""
-        scratch, position = np.empty_like(worth), np.empty(n, dtype=np.int64)
-        prefix = rng.prefix(self._space.random_seed, FOR_SEED, SEARCH_STREAM, first)
-        arrays = *addresses(DOUBLE, worth, scratch), *addresses(INTEGER, position)
-        self._library.themis_choose_seeds(prefix, self._n_seeds, len(worth), n, *arrays)
-        return position
+    def choose_seeds(self, state: State, depth: int, n: int, first: int) -> tuple[Ints, Numbers]:
+        """The seeds of the `n` most valuable tests, and `spreads_above`."""
+        space, position, spreads = self._space, np.empty(n, dtype=np.int64), np.empty(self._n_seeds)
+        scratch = np.empty(2 * depth * self._n_seeds + self._n_answers)
+        prefix = rng.prefix(space.random_seed, FOR_SEED, SEARCH_STREAM, first)
+        n_corners = ENDLESS if space.is_random else 1 << len(space.free_dimensions)
+        numbers = (self._first_spread, prefix, depth, n, n_corners, len(state["known"]) > 0)
+        arrays = *addresses(DOUBLE, spreads, scratch), *addresses(INTEGER, position)
+        _check(self._library.themis_choose_seeds(self._bind(state), *numbers, *arrays))
+        return position, spreads
 
     def learn_margins(self, state: State, position: Ints, results: Results, spreads: Numbers) -> Numbers:
+        is_fault, margin = np.ascontiguousarray(results.is_fault), np.ascontiguousarray(results.margin)
         shortfall = np.empty(len(position))
-        arrays = (
-            *addresses(INTEGER, np.ascontiguousarray(position)),
-            *addresses(bool, np.ascontiguousarray(results.is_fault)),
-            *addresses(SINGLE, np.ascontiguousarray(results.margin)),
-            *addresses(DOUBLE, np.ascontiguousarray(spreads), shortfall),
-        )
+        tests = *addresses(INTEGER, position), *addresses(bool, is_fault), *addresses(SINGLE, margin)
+        arrays = *tests, *addresses(DOUBLE, spreads, shortfall)
         _check(self._library.themis_learn_margins(self._bind(state), len(position), *arrays))
         return shortfall
 
@@ -92,19 +83,26 @@ class Compiled:
         state["known"], state["times"] = merged[:, : len(known) + n_new]
         return first[:n_new]
 
+    def keep_least(self, state: State, theta: Floats, position: Ints, margin: Floats) -> None:
+        theta, margin = np.ascontiguousarray(theta), np.ascontiguousarray(margin)
+        arrays = *addresses(INTEGER, position), *addresses(SINGLE, margin, theta)
+        _check(self._library.themis_keep_least(self._bind_thetas(state), len(position), *arrays))
+
     def thetas(self, state: State, chosen: Ints, position: Ints, number: Ints) -> Floats:
+        theta = np.empty((len(number), self._n_dimensions), dtype=np.float32)
+        prefixes = [rng.prefix(self._space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
+        tests = *addresses(INTEGER, chosen, position, number), *addresses(SINGLE, theta)
+        _check(self._library.themis_thetas(self._bind_thetas(state), *prefixes, len(number), *tests))
+        return theta
+
+    def _bind_thetas(self, state: State) -> Any:
         if self._fault_answer is not state["fault_answer"]:
             self._fault_answer = state["fault_answer"]
             self._order = self._fault_answer.argsort(kind="stable")
             self._answers = self._fault_answer[self._order]
         n_faults = min(len(self._order), len(state["fault_theta"]))
         arrays = [*(state[name] for name in THETAS), self._order, self._answers]
-        bound = self._thetas.bind(arrays, self._n_seeds, self._n_dimensions, n_faults)
-        theta = np.empty((len(number), self._n_dimensions), dtype=np.float32)
-        prefixes = [rng.prefix(self._space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
-        tests = *addresses(INTEGER, chosen, position, number), *addresses(SINGLE, theta)
-        _check(self._library.themis_thetas(bound, *prefixes, len(number), *tests))
-        return theta
+        return self._thetas.bind(arrays, self._n_seeds, self._n_dimensions, n_faults)
 
     def _bind(self, state: State) -> Any:
         return self._seeds.bind([state[name] for name in SEEDS], self._n_seeds, self._n_answers)
@@ -134,12 +132,15 @@ class _Structure:
 
 
 def sample_kinds(
-    library: Library, space: Space, number: Ints, mean: Numbers, certainty: Numbers, n_plain: int
+    library: Library, space: Space, number: Ints, state: State, hope: Numbers, costs: Numbers, n_plain: int, n: int
 ) -> tuple[Ints, Ints]:
-    """The function of `kinds`; the first `n_plain` kinds need no gradient."""
+    """The function of `kinds`."""
     plain, best = np.empty_like(number), np.empty_like(number)
-    arrays = *addresses(DOUBLE, mean, certainty), *addresses(INTEGER, number, plain, best)
-    library.themis_choose_kinds(rng.prefix(space.random_seed, FOR_KIND), len(number), n_plain, len(mean), *arrays)
+    kinds = addresses(DOUBLE, hope, costs, state["tried"], state["paid"])
+    prefix, n_tests = rng.prefix(space.random_seed, FOR_KIND), len(number)
+    library.themis_choose_kinds(
+        prefix, n_tests, n_plain, n, len(hope), *kinds, *addresses(INTEGER, number, plain, best)
+    )
     return plain, best
 
 

@@ -48,34 +48,29 @@ def before_kinds() -> State:
 
 def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
     """The kind of each test: the one with the largest sampled return per pass."""
-    tried, paid = state["tried"], state["paid"]
-    average = (paid.sum() + 1) / (tried.sum() + DOUBT)
-    expected = paid + DOUBT * average * HOPE / _costs(space.gradient_cost)
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * CLIMBERS
-    n = len(KINDS) if has_gradient else PLAIN
-    # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
-    mean, certainty = np.log(expected / (tried + DOUBT))[:n], np.sqrt(expected + SURE)[:n]
-    library = native.library()
+    n, costs, library = len(KINDS) if has_gradient else PLAIN, _costs(space.gradient_cost), native.library()
     if library is None:
-        chosen, best = sample_kinds(space, number, mean, certainty)
+        chosen, best = sample_kinds(space, number, state, costs, n)
     else:
-        chosen, best = compiled.sample_kinds(library, space, number, mean, certainty, PLAIN)
+        chosen, best = compiled.sample_kinds(library, space, number, state, HOPE, costs, PLAIN, n)
     if has_gradient:
         _choose_ascents(state, space, chosen, best)
     return chosen
 
 
-def sample_kinds(space: Space, number: Ints, mean: Numbers, certainty: Numbers) -> tuple[Ints, Ints]:
-    """For each test the kind, among those without a gradient and among all, with the largest sampled return.
-
-    The logarithm of a kind's return is normal with this mean, and 1 / certainty as its standard deviation.
-    """
+def sample_kinds(space: Space, number: Ints, state: State, costs: Numbers, n: int) -> tuple[Ints, Ints]:
+    """For each test the kind with the largest sampled return per pass, without a gradient and among the first `n`."""
     from scipy.special import ndtri
 
-    scores = space.uniforms(FOR_KIND, range(len(mean)), number).clip(1e-9, 1 - 1e-9)
+    tried, paid = state["tried"], state["paid"]
+    average = (paid.sum() + 1) / (tried.sum() + DOUBT)
+    expected = paid + DOUBT * average * HOPE / costs
+    # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
+    scores = space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9)
     ndtri(scores, out=scores)
-    scores /= certainty
-    scores += mean
+    scores /= np.sqrt(expected + SURE)[:n]
+    scores += np.log(expected / (tried + DOUBT))[:n]
     return scores[:, :PLAIN].argmax(1), scores.argmax(1)
 
 

@@ -134,8 +134,9 @@ class Scheduled(Policy):
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
-        chosen, spreads = choose_kinds(state, space, number), spreads_above(state, space, self._compiled)
-        position = self._climbers(self._positions(chosen, int(number[0]), spreads), chosen)
+        chosen = choose_kinds(state, space, number)
+        position, spreads = self._positions(chosen, int(number[0]))
+        position = self._climbers(position, chosen)
         if not len(state["fault_theta"]):
             chosen[chosen == BORROWED] = CORNER
         if not space.is_random:
@@ -180,20 +181,27 @@ class Scheduled(Policy):
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]
         self._visit(position, tests.theta)
-        before = state["margin"][position]
         if not len(state["known"]):  # until the first fault, credit the lost share of the margin
-            nearer = (before - results.margin).clip(min=0)
+            nearer = (state["margin"][position] - results.margin).clip(min=0)
             pay_kinds(state, tests.kind, nearer / np.maximum(space.margin[position], 1e-12))
-        # In descending order of margin, so that a seed tested twice keeps the smaller one.
-        lower = (results.margin < before).nonzero()[0]
-        lower = lower[np.argsort(-results.margin[lower], kind="stable")]
-        state["margin"][position[lower]] = results.margin[lower]
-        state["theta"][position[lower]] = tests.theta[lower]
+        self._keep_least(tests.theta, position, results.margin)
         if not space.is_random:
             state["seen"] = _merged(state["seen"], np.sort(_keys(tests.seed, tests.theta)))
         at = results.is_fault.nonzero()[0]
         if len(at):
-            self._observe_faults(tests[at], position[at], results.outcome[at])
+            self._observe_faults(tests, at, position[at], results.outcome[at])
+
+    def _keep_least(self, theta: Floats, position: Ints, margin: Floats) -> None:
+        """Keep the smallest margin of each seed, and theta at which it was seen."""
+        state = self.state
+        if self._compiled is not None:
+            self._compiled.keep_least(state, theta, position, margin)
+            return
+        # In descending order of margin, so that a seed tested twice keeps the smaller one.
+        lower = (margin < state["margin"][position]).nonzero()[0]
+        lower = lower[np.argsort(-margin[lower], kind="stable")]
+        state["margin"][position[lower]] = margin[lower]
+        state["theta"][position[lower]] = theta[lower]
 
     def _learn(self, tests: Tests, position: Ints, results: Results, spreads: Numbers) -> None:
         """Learn from tests that were proposed and run."""
@@ -212,46 +220,50 @@ class Scheduled(Policy):
             pull = STRIDE * (DROPPED - dropped)
             self.state["reach"] = np.minimum(self.state["reach"] * np.exp(pull), 1.0)
 
-    def _observe_faults(self, faults: Tests, position: Ints, outcome: Ints) -> None:
+    def _observe_faults(self, tests: Tests, at: Ints, position: Ints, outcome: Ints) -> None:
+        """Learn from the tests `at`, which are faults."""
         state = self.state
         if not len(state["known"]):  # from now on only faults are credited
             state["tried"], state["paid"] = np.zeros(len(KINDS)), np.zeros(len(KINDS))
         new = learn_faults(state, position, outcome, self._compiled)
         if not len(new):
             return
-        state["fault_theta"] = np.concatenate([state["fault_theta"], faults.theta[new]])[-REMEMBERED:]
+        theta, kind = tests.theta[at[new]], tests.kind[at[new]]
+        state["fault_theta"] = np.concatenate([state["fault_theta"], theta])[-REMEMBERED:]
         state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position[new]]])[-REMEMBERED:]
-        pay_kinds(state, faults.kind[new], np.ones(len(new)))
+        pay_kinds(state, kind, np.ones(len(new)))
 
     # Which seeds
 
-    def _positions(self, chosen: Ints, first: int, spreads: Numbers) -> Ints:
-        """The seed of each test; sweeps take the seeds with the fewest corners tried, ties are broken at random."""
+    def _positions(self, chosen: Ints, first: int) -> tuple[Ints, Numbers]:
+        """The seed of each test, and what `spreads_above` predicts for all seeds.
+
+        Sweeps take the seeds with the fewest corners tried, ties are broken at random.
+        """
         is_sweep, n_seeds = chosen == SWEEP, len(self.space.seeds)
         n_sweeps = int(np.count_nonzero(is_sweep))
-        best = self._choose_seeds(len(chosen) - n_sweeps, first, spreads)
+        best, spreads = self._choose_seeds(len(chosen) - n_sweeps, first)
         if not n_sweeps:
-            return best
+            return best, spreads
         position = np.empty_like(chosen)
         position[~is_sweep] = best
         rank = self.state["corners"] + np.bincount(best, minlength=n_seeds) + self._ties
         position[is_sweep] = _least(rank, n_sweeps)[np.arange(n_sweeps) % n_seeds]
-        return position
+        return position, spreads
 
-    def _choose_seeds(self, n: int, first: int, spreads: Numbers) -> Ints:
-        """The positions of the `n` most valuable tests, ascending; ties are broken at random."""
-        n_seeds = len(self.space.seeds)
-        depth = 1 if self.state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
+    def _choose_seeds(self, n: int, first: int) -> tuple[Ints, Numbers]:
+        """The positions of the `n` most valuable tests, ascending, and `spreads_above`; ties are broken at random."""
+        state, space, n_seeds = self.state, self.space, len(self.space.seeds)
+        depth = 1 if state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
         depth = max(depth, -(-n // n_seeds))
-        worth = values(self.state, self.space, depth, spreads, self._compiled)
-        if n and self._compiled is not None:
-            return self._compiled.choose_seeds(worth, n, first)
-        draw = self.space.uniform(FOR_SEED, SEARCH_STREAM, first, self._every_seed)
-        less = worth * -(1 + 1e-6 * draw)
+        if self._compiled is not None:
+            return self._compiled.choose_seeds(state, depth, n, first)
+        draw, spreads = space.uniform(FOR_SEED, SEARCH_STREAM, first, self._every_seed), spreads_above(state, space)
+        less = values(state, space, depth, spreads) * -(1 + 1e-6 * draw)
         best = less.ravel().argpartition(n - 1)[:n] if 0 < n < less.size else np.arange(n) % less.size
         best %= n_seeds
         best.sort()
-        return best
+        return best, spreads
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """Replace the seeds of ascent tests by those whose ascent is in progress."""
