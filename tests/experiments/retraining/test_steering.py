@@ -46,11 +46,12 @@ def test_without_steering_draws_are_uniform():
     assert shares[:, 0] == pytest.approx(draws, abs=1e-5)
 
 
-def test_favoured_seeds_have_their_share_of_the_draws_besides_that_of_all_seeds():
-    rows = Steering(CASES, LABELS, 0.5, slice(50, None)).choose_rows((np.arange(N) + 0.5) / N)
-    counts = np.bincount(rows, minlength=60) / N
-    assert counts[:50] == pytest.approx(np.full(50, 0.5 / 60), abs=1e-3)
-    assert counts[50:] == pytest.approx(np.full(10, 0.5 / 60 + 0.5 / 10), abs=1e-3)
+def test_seeds_on_which_the_original_model_was_wrong_have_their_share_of_the_draws_besides_that_of_all_seeds():
+    steering = Steering(CASES, LABELS, 0.5)
+    steering.favour(np.repeat([0.1, 0.3], [40, 20]))
+    counts = np.bincount(steering.choose_rows((np.arange(N) + 0.5) / N), minlength=60) / N
+    assert counts[:40] == pytest.approx(np.full(40, 0.5 / 60 + 0.5 * 0.1 / 10), abs=1e-3)
+    assert counts[40:] == pytest.approx(np.full(20, 0.5 / 60 + 0.5 * 0.3 / 10), abs=1e-3)
 
 
 def test_a_state_continues_where_it_was_stored():

@@ -199,10 +199,9 @@ class Batches:
         self.labels = material.disturbed_labels.to(self.device)
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
-        has_pictures = can_distill(oracle, material.pool)
-        searched = slice(None) if has_pictures or not len(split.pool) else slice(len(split.clean), None)
-        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer, searched)
-        self.has_answers = recipe.distill > 0 and has_pictures
+        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
+        self.has_pictures = can_distill(oracle, material.pool)
+        self.has_answers = recipe.distill > 0 and self.has_pictures
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         n_needed = (
@@ -214,6 +213,15 @@ class Batches:
         is_attack = any(perturbation.passes for perturbation in perturbations)
         self.n_block = 1 if is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
         """Batches that are made at once."""
+
+    def favour(self, grades: Sequence[Tensor]) -> None:
+        """Disturb the searched or the clean seeds more often, whichever the original model answers incorrectly.
+
+        grades: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike.
+        """
+        if len(grades) == len(self.parts) == 2 and not self.has_pictures:
+            errors = [1 - float(part.mean()) for part in reversed(grades)]
+            self.steering.favour(np.repeat(errors, [len(rows) for _, rows in self.parts]))
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
         """The batches of an epoch, the first of which is 1."""

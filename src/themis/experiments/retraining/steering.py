@@ -21,15 +21,9 @@ MEMORY = 0.8
 class Steering:
     """The error of the model by perturbation, part of the range of each theta, and class, over recent fresh inputs."""
 
-    def __init__(
-        self, perturbations: Sequence[Perturbation], labels: Tensor, steer: float, favoured: slice = slice(None)
-    ) -> None:
-        """labels: those of the seeds that are trained on. steer: the share of the draws that follows the errors.
-
-        favoured: the seeds, if there are any, that so large a share of the draws comes from, before errors are known.
-        """
-        self.weight = np.full(len(labels), (1 - steer) / max(len(labels), 1))
-        self.weight[favoured] += steer / max(len(self.weight[favoured]), 1)
+    def __init__(self, perturbations: Sequence[Perturbation], labels: Tensor, steer: float) -> None:
+        """labels: those of the seeds that are trained on. steer: the share of the draws that follows the errors."""
+        self.weight = np.ones(len(labels))
         self.steer, self.n_dimensions = steer, max(len(perturbation.theta) for perturbation in perturbations)
         is_class = labels.ndim == 1 and not labels.is_floating_point()
         self.label = np.unique(labels.numpy(), return_inverse=True)[1] if is_class else np.zeros(len(labels), np.int64)
@@ -39,6 +33,11 @@ class Steering:
         self.total = {name: np.ones(shape) for name, shape in shapes.items()}
         self._expected: tuple[Ints, Ints, Ints] | None = None
         self._errors: list[Tensor] = []
+
+    def favour(self, error: Floats) -> None:
+        """Let a share of the draws follow the clean error of the original model, given for each seed."""
+        if error.sum() > 0:
+            self.weight = (1 - self.steer) / len(error) + self.steer * error / error.sum()
 
     def choose_rows(self, draws: Any) -> Ints:
         """Rows of the seeds that are trained on, for uniform draws in 0..1."""

@@ -189,6 +189,7 @@ class _Training:
         """Measure the original model as epoch 0."""
         start = perf_counter()
         self.before = self.held_out.clean()
+        self.batches.favour(self.before.grades)
         point = self._measure(0.0)
         self.history.append(Epoch(0, point.clean, point.disturbed, point.loss, None, 0.0, perf_counter() - start))
 
@@ -309,6 +310,7 @@ class _Training:
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         self.before = HeldOutScore(**state["before"])
+        self.batches.favour(self.before.grades)
         self.best, self.best_weights = state["best"], state["best_weights"]
         self.batches.steering.restore(state["steering"])
         self.frontier = [FrontierPoint(**point) for point in state["frontier"]]
