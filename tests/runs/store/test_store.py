@@ -131,6 +131,17 @@ def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trai
     assert sorted(stored.tolist()) == sorted(result.faults.columns["id"].tolist())
 
 
+def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
+    inputs = torch.rand(3, 1, 4, 4)
+    tensors.write_tensors(
+        tmp_path / "000001.safetensors", tensors.Tensors(torch.arange(3), inputs, inputs, inputs[:, 0, 0])
+    )
+    read = read_tensors(tmp_path / "000001.safetensors")
+    assert torch.equal(read.clean_inputs, inputs)
+    assert torch.equal(read.inputs, inputs)
+    assert torch.equal(read.outputs, inputs[:, 0, 0])
+
+
 def test_pandas_reads_the_folder_without_themis(stored):
     path, result = stored
     with closing(sqlite3.connect(path / "run.sqlite")) as database:

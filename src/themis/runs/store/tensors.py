@@ -65,8 +65,13 @@ class Tensors:
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a file of tensors durably."""
-    columns = {name: value.contiguous() for name, value in vars(tensors).items() if value is not None}
+    """Write a file of tensors durably. Columns that share their memory are copied: a file has each of them once."""
+    columns: dict[str, Tensor] = {}
+    for name, value in vars(tensors).items():
+        if value is not None:
+            storages = {column.untyped_storage().data_ptr() for column in columns.values()}
+            is_shared = value.untyped_storage().data_ptr() in storages
+            columns[name] = value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
     write_file(path, serialize(columns))
 
 
