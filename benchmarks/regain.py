@@ -209,6 +209,7 @@ def run(cell: Cell) -> dict[str, Any]:
     material, spent = _material(cell, target, parts, perturbations)
     _, _, n_fresh = recipe.counts()
     attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
+    is_attacked = any(perturbation.passes for perturbation in perturbations.values())
     asks_old_model = recipe.distill > 0 and can_distill(target.oracle, parts.search)
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0
@@ -231,7 +232,7 @@ def run(cell: Cell) -> dict[str, Any]:
         "passes": round(spent + (recipe.batches or 0) * EPOCHS * per_batch),
         "frontier": [asdict(point) for point in tuned.frontier],
         "next": next_point(tuned.frontier, tuned.chosen),
-        "judge_frontier": [] if attacks else list(_judge_frontier(row, tuned, parts)),
+        "judge_frontier": [] if is_attacked else list(_judge_frontier(row, tuned, parts)),
         "seconds": {"train": round(trained - began, 2), "all": round(perf_counter() - start, 2)},
         "after": {name: pack(column) for name, column in after.items()},
     }
@@ -311,7 +312,8 @@ class Standings:
     """The cells of a row, by technique and random seed, with the grades of the point that is chosen for each technique.
 
     As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together, by
-    the present rule: stored frontiers need no new training if it changes. Attacks have the points of single trainings.
+    the present rule: stored frontiers need no new training if it changes. On rows of attacks, each training has a point
+    of its own.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
