@@ -1,4 +1,4 @@
-"""The measured part of docs/evaluation.md, made from benchmarks/results/evaluation.json.
+"""The measured part of docs/evaluation.md, and docs/evaluation-cells.md, made from benchmarks/results/evaluation.json.
 
     python benchmarks/evaluation.py [FOLDER] [--truth FOLDER]
     python benchmarks/evaluation.py --sample DATA
@@ -21,17 +21,15 @@ from pathlib import Path
 import torch
 
 from themis.data import Seeds
-from themis.experiments.evaluation.page import FIGURES, evaluation_tables, opening, verdicts
+from themis.experiments.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
 from themis.experiments.evaluation.summary import Evaluation
-from themis.experiments.evaluation.truth_tables import KNOWN_FAULTS
 from themis.zoo.splits import read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/evaluation.md", ROOT / "docs/images"
 COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --out runs/evaluation"
 TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
-SUMMARY = "<!-- benchmarks/evaluation.py writes this summary from the results. -->", "<!-- End of the summary. -->"
-MARK = "<!-- What follows is written by benchmarks/evaluation.py. -->"
+MARKS = "<!-- benchmarks/evaluation.py writes what follows, from the results. -->", "<!-- End of the results. -->"
 
 
 def store(folder: Path) -> None:
@@ -114,27 +112,10 @@ def write_idx(seeds: Seeds, folder: Path, name: str) -> None:
 
 
 def write_page(text: str, evaluation: Evaluation) -> str:
-    """The page with its summary and its results replaced."""
-    start, end = SUMMARY
-    head, _, rest = text.partition(start)
-    rest = rest.partition(end)[2].partition(MARK)[0]
-    return f"{head}{start}\n\n{summarised(evaluation)}\n\n{end}{rest}{MARK}\n\n{measured(evaluation)}\n"
-
-
-def summarised(evaluation: Evaluation) -> str:
-    """Everything between the marks of the summary."""
-    return "\n\n".join(verdicts(evaluation))
-
-
-def measured(evaluation: Evaluation) -> str:
-    """Everything below the last mark."""
-    parts = ["## Results", f"```sh\n{evaluation.content['command']}\n```", *opening(evaluation)]
-    for title, tables in evaluation_tables(evaluation).items():
-        own = evaluation.content.get("truth_command") if title == KNOWN_FAULTS else None
-        parts += [f"## {title}", *([f"```sh\n{own}\n```"] if own else []), *(table.markdown() for table in tables)]
-        figures = [(name, text) for name, (section, text) in FIGURES.items() if section == title]
-        parts += [f"![{text}](images/evaluation-{name}.png)" for name, text in figures]
-    return "\n\n".join(parts)
+    """The page with what is between its marks replaced."""
+    (head, _, rest), (start, end) = text.partition(MARKS[0]), MARKS
+    figures = {name: f"images/evaluation-{name}.png" for name in FIGURES}
+    return f"{head}{start}\n\n{evaluation_page(evaluation, figures)}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
@@ -150,7 +131,9 @@ def main() -> None:
         store(arguments.folder)
     if arguments.truth is not None:
         store_truth(arguments.truth)
-    PAGE.write_text(write_page(PAGE.read_text(), Evaluation(json.loads(RESULTS.read_text()))))
+    evaluation = Evaluation(json.loads(RESULTS.read_text()))
+    PAGE.write_text(write_page(PAGE.read_text(), evaluation))
+    PAGE.with_name(CELLS_PAGE).write_text(f"{cells_page(evaluation)}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The summary and the results on the page of the evaluation are what its script writes from the stored results."""
+"""The pages of the evaluation show what its script writes from the stored results."""
 
 import json
 import sys
@@ -21,5 +21,7 @@ def script(monkeypatch):
 def test_the_page_shows_the_stored_results(script):
     from themis.experiments.evaluation.summary import Evaluation
 
-    page = (ROOT / "docs/evaluation.md").read_text()
-    assert page == script.write_page(page, Evaluation(json.loads(script.RESULTS.read_text())))
+    evaluation = Evaluation(json.loads(script.RESULTS.read_text()))
+    page, cells = ((ROOT / f"docs/{name}.md").read_text() for name in ("evaluation", "evaluation-cells"))
+    assert page == script.write_page(page, evaluation)
+    assert cells == f"{script.cells_page(evaluation)}\n"

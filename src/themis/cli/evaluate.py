@@ -68,7 +68,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     out = new_folder("evaluate-") if arguments.out == AUTO else Path(arguments.out)
     from themis.experiments.evaluation.api import evaluate
     from themis.experiments.evaluation.claims import claims_table
-    from themis.experiments.evaluation.page import evaluation_tables, opening
+    from themis.experiments.evaluation.page import SUMMARIES, list_tables, opening
     from themis.experiments.progress import ShowCells
     from themis.experiments.table import table_console
 
@@ -95,11 +95,11 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     elif console is not None:
         for line in opening(result):
             print_text(line)
-        claims, sections = claims_table(result), evaluation_tables(result, is_brief=True)
+        claims, sections = claims_table(result), list_tables(result, SUMMARIES)
         for table in [*([claims] if claims else []), *chain.from_iterable(sections.values())]:
             console.print()
             table.show(console)
-        print_text(f"Results in {out}: evaluation.json, figures, and all tables in evaluation.md")
+        print_text(f"Results in {out}: evaluation.json, figures, evaluation.md, and all cells in evaluation-cells.md")
     return RUN_FAILED if result.n_failed else DONE
 
 

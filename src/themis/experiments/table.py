@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,3 +126,12 @@ def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *,
     if low is None or high is None:
         return text
     return f"{text} ({format_number(low, digits, signed=signed)}..{format_number(high, digits, signed=signed)})"
+
+
+def format_spread(
+    values: Iterable[float | None], middle: Callable[[list[float]], float], digits: int = 2, *, signed: bool = False
+) -> str:
+    """The mean or median of the values that exist, with the lowest and the highest if there are several."""
+    known = [value for value in values if value is not None]
+    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
+    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NONE

@@ -1,6 +1,7 @@
 """`themis evaluate` as a user types it: all of it on digits, resumed, summarised, and what it refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -58,16 +59,20 @@ def test_the_page_has_a_section_for_every_question_and_figures(folder):
     titles = [line[3:] for line in page.splitlines() if line.startswith("## ")]
     assert titles == [
         "What holds, and what does not",
-        "What has been measured",
         "Fault detection capability",
-        "Faults at equal budgets",
+        "Faults compared with rivals",
         "Faults when done",
         "Accuracy regained",
         "The theory",
         "Time",
         "Parameters",
         "Known faults",
+        "What has been measured",
     ]
+    cells = (folder / "evaluation-cells.md").read_text().splitlines()
+    sections = {f"evaluation-cells.md#{line[3:].lower().replace(' ', '-')}" for line in cells if line.startswith("## ")}
+    assert set(re.findall(r"\[All cells\]\((.*)\)", page)) == sections
+    assert len(sections) == 5
     theory = json.loads((folder / "evaluation.json").read_text())["theory"]
     could_stop = any(record.get(way) for record in theory for way in WAYS_TO_STOP)
     drawn = {"correlations": True, "faults-over-baselines": False, "shares-at-full-coverage": could_stop}

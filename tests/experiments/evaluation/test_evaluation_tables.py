@@ -3,15 +3,18 @@
 import numpy as np
 import pytest
 
-from themis.experiments.evaluation.budget_tables import capability_tables, fault_tables
+from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
 from themis.experiments.evaluation.done_tables import done_tables, time_tables
 from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
-from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval
+from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval, ratio_tables
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
-from themis.experiments.evaluation.theory import describe_deviations, describe_shares
+from themis.experiments.evaluation.theory import describe_deviations
+from themis.experiments.evaluation.theory_tables import theory_tables
+from themis.experiments.evaluation.truth_tables import truth_tables
+from themis.experiments.evaluation.variant_tables import variant_tables
 
 
 def test_faults_are_compared_with_the_best_rival_the_four_and_random():
@@ -55,7 +58,8 @@ SCORED = ("0.90 (0.90..0.90)", "-0.20 (-0.20..-0.20)", "0.30 (0.30..0.30)", "0.8
 
 def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     pairs = [cell({"scheduled": 0.9, "nc": -0.2}), cell({"scheduled": 0.3, "nc": 0.8}), cell({"scheduled": 1}, "flat")]
-    rates, counts, full = capability_tables(Evaluation({"pairs": pairs}))  # no cell is scored over the whole range
+    (counts,) = capability_tables(Evaluation({"pairs": pairs}))
+    rates, full = capability_cells(Evaluation({"pairs": pairs}))  # no cell is scored over the whole range
     assert [row[1] for row in rates.rows] == ["10%, 40%, 80%", "10%, 40%, 80%", "10%, 40%, 80% (degenerate)"]
     assert "Degenerate are 1 of 3 cells at full strength and 3 over the whole range" in rates.notes[0]
     assert counts.rows[0][:3] == ("scheduled", "1 of 2, 0.60", "-")
@@ -64,28 +68,66 @@ def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     assert full.rows == [("net fgsm", "10%..80%", "-", r, other) for r, other in (SCORED[:2], SCORED[2:])]
 
 
-def test_a_technique_that_few_cells_have_is_named_below_the_table_instead_of_in_a_column():
-    pairs = [cell({"scheduled": 0.9, "nc": 0.8}) for _ in range(3)]
-    pairs[1] = cell({"scheduled": 0.9, "nc": 0.8, "path": 0.7})
-    *_, full = capability_tables(Evaluation({"pairs": pairs}))
-    assert full.columns[3:] == ("scheduled", "nc")
-    assert full.notes[1:] == ["path: net fgsm 0.70 (0.70..0.70)."]
+def test_a_technique_that_few_cells_have_is_left_open_in_the_others():
+    pairs = [cell({"scheduled": 0.9, "nc": 0.8}), cell({"scheduled": 0.9, "nc": 0.8, "path": 0.7})]
+    *_, full = capability_cells(Evaluation({"pairs": pairs}))
+    assert full.columns[3:] == ("scheduled", "nc", "path")
+    assert [row[-1] for row in full.rows] == ["-", "0.70 (0.70..0.70)"]
 
 
 def test_faults_of_several_campaigns_are_shown_with_their_range():
     pair = cell({"scheduled": 0.9, "nc": 0.8})
     one, other = pair["budgets"]["passes"][0]["rows"]
     one["total"], other["total"] = {"distinct_faults": [3.5, 2.0, 5.0]}, {"distinct_faults": [4.0, 4.0, 4.0]}
-    (table,) = fault_tables(Evaluation({"pairs": [pair]}))
+    (table,) = fault_cells(Evaluation({"pairs": [pair]}))
     assert table.rows == [("net fgsm", "3.5 (2..5)", "4", "-", "-")]
 
 
-def test_shares_are_described_over_the_cells_in_which_a_campaign_could_stop():
+def test_shares_are_over_the_cells_in_which_a_campaign_could_stop():
     stops = [{"of_faults": 0.25}, {"of_faults": 1.0}, {"of_faults": None}, None]
     records = [{"preset": stop, "default": None, "rule": stops[1]} for stop in stops]
-    assert describe_shares(records) == [
-        "62% for paper-preset at 100% (25% to 100%, reached in 3 of 4 cells)",
-        "100% for the default rule (100% to 100%, reached in 4 of 4 cells)",
+    (table,) = theory_tables(Evaluation({"theory": records}))
+    assert table.rows == [
+        ("paper-preset at 100%", "3 of 4", "62.5%", "25.0%", "100.0%"),
+        ("the default rule", "4 of 4", "100.0%", "100.0%", "100.0%"),
+    ]
+
+
+def test_faults_are_compared_over_the_cells_in_which_rivals_found_some():
+    ratios = [{"scheduled": {"over_best": value, "over_four": value, "over_random": None}} for value in (1, 2, 3, None)]
+    (table,) = ratio_tables(Evaluation({"pairs": [], "done": [{"ratios": own} for own in ratios]}))
+    assert table.rows == [("scheduled", "when done", "2.00 in 3 cells", "2.00 in 3 cells", "-")]
+
+
+def variant(technique, **values):
+    cell = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "machine": "a"}
+    found = {"first_coverage": 0.5, "tests_to_coverage": None, "distinct_faults": 100}
+    return {"technique": technique, **cell, **found, "seconds_judge": 10.0, "tests": 10, **values}
+
+
+def test_a_variant_is_compared_with_the_preset_in_the_same_cell_and_in_time_on_the_same_machine():
+    loose = variant("tolerance-0.005", first_coverage=0.75, tests_to_coverage=5, distinct_faults=20, tests=5)
+    elsewhere = variant("judge-exact", machine="b", seconds_judge=0.1)
+    other_cell = variant("sample-50", magnitude=0.2)
+    (table,) = variant_tables(Evaluation({"variants": [variant("paper"), loose, elsewhere, other_cell]}))
+    assert table.rows == [
+        ("tolerance-0.005", "1", "+25.0", "1, 0", "0.20", "2.00"),
+        ("judge-exact", "1", "0.0", "0, 0", "1.00", "-"),
+    ]
+
+
+def test_known_faults_are_averaged_over_all_mutants():
+    def found(seeds, score):
+        shares = {"seeds": seeds, "regions": seeds, "cells": seeds, "planted": None}
+        return {"recall": [shares], "scores": [{"score": score}]}
+
+    clean = {"mutants": {"clean_score": 0.1}}
+    truth = [{"techniques": {"nc": found(0.25, 0.5)}, **clean}, {"techniques": {"nc": found(0.75, 0.5)}, **clean}]
+    (table,) = truth_tables(Evaluation({"truth": truth}))
+    share = "0.50 (0.25..0.75)"
+    assert table.rows == [
+        ("nc", share, share, share, "-", "0.50 (0.50..0.50)"),
+        ("the clean seeds", "-", "-", "-", "-", "0.10 (0.10..0.10)"),
     ]
 
 
@@ -113,7 +155,7 @@ def test_a_cell_without_all_baselines_is_not_counted():
     whole = cell({"paper-preset": 0.9, "nc": 0.1, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3})
     pairs = [{**pair, "sensitivity": None} for pair in (whole, cell({"paper-preset": 0.1, "nc": 0.9}))]
     claim = verdict_of({"pairs": pairs}, "Themis correlates")
-    assert claim.measured == "strong among all r: 1 of 1 for paper-preset, 0 of 4 for the four baselines"
+    assert claim.measured.endswith("1 of 1 for paper-preset, 0 of 4 for the four baselines")
 
 
 def test_weak_correlations_everywhere_are_not_said_to_rise_with_the_error_rate():
@@ -151,7 +193,7 @@ def test_faults_when_done_are_judged_by_the_interval_of_the_presets_ratio(ratios
 
 def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():
     claim = verdict_of(done_cells([0.0, 0.0, 3.0]), "Themis finds more faults")
-    assert claim.measured == "paper-preset 0.00 times (3 cells from 0.00 to 3.00)"
+    assert claim.measured == "ratios with 95% intervals are 0.00 in 3 cells for paper-preset"
 
 
 @pytest.mark.parametrize("budget", ["passes", "tests"])
@@ -167,7 +209,7 @@ def test_at_equal_budgets_a_model_under_a_perturbation_counts_once(budget):
     claim = verdict_of(
         {"pairs": pairs}, f"Themis finds more faults than the mean of the four baselines, at equal {budget}"
     )
-    assert claim.measured == "paper-preset 3.00 times (2 cells from 2.00 to 4.00)"
+    assert claim.measured == "ratios with 95% intervals are 3.00 in 2 cells for paper-preset"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +224,7 @@ def test_time_is_undecided_if_the_interval_of_the_ratio_has_that_of_the_paper_wi
     done = [{"ratios": {}, "techniques": {"paper-preset": row(own), **baselines}} for own in seconds]
     claim = verdict_of({"done": done}, "Themis takes about as long")
     assert claim.verdict == verdict
-    assert claim.why.startswith("Per test: paper-preset ")
+    assert claim.why.startswith("Per test, they are ")
     assert claim.why.endswith("50% of the time of paper-preset goes into Markov chains.")
 
 
@@ -204,15 +246,14 @@ def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
 
 
 def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
-    def variant(neurons, gap):
-        names = ("first_coverage", "coverage")
-        record = {"technique": "paper", "model": str(neurons), "perturbation": "fgsm", "neurons": neurons, "tests": 1}
-        return {**record, "seconds_judge": 1.0, **dict.fromkeys(names, 0.5), **{f"{n}_all": 0.5 + gap for n in names}}
+    def preset(neurons, gap):
+        coverage = {"coverage": 0.5, "coverage_all": 0.5 + gap, "first_coverage_all": 0.5 + gap}
+        return variant("paper", model=str(neurons), neurons=neurons, **coverage)
 
-    small, large = variant(400, 0.0), variant(8000, 0.01)
+    small, large = preset(400, 0.0), preset(8000, 0.01)
     claim = verdict_of({"variants": [small, large]}, "1,000 sampled neurons")
     assert claim.verdict == "does not hold"
-    assert claim.measured.startswith("at most 1.00 points")
+    assert claim.measured.startswith("the two differ by at most 1.00 points")
     assert not judge_claims(Evaluation({"pairs": [], "done": [], "retraining": [], "theory": [], "variants": [small]}))
 
 
@@ -242,30 +283,35 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
     done = {"model": "net", "kind": "done", "planned": 4}
     content = {
         "pairs": [whole, part, few],
-        "progress": [{**done, "perturbation": "fgsm", "finished": 4}, {**done, "perturbation": "cw", "finished": 1}],
+        "progress": [
+            {**done, "perturbation": "fgsm", "finished": 4},
+            {**done, "perturbation": "cw", "finished": 1},
+            {**done, "perturbation": "pgd", "kind": "campaigns", "finished": 3},
+        ],
         "plan": {"perturbations": ["fgsm", "cw", "pgd"]},
         "rows": {"net": "MNIST (LeNet-5)", "large": "ImageNet (VGG-19)"},
         "missing": {"large": "there are no weights"},
     }
-    models, questions = progress_tables(Evaluation(content))
-    assert models.rows == [
+    (table,) = progress_tables(Evaluation(content))
+    assert table.columns == ("row of the paper", "model", "fgsm", "cw", "pgd", "Faults when done", "missing")
+    assert table.rows == [
         (
             "MNIST (LeNet-5)",
             "net",
-            "3 campaigns",
-            "2 of 3 campaigns, 2 of 3 techniques",
-            "2 of 3 campaigns",
-            "the same command with --models net --perturbations cw,pgd",
+            "3 of 3",
+            "2 of 3, 2 of 3 techniques",
+            "2 of 3",
+            "5 of 8",
+            "--models net --perturbations cw,pgd",
         ),
-        ("ImageNet (VGG-19)", "large", "-", "-", "-", "there are no weights"),
+        ("ImageNet (VGG-19)", "large", "-", "-", "-", "-", "weights or data"),
     ]
-    assert questions.rows == [("net", "5 of 8", "-", "-", "-", "the same command with --models net --perturbations cw")]
 
 
 def test_verdicts_are_counted_in_one_sentence():
     pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
     content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **done_cells([1.4] * 6)}
-    assert count_verdicts(Evaluation(content)) == "Of 2 claims: 1 holds in part, 1 does not hold."
+    assert count_verdicts(Evaluation(content)) == "Verdicts on 2 claims: holds in part 1, does not hold 1."
 
 
 def test_techniques_are_averaged_over_the_same_cells_when_done():

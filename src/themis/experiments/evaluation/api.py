@@ -15,7 +15,7 @@ from themis.errors import UsageError
 from themis.experiments.comparison.plan import GRID, PAPER
 from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis.experiments.evaluation.figures import draw_evaluation
-from themis.experiments.evaluation.page import evaluation_page
+from themis.experiments.evaluation.page import CELLS_PAGE, cells_page, evaluation_page
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
@@ -82,8 +82,9 @@ def evaluate(
         result = conclude_evaluation(plan, planned, {**rates, **records}, missing, environment)
         folder.write(RESULT, result.content)
         if folder.path is not None:
-            figures = draw_evaluation(result, folder.path)
-            folder.write_bytes(PAGE, f"{evaluation_page(result, figures)}\n".encode())
+            figures = {path.stem: path.name for path in draw_evaluation(result, folder.path)}
+            folder.write_bytes(PAGE, f"# Evaluation\n\n{evaluation_page(result, figures)}\n".encode())
+            folder.write_bytes(CELLS_PAGE, f"{cells_page(result)}\n".encode())
     return result
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
 from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.paper import PAPER_R
-from themis.experiments.evaluation.ratios import ratio_notes
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, themis_first
 from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, plural
 from themis.runs.run import percent
@@ -21,15 +19,23 @@ DEFINITIONS = {"r": ("degenerate", "at full strength"), "r_box": ("box_degenerat
 """The key of an r, the key that says why it is not scored, and which error rate it is with."""
 
 
-def capability_tables(evaluation: Evaluation, *, is_brief: bool = False) -> Iterable[Table]:
-    """The correlation of faults with the error rate: counted over all cells, and cell by cell."""
+def capability_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """The correlations of faults with the error rate at equal passes, counted over all cells."""
+    for name, budget in _grids(evaluation):
+        if budget == "passes":
+            yield _count_table(_cells(evaluation, name, budget), name, budget)
+
+
+def capability_cells(evaluation: Evaluation) -> Iterable[Table]:
+    """Error rates and correlations cell by cell."""
     for name in TITLES:
         if any(grid["name"] == name for pair in evaluation.content["pairs"] for grid in pair["grids"]):
             yield _rate_table(evaluation.content["pairs"], name)
     for name, budget in _grids(evaluation):
         cells = _cells(evaluation, name, budget)
-        yield _count_table(cells, name, budget)
-        for key in () if is_brief else DEFINITIONS:
+        if budget != "passes":
+            yield _count_table(cells, name, budget)
+        for key in DEFINITIONS:
             if scored := [(pair, grid) for pair, grid in cells if grid[DEFINITIONS[key][0]] is None]:
                 yield _r_table(scored, name, budget, key)
 
@@ -86,25 +92,6 @@ def _techniques(grids: Iterable[Record]) -> list[str]:
     return themis_first({row["technique"] for grid in grids for row in grid["rows"]})
 
 
-def _common_techniques(cells: list[tuple[Record, Record]]) -> tuple[list[str], list[str]]:
-    """The techniques that have results in most cells, and the others."""
-    names = _techniques(grid for _, grid in cells)
-    counts = Counter(row["technique"] for _, grid in cells for row in grid["rows"])
-    common = [name for name in names if 2 * counts[name] > len(cells)]
-    return common, [name for name in names if name not in common]
-
-
-def _rare_notes(
-    cells: list[tuple[Record, Record]], techniques: list[str], value: Callable[[Record, str], str]
-) -> list[str]:
-    """The values of techniques that have results in few cells only."""
-    notes = []
-    for technique in techniques:
-        own = [(pair, grid) for pair, grid in cells if any(row["technique"] == technique for row in grid["rows"])]
-        notes.append(f"{technique}: {', '.join(f'{name_pair(pair)} {value(grid, technique)}' for pair, grid in own)}.")
-    return notes
-
-
 def _row(grid: Record, technique: str) -> Record:
     return next((row for row in grid["rows"] if row["technique"] == technique), {"r": {}, "r_box": {}, "total": {}})
 
@@ -136,32 +123,26 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
 
 def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: str) -> Table:
     """Pearson's r of distinct faults in every cell, with its interval."""
-    techniques, rare = _common_techniques(cells)
-
-    def value(grid: Record, technique: str) -> str:
-        return format_estimate(_row(grid, technique)[key].get("distinct"), 2)
-
-    rows = []
+    techniques, rows = _techniques(grid for _, grid in cells), []
     for pair, grid in cells:
         spans = grid["rates"] if key == "r" else grid["box_rates"]
         published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
         spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
-        values = [value(grid, technique) for technique in techniques]
+        values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
         rows.append((name_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
     title = f"r with the error rate {DEFINITIONS[key][1]}, {TITLES[name]}, {BUDGETS[budget]}"
     notes = [
         "Distinct faults, with 95% intervals; paper: its value for Themis. Degenerate cells are left out. "
         f"{NONE}: undefined, see themis compare.",
-        *_rare_notes(cells, rare, value),
     ]
     return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
 
 
-def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """Distinct faults at equal budgets, and how they compare."""
+def fault_cells(evaluation: Evaluation) -> Iterable[Table]:
+    """Distinct faults at equal budgets, cell by cell."""
     for name, budget in _grids(evaluation):
         cells = _cells(evaluation, name, budget)
-        techniques, rare = _common_techniques(cells)
+        techniques = _techniques(grid for _, grid in cells)
         rows = [
             (
                 name_pair(pair),
@@ -176,8 +157,6 @@ def fault_tables(evaluation: Evaluation) -> Iterable[Table]:
             f"Sums over magnitudes of distinct faults after {_any_of([f'{limit:,}' for limit in budgets])} {budget}: "
             "means over campaigns, with the lowest and the highest where they differ. Best: the best technique other "
             f"than {_any_of(THEMIS)}.",
-            *_rare_notes(cells, rare, lambda grid, technique: _found(_row(grid, technique))),
-            *ratio_notes([grid["ratios"] for _, grid in cells]),
         ]
         yield Table(f"Distinct faults, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)
 

@@ -17,8 +17,8 @@ from themis.experiments.evaluation.ratios import (
     median_interval,
 )
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, with_times
-from themis.experiments.evaluation.theory import CLOSE, count_reached, describe_shares, list_shares
-from themis.experiments.evaluation.truth_tables import summarise_known_faults
+from themis.experiments.evaluation.theory import CLOSE, count_reached, list_shares
+from themis.experiments.evaluation.variant_tables import compare_judging
 from themis.experiments.table import Table, plural
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.runs.run import percent
@@ -93,39 +93,38 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 def count_verdicts(evaluation: Evaluation) -> str:
     """How many claims hold, in one sentence; empty if none was measured."""
     counts = Counter(claim.verdict for claim in judge_claims(evaluation))
-    words = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", OPEN: OPEN}
-    parts = [f"{n} {verdict if n == 1 else words[verdict]}" for verdict in words if (n := counts[verdict])]
-    return f"Of {plural(counts.total(), 'claim')}: {', '.join(parts)}." if counts else ""
+    parts = [f"{verdict} {counts[verdict]}" for verdict in (HOLDS, IN_PART, FAILS, OPEN) if counts[verdict]]
+    return f"Verdicts on {plural(counts.total(), 'claim')}: {', '.join(parts)}." if counts else ""
 
 
 def summarise_claims(evaluation: Evaluation) -> list[str]:
-    """What holds and what does not, as one paragraph of Markdown per claim, and what is known of known faults."""
-    paragraphs = []
-    for claim in judge_claims(evaluation):
-        sentences = f"The paper: {claim.paper}. Measured: {claim.measured}. {claim.why}"
-        paragraphs.append(f"**{claim.text}: {claim.verdict}.** {sentences.strip()}")
-    return [*paragraphs, *summarise_known_faults(evaluation)]
+    """What was measured, and why a claim holds or does not, as one paragraph of Markdown per claim."""
+    return [
+        f"**{claim.text}: {claim.verdict}.** Measured: {claim.measured}. {claim.why}".strip()
+        for claim in judge_claims(evaluation)
+    ]
 
 
 def _capability(pairs: list[Record]) -> Iterator[Claim]:
     """How often correlations are strong, at equal passes."""
+    groups = {**{technique: [technique] for technique in THEMIS}, "the four baselines": BASELINES, "random": ["random"]}
     for name, title in GRIDS.items():
-        scored = [grid for pair in pairs for grid in pair["budgets"]["passes"] if grid["name"] == name]
         cells = [grid for pair in pairs for grid in pair["grids"] if grid["name"] == name]
+        scored = [grid for pair in pairs for grid in pair["budgets"]["passes"] if grid["name"] == name]
         whole = [grid for grid in scored if {PRESET, *BASELINES} <= {row["technique"] for row in grid["rows"]}]
         n_flat, n_flat_box = (sum(grid[why] is not None for grid in cells) for why in ("degenerate", "box_degenerate"))
         is_flat = n_flat > len(cells) / 2
         if not scored or not (whole or is_flat):
             continue
-        names = {**{technique: [technique] for technique in THEMIS}, "the four baselines": BASELINES}
-        found = {label: _correlations(whole, own) for label, own in {**names, "random": ["random"]}.items()}
+        found = {label: own for label, names in groups.items() if (own := _correlations(whole, names))}
         strong = {label: sum(r >= STRONG for r in own) for label, own in found.items()}
-        texts = {label: f"{strong[label]} of {len(own)} for {label}" for label, own in found.items() if own}
-        share = {label: strong[label] / len(own) if own else 0.0 for label, own in found.items()}
-        themis, baselines = share[PRESET], share["the four baselines"]
-        why = ""
+        texts = [f"{strong[label]} of {len(own)} for {label}" for label, own in found.items()]
+        themis, baselines = (
+            strong[label] / len(found[label]) if label in found else 0.0 for label in (PRESET, "the four baselines")
+        )
+        why, headline = "", f"strong: {', '.join(text for text in texts if text.endswith((PRESET, 'baselines')))}"
         if is_flat:
-            verdict = OPEN
+            verdict, headline = OPEN, f"{n_flat} of {plural(len(cells), 'cell')} are degenerate"
             why = (
                 f"In {n_flat} of {plural(len(cells), 'cell')}, the error rate at full strength hardly changes with the "
                 f"magnitude, or only at one of the magnitudes; in {n_flat_box}, that over the whole range. A "
@@ -137,18 +136,15 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
                 why = "Faults rise with the error rate under every technique, so that r does not tell them apart."
         else:
             verdict = HOLDS if themis >= NEARLY_ALL and baselines <= FEW else IN_PART
-        main = [text for label, text in texts.items() if label in (PRESET, "the four baselines")]
-        headline = (
-            f"{n_flat} of {plural(len(cells), 'cell')} are degenerate" if is_flat else f"strong: {', '.join(main)}"
-        )
         yield Claim(
             f"Themis correlates strongly, baselines rarely ({title})",
             "r of 0.70 to 0.95 for Themis, and of -0.89 to 0.79 for baselines",
             headline,
-            f"strong among all r: {', '.join(texts.values())}" if texts else "nothing that can be scored",
+            f"the share of strong correlations is {', '.join(texts)}" if texts else "nothing that can be scored",
             verdict,
             f"at least {percent(NEARLY_ALL, 0)} of the correlations of {PRESET} are strong, and at most "
-            f"{percent(FEW, 0)} of those of the baselines; in part, more of its own than of theirs",
+            f"{percent(FEW, 0)} of those of the baselines; in part, more of its own than of theirs; undecided, if most "
+            "cells are degenerate",
             why,
         )
 
@@ -184,12 +180,12 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
     why = [f"For {THEMIS[1]}, it {other}."] if other != verdict and other != OPEN else []
     texts = {key: _describe_all(by) for key, by in over.items()}
     if texts["over_best"]:
-        why.append(f"Against the best rival of each cell: {texts['over_best']}.")
+        why.append(f"Against the best rival of each cell, they are {texts['over_best']}.")
     return Claim(
         f"Themis finds more faults than the mean of the four baselines, {when}",
         "not measured" if paper is None else f"{paper} times as many",
         _medians(over["over_four"]),
-        texts["over_four"],
+        f"ratios with 95% intervals are {texts['over_four']}",
         verdict,
         "the interval of the ratio is above 1" + ("" if paper is None else f" and reaches {paper}; in part, above 1"),
         " ".join(why),
@@ -208,7 +204,7 @@ def _judge_ratios(ratios: list[float], paper: float | None) -> str:
 
 def _describe_all(ratios: dict[str, list[float]]) -> str:
     """The ratios of every technique that has some."""
-    return "; ".join(f"{technique} {describe_ratios(values)}" for technique, values in ratios.items() if values)
+    return ", ".join(f"{describe_ratios(values)} for {technique}" for technique, values in ratios.items() if values)
 
 
 def _medians(ratios: dict[str, list[float]]) -> str:
@@ -290,10 +286,11 @@ def _time(done: list[Record]) -> Iterator[Claim]:
         "Themis takes about as long as baselines, until done",
         f"{PAPER_TIME:.2f} times as long",
         _medians(ratios),
-        _describe_all(ratios),
+        f"ratios with 95% intervals are {_describe_all(ratios)}",
         verdict,
         f"the interval of the ratio ends at {PAPER_TIME:.2f} or below; undecided, if {PAPER_TIME:.2f} is within it",
-        f"Per test: {_describe_all(per_test)}. {percent(judging, 0)} of the time of {PRESET} goes into Markov chains.",
+        f"Per test, they are {_describe_all(per_test)}. {percent(judging, 0)} of the time of {PRESET} goes into Markov "
+        "chains.",
     )
 
 
@@ -307,32 +304,23 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
     if not gaps:
         return
     why = []
-    if costs := _judging(variants, "exact-sample-all", "paper"):
+    if costs := compare_judging(variants, "exact-sample-all", "paper"):
         why.append(
             f"The closed form judges all neurons in {percent(median(costs), 0)} of the time that Markov chains take "
             f"for the sample (median of {plural(len(costs), 'cell')})."
         )
-    if costs := _judging(variants, "pymc-sample-50", "sample-50"):
+    if costs := compare_judging(variants, "pymc-sample-50", "sample-50"):
         why.append(f"For the same 50 neurons, PyMC takes {median(costs):.0f} times as long as these chains.")
     yield Claim(
         f"{k:,} sampled neurons give the coverage of all",
         "equal",
         f"within {100 * max(gaps):.2f} points",
-        f"at most {100 * max(gaps):.2f} points from that of all neurons, in the first and last rounds of "
+        f"the two differ by at most {100 * max(gaps):.2f} points, in the first and last rounds of "
         f"{plural(len(larger), 'model')} with more neurons",
         HOLDS if max(gaps) <= SAMPLED else FAILS,
         f"they differ by at most {100 * SAMPLED} points",
         " ".join(why),
     )
-
-
-def _judging(variants: list[Record], one: str, other: str) -> list[float]:
-    """The seconds per test that one variant takes to judge, relative to another on the same machine, by cell."""
-    seconds: dict[tuple[str, str, str | None], dict[str, float]] = {}
-    for record in variants:
-        cell = seconds.setdefault((record["model"], record["perturbation"], record.get("machine")), {})
-        cell[record["technique"]] = record["seconds_judge"] / record["tests"]
-    return [cell[one] / cell[other] for cell in seconds.values() if {one, other} <= set(cell)]
 
 
 def _completeness(theory: list[Record]) -> Iterator[Claim]:
@@ -353,7 +341,9 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
             f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {plural(len(shares), 'cell')}",
-            f"the median share of a reference run's distinct faults was {'; '.join(describe_shares(theory))}",
+            f"{PRESET} reached 100% in {count_reached(theory, 'preset')} of {plural(len(theory), 'cell')}, and had by "
+            f"then found {percent(median(shares), 0)} of a reference run's distinct faults (median, from "
+            f"{percent(min(shares), 0)} to {percent(max(shares), 0)})",
             HOLDS if low == 0 else FAILS if low > len(shares) / 2 else IN_PART,
             f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in at least half",
             why if low else f"{why}.",
@@ -403,9 +393,10 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
             "Inferred means deviate by less than 10% between sets of seeds",
             "less than 10%",
             f"in {n_close} of {plural(len(whole), 'cell')}, and for {percent(close, 0)} of the single neurons",
-            f"a model's mean by less in {n_close} of {plural(len(whole), 'cell')} (median {percent(median(whole))}, at "
-            f"most {percent(max(whole))}, for {farthest['model']} under {farthest['perturbation']}); those of "
-            f"{percent(close, 0)} of the single neurons (median)",
+            f"the mean over all neurons does in {n_close} of {plural(len(whole), 'cell')} (median "
+            f"{percent(median(whole))}, at most {percent(max(whole))}, for {farthest['model']} under "
+            f"{farthest['perturbation']}), and the means of {percent(close, 0)} of the single neurons do (median over "
+            "cells)",
             HOLDS if holds else IN_PART if n_close > len(whole) / 2 else FAILS,
             f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do (median over cells); in "
             "part, the mean of most models",
@@ -421,8 +412,8 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
             "Differences of activations are normally distributed",
             "often",
             f"for {percent(median(signed), 0)} of the neurons",
-            f"close to normal for {percent(median(signed), 0)} of the neurons ({percent(min(signed), 0)} to "
-            f"{percent(max(signed), 0)}), sensitivities for {percent(median(absolute), 0)} (medians over "
+            f"they are close to normal for {percent(median(signed), 0)} of the neurons (from {percent(min(signed), 0)} "
+            f"to {percent(max(signed), 0)}), and sensitivities for {percent(median(absolute), 0)} (medians over "
             f"{plural(len(found), 'cell')})",
             HOLDS if median(signed) > FEW else FAILS,
             "they are for most neurons, in the median over cells",

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from themis.experiments.evaluation.claims import PAPER_FAULTS, PAPER_TIME
-from themis.experiments.evaluation.ratios import ratio_notes
 from themis.experiments.evaluation.summary import Evaluation, Record, themis_first, with_times
 from themis.experiments.table import Table, format_count, format_number, plural
 from themis.runs.run import percent
@@ -43,7 +42,6 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
         f"Means over {plural(len(whole), 'cell')} that have all of these. The paper: 21,399 tests for Themis, "
         f"3,774 for NC, 18,501 for KMNC, 20,052 for IDC and 26,757 for LSA, and {PAPER_FAULTS} times the faults of "
         "the four.",
-        *ratio_notes([pair["ratios"] for pair in whole]),
     ]
     yield Table("Faults when each technique was done", columns, rows, notes)
 

@@ -10,7 +10,7 @@ from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.budget_tables import BUDGETS, DEFINITIONS
 from themis.experiments.evaluation.claims import PAPER_FAULTS
 from themis.experiments.evaluation.ratios import fault_ratios, list_ratios, median_interval
-from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, name_cell
 from themis.experiments.evaluation.theory import WAYS_TO_STOP
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
@@ -130,11 +130,7 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
         found = [(stop["of_faults"], y) for y, stop in rows if stop]
         style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
         axes.scatter([share for share, _ in found], [y for _, y in found], **style)
-    labels = [
-        f"{record['model']} {record['perturbation']} {record['magnitude']:.3g} "
-        f"({record['reference']['distinct_faults']:,})"
-        for record in reversed(theory)
-    ]
+    labels = [f"{name_cell(record)} ({record['reference']['distinct_faults']:,})" for record in reversed(theory)]
     axes.set_yticks(range(len(theory)), labels)
     axes.set_xlim(-0.03, 1.03)
     where = "share of the reference's distinct faults (their number); without cells in which no campaign could stop"

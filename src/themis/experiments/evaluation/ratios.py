@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
 from scipy.stats import binom
 
 from themis.experiments.comparison.plan import PAPER
-from themis.experiments.evaluation.summary import THEMIS, Record
-from themis.experiments.table import plural
+from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
+from themis.experiments.table import NONE, Table, format_estimate, plural
 
 WHEN_DONE = "when done"
+RIVALS = {"over_best": "best rival", "over_four": "mean of the four baselines", "over_random": "random"}
+"""What faults are compared with, by the key of the ratio."""
 LEAST_CELLS = 6
 """The cells that a 95% interval of a median needs."""
 
@@ -39,26 +42,29 @@ def list_ratios(ratios: list[Record], technique: str, over: str) -> list[float]:
     return [ratio for ratio in found if ratio is not None]
 
 
-def describe_ratios(ratios: list[float]) -> str:
-    """The median of ratios over cells, with its interval if it has one."""
-    interval, spread = median_interval(ratios), plural(len(ratios), "cell")
-    if len(ratios) > 1:
-        spread += f" from {min(ratios):.2f} to {max(ratios):.2f}"
-    if interval is not None:
-        spread = f"95% interval {interval[0]:.2f} to {interval[1]:.2f}, {spread}"
-    return f"{median(ratios):.2f} times ({spread})"
-
-
-def ratio_notes(ratios: list[Record]) -> list[str]:
-    """How the faults of Themis compare with those of its rivals, over cells in which these found some."""
-    rivals = {"over_best": "the best rival", "over_four": "the mean of the four baselines", "over_random": "random"}
-    notes = []
+def ratio_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """How the faults of Themis compare with those of its rivals, over cells."""
+    rows = []
     for technique in THEMIS:
-        found = {rival: list_ratios(ratios, technique, over) for over, rival in rivals.items()}
-        texts = [f"{rival} {describe_ratios(values)}" for rival, values in found.items() if values]
-        if texts:
-            notes.append(f"{technique} relative to rivals, medians over cells: {'; '.join(texts)}.")
-    return notes
+        for when, ratios in fault_ratios(evaluation.content).items():
+            found = [list_ratios(ratios, technique, over) for over in RIVALS]
+            if any(found):
+                rows.append((technique, when, *map(describe_ratios, found)))
+    notes = [
+        "Medians over cells, with 95% intervals, and the number of cells: those in which the rivals found faults. At "
+        "equal budgets, faults are summed over magnitudes chosen in advance, or else over the paper's, unless these "
+        f"are degenerate. Best rival: the best technique other than {' and '.join(THEMIS)}, where all have run."
+    ]
+    if rows:
+        yield Table("Distinct faults relative to those of rivals", ("technique", "when", *RIVALS.values()), rows, notes)
+
+
+def describe_ratios(ratios: list[float]) -> str:
+    """The median with its 95% interval, if it has one, and the number of cells."""
+    if not ratios:
+        return NONE
+    low, high = median_interval(ratios) or (None, None)
+    return f"{format_estimate([median(ratios), low, high], 2)} in {plural(len(ratios), 'cell')}"
 
 
 def median_interval(values: list[float]) -> tuple[float, float] | None:

@@ -42,6 +42,11 @@ def name_pair(pair: Record) -> str:
     return f"{pair['model']} {pair['perturbation']}"
 
 
+def name_cell(record: Record) -> str:
+    """What a cell at one magnitude is called in tables."""
+    return f"{name_pair(record)} {record['magnitude']:.3g}"
+
+
 def themis_first(techniques: Iterable[str]) -> list[str]:
     """Techniques in the order of tables: those under evaluation, and the others by name."""
     return sorted(techniques, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from numpy.typing import NDArray
 
 from themis.campaign.stop import is_little_left
 from themis.data.seeds import Seeds
-from themis.experiments.table import plural
 from themis.experiments.techniques import PRESET
 from themis.runs.analysis.groups import find_groups
-from themis.runs.run import Run, percent
+from themis.runs.run import Run
 from themis.settings import Settings
 
 Search = Callable[..., Run]
@@ -69,17 +67,6 @@ def list_shares(theory: list[dict[str, Any]], way: str) -> list[float]:
 def count_reached(theory: list[dict[str, Any]], way: str) -> int:
     """The cells in which a campaign could stop, with known faults or without."""
     return sum(bool(record.get(way)) for record in theory)
-
-
-def describe_shares(theory: list[dict[str, Any]]) -> list[str]:
-    """For every way to stop, the share of the reference runs' distinct faults that had been found, over all cells."""
-    texts = []
-    for way, title in WAYS_TO_STOP.items():
-        if shares := list_shares(theory, way):
-            spread = f"{percent(min(shares), 0)} to {percent(max(shares), 0)}"
-            reached = f"reached in {count_reached(theory, way)} of {plural(len(theory), 'cell')}"
-            texts.append(f"{percent(median(shares), 0)} for {title} ({spread}, {reached})")
-    return texts
 
 
 def _describe_reference(reference: Run) -> dict[str, Any]:

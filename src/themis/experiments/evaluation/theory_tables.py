@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
-from themis.experiments.evaluation.summary import Evaluation, Record, name_pair
-from themis.experiments.evaluation.theory import WAYS_TO_STOP, describe_shares
+from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, name_pair
+from themis.experiments.evaluation.theory import WAYS_TO_STOP, count_reached, list_shares
 from themis.experiments.table import NONE, Table, format_number, format_value
 from themis.runs.run import percent
 
+STOPS = (
+    "Little is left to find if an estimated 90% of the distinct faults within reach were found, and the residual risk "
+    "is at most 1%; the default rule stops then, if coverage is 100% as well."
+)
+"""What the ways to stop mean."""
+
 
 def theory_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """What coverage of 100% means for the faults, how stable means are, and how normal sensitivities are."""
+    """What had been found when a campaign could stop, over all cells."""
+    theory = evaluation.content["theory"]
+    rows = [
+        (title, f"{count_reached(theory, way)} of {len(theory)}", *(percent(of(shares)) for of in (median, min, max)))
+        for way, title in WAYS_TO_STOP.items()
+        if (shares := list_shares(theory, way))
+    ]
+    notes = [f"Shares of the distinct faults of a longer reference run that had been found by then. {STOPS}"]
+    if rows:
+        columns = ("way to stop", "cells that reached it", "median share", "lowest", "highest")
+        yield Table("Faults found when a campaign could stop", columns, rows, notes)
+
+
+def theory_cells(evaluation: Evaluation) -> Iterable[Table]:
+    """What coverage of 100% means for the faults, how stable means are, and how normal sensitivities are, by cell."""
     theory = evaluation.content["theory"]
     if theory:
         yield _claim_table(theory)
@@ -29,8 +50,7 @@ def _claim_table(theory: list[Record]) -> Table:
     rows = []
     for record in theory:
         reference = record["reference"]
-        texts = [f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}"]
-        texts.append(f"{reference['distinct_faults']:,}")
+        texts = [name_cell(record), f"{reference['distinct_faults']:,}"]
         for way in WAYS_TO_STOP:
             found = record.get(way)
             if found is None:
@@ -41,10 +61,7 @@ def _claim_table(theory: list[Record]) -> Table:
         rows.append(tuple(texts))
     notes = [
         "Tests until then, and the shares of a reference run's distinct faults / failing seeds / groups of faults that "
-        "had been found by then. The reference is a longer campaign of scheduled with other random numbers. Little is "
-        "left to find if an estimated 90% of the distinct faults within reach were found, and the residual risk is at "
-        "most 1%; the default rule stops then, if coverage is 100% as well.",
-        f"Median shares of the distinct faults: {'; '.join(describe_shares(theory))}.",
+        f"had been found by then. The reference is a longer campaign of scheduled with other random numbers. {STOPS}"
     ]
     columns = ("cell", "faults of the reference", *WAYS_TO_STOP.values())
     return Table("Share of the faults found when a campaign could stop", columns, rows, notes)
@@ -60,7 +77,7 @@ def _stability_table(theory: list[Record]) -> Table:
         stability, normality = record["stability"], record["normality"] or {}
         rows.append(
             (
-                f"{record['model']} {record['perturbation']} {record['magnitude']:.3g}",
+                name_cell(record),
                 f"{stability['sets']} x {stability['tests']:,}",
                 _percent(stability["model_deviation"]),
                 _percent(stability["median_deviation"]),

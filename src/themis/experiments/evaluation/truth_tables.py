@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from statistics import mean
 
-from themis.experiments.evaluation.summary import Evaluation, Record, themis_first
-from themis.experiments.table import NONE, Table, format_count, format_estimate, plural
+from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, themis_first
+from themis.experiments.table import NONE, Table, format_count, format_spread, plural
 from themis.runs.run import percent
 
 KNOWN_FAULTS = "Known faults"
 """The title of the section with these tables."""
+KINDS_OF_FAULTS = (
+    "A region is a set of neighbouring cells of theta that fail; a fault in any of them finds it. Planted: seeds that "
+    "fail in cells in which the model itself does not, found by a fault in one of these."
+)
 SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells", "planted": "planted"}
 
 
 def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """What each technique finds of the known faults, and its mutation score, over all cells."""
+    known = evaluation.content.get("truth", [])
+    rows: list[tuple[str, ...]] = []
+    for name in themis_first({name for truth in known for name in truth["techniques"]}):
+        own = [truth["techniques"][name] for truth in known if name in truth["techniques"]]
+        recalls = [recall for row in own for recall in row.get("recall", [])]
+        scores = [score["score"] for row in own for score in row.get("scores", [])]
+        rows.append(
+            (
+                name,
+                *(format_spread([recall[share] for recall in recalls], mean) for share in SHARES),
+                format_spread(scores, mean),
+            )
+        )
+    clean = [truth["mutants"]["clean_score"] for truth in known if truth["mutants"]]
+    rows += [("the clean seeds", *[NONE] * len(SHARES), format_spread(clean, mean))] if clean else []
+    notes = [
+        "Shares of a mutant's known faults that techniques find at equal passes, and mutation scores: means over "
+        f"mutants and campaigns of all cells, with the lowest and the highest. {KINDS_OF_FAULTS} The score is the "
+        "share of pairs of a mutant and a class that the tests tell from the model; a test that is a fault of the "
+        "model itself kills no mutant, so that a search for faults is not rewarded."
+    ]
+    if rows:
+        yield Table("Known faults found, and mutation score", ("technique", *SHARES.values(), "score"), rows, notes)
+
+
+def truth_cells(evaluation: Evaluation) -> Iterable[Table]:
     """Recall and mutation scores, one table of each per model and perturbation."""
     for truth in evaluation.content.get("truth", []):
-        cell = f"{truth['model']} {truth['perturbation']} {truth['magnitude']:.3g}"
+        cell = name_cell(truth)
         rows = {name: truth["techniques"][name] for name in themis_first(truth["techniques"])}
         if truth["maps"]:
             yield _recall_table(cell, truth["maps"], rows)
@@ -30,7 +61,7 @@ def _recall_table(cell: str, maps: list[Record], techniques: dict[str, Record]) 
         (
             name,
             format_count(mean(row["recall_tests"])),
-            *(_spread([recall[share] for recall in row["recall"]]) for share in SHARES),
+            *(format_spread([recall[share] for recall in row["recall"]], mean) for share in SHARES),
         )
         for name, row in techniques.items()
         if "recall" in row
@@ -44,9 +75,7 @@ def _recall_table(cell: str, maps: list[Record], techniques: dict[str, Record]) 
     ]
     notes = [
         "Shares that techniques find at equal passes: means over mutants, with the lowest and the highest. A mutant "
-        f"was tried at the centre of each of {maps[0]['cells']:,} cells of theta, on every seed. A region is a set of "
-        "neighbouring cells that fail; a fault in any of them finds it. Planted: seeds that fail in cells in which the "
-        "model itself does not, found by a fault in one of these.",
+        f"was tried at the centre of each of {maps[0]['cells']:,} cells of theta, on every seed. {KINDS_OF_FAULTS}",
         *(f"{text}." for text in texts),
     ]
     return Table(f"Known faults found, {cell}", ("technique", "tests", *SHARES.values()), rows, notes)
@@ -57,13 +86,14 @@ def _score_table(cell: str, mutants: Record, techniques: dict[str, Record]) -> T
         (
             name,
             format_count(mean(score["tests"] for score in row["scores"])),
-            _spread([score["score"] for score in row["scores"]]),
-            _spread([score["killed"] for score in row["scores"]]),
+            format_spread([score["score"] for score in row["scores"]], mean),
+            format_spread([score["killed"] for score in row["scores"]], mean),
         )
         for name, row in techniques.items()
         if "scores" in row
     ]
-    rows.append(("the clean seeds", NONE, _spread([mutants["clean_score"]]), _spread([mutants["clean_killed"]])))
+    clean = [format_spread([mutants[name]], mean) for name in ("clean_score", "clean_killed")]
+    rows.append(("the clean seeds", NONE, *clean))
     dropped = mutants["dropped"]
     refused = f" {' and '.join(mutants['refused'])} cannot be applied." if mutants["refused"] else ""
     notes = [
@@ -74,47 +104,3 @@ def _score_table(cell: str, mutants: Record, techniques: dict[str, Record]) -> T
         f"mutants.{refused}"
     ]
     return Table(f"Mutation score, {cell}", ("technique", "tests", "score", "killed"), rows, notes)
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    """The mean, with the lowest and the highest value if there are several."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return NONE
-    return format_estimate([mean(known), min(known), max(known)] if len(known) > 1 else [known[0], None, None])
-
-
-def summarise_known_faults(evaluation: Evaluation) -> Iterator[str]:
-    """Which of the known faults of mutants each technique finds, and which mutants its tests kill, over all cells."""
-    truth = evaluation.content.get("truth", [])
-    recalls: dict[str, dict[str, list[float]]] = {}
-    scores: dict[str, list[float]] = {}
-    for cell in truth:
-        for name, row in cell["techniques"].items():
-            for recall in row.get("recall", []):
-                for share, value in recall.items():
-                    if value is not None:
-                        recalls.setdefault(share, {}).setdefault(name, []).append(value)
-            if own := [score["score"] for score in row.get("scores", []) if score["score"] is not None]:
-                scores.setdefault(name, []).extend(own)
-    if recalls:
-        seeds, regions = ({name: mean(own) for name, own in recalls[share].items()} for share in ("seeds", "regions"))
-        texts = [f"{name} {percent(seeds[name], 0)} and {percent(regions[name], 0)}" for name in _ranked(seeds)]
-        yield (
-            f"**Known faults.** Of mutants whose failing seeds and regions of theta are all known, techniques find "
-            f"these shares of the {SHARES['seeds']} and {SHARES['regions']} at equal passes, on average: "
-            f"{', '.join(texts)}."
-        )
-    if scores:
-        means = {name: mean(own) for name, own in scores.items()}
-        clean = [cell["mutants"]["clean_score"] for cell in truth if cell["mutants"]]
-        yield (
-            f"**Mutation score.** The tests of each technique tell these shares of mutants and classes from the model: "
-            f"{', '.join(f'{name} {means[name]:.2f}' for name in _ranked(means))}; the clean seeds {mean(clean):.2f}. "
-            "A test that is a fault of the model kills nothing, so that a search for faults is not rewarded."
-        )
-
-
-def _ranked(values: dict[str, float]) -> list[str]:
-    """Names from the highest value to the lowest."""
-    return sorted(values, key=lambda name: -values[name])
