@@ -279,7 +279,7 @@ def _identity(cell: EvaluationCell) -> Record:
 
 
 def _describe_cost(result: Run) -> Record:
-    """Seconds by phase, on which machine, and the mean sensitivity of the model."""
+    """Seconds by phase, on which device of which machine, and the mean sensitivity of the model."""
     means = result.posterior_means
     seconds = result.seconds
     return {
@@ -287,7 +287,7 @@ def _describe_cost(result: Run) -> Record:
         "seconds_judge": seconds.judge,
         "seconds_search": seconds.search,
         "seconds_total": seconds.total,
-        "machine": hash_text(platform.node())[:8],
+        "machine": hash_text(f"{platform.node()} {result.start.device}")[:8],
         "all_tests": result.rounds[-1].tests,
         "all_passes": result.rounds[-1].passes,
         "mean_sensitivity": None if means is None else float(np.mean(means)),
