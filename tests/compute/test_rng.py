@@ -123,6 +123,16 @@ def test_the_compiled_hash_is_identical_to_that_of_numpy():
             np.testing.assert_array_equal(mixed, right)
 
 
+def test_the_compiled_hash_takes_arrays_that_cannot_be_written_or_are_not_contiguous():
+    words = np.arange(24).reshape(8, 3)
+    fixed = words.copy()
+    fixed.flags.writeable = False
+    expected = mix_in_numpy(0, list(words.T))
+    assert np.array_equal(mix(*words.T), expected)
+    assert np.array_equal(mix(*np.ascontiguousarray(words.T)), expected)
+    assert np.array_equal(mix(*fixed.T), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_draws_the_same_numbers_in_one_kernel(monkeypatch):

@@ -295,6 +295,54 @@ def test_a_chunk_that_is_halved_while_answers_are_checked_is_compared_with_its_o
         calculator.check_repeats()
 
 
+class Recording(nn.Module):
+    """Records the sizes of its passes; what `change` returns is added to the scores."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.net, self.change, self.sizes = lenet5(), change, []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        scores = self.net(x)
+        return scores + self.change(scores)
+
+
+def sizes_of_check(change, n_seeds=300):
+    """The sizes of the passes that check whether answers repeat."""
+    calculator = make(Recording(change), n_seeds=n_seeds)
+    calculator.sweep()
+    calculator.target.module.sizes.clear()
+    calculator.check_repeats()
+    return calculator.target.module.sizes
+
+
+def at_row(row):
+    """A random number for one row of a pass, from the generator of torch, if there is such a row."""
+    return lambda scores: torch.rand(()) * (torch.arange(len(scores)) == row)[:, None]
+
+
+def test_a_model_that_repeats_runs_a_part_of_the_first_chunk_again():
+    assert sizes_of_check(torch.zeros_like) == [64]
+    assert sizes_of_check(torch.zeros_like, n_seeds=3) == [64]
+
+
+def test_the_whole_chunk_is_run_again_if_the_model_draws_random_numbers():
+    assert sizes_of_check(at_row(1000)) == [64, 256]
+    with pytest.raises(ModelError, match="but 1 of 256 outputs differ between two runs"):
+        sizes_of_check(at_row(200))
+
+
+def test_a_model_with_a_generator_of_its_own_is_refused():
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(ModelError, match="but 256 of 256 outputs differ between two runs"):
+        sizes_of_check(lambda scores: torch.rand(scores.shape, generator=generator))
+
+
+def test_answers_that_depend_on_the_batch_are_not_taken_for_random():
+    assert sizes_of_check(lambda scores: scores.mean(0)) == [64, 256]
+
+
 def test_an_activation_that_overflows_is_named():
     class Overflows(nn.Module):
         def __init__(self):

@@ -100,6 +100,16 @@ def test_lenet5_has_its_elements_or_its_channels():
             assert target.find_layers(torch.rand(1, 28, 28))[-1].stop == expected
 
 
+def test_the_type_of_a_target_is_that_of_its_model_before_and_after_it_is_opened():
+    target = Target(lenet5())
+    with target.opened():
+        assert target.dtype == torch.float32
+    target.module.double()
+    assert target.dtype == torch.float64
+    with target.opened(), torch.no_grad():
+        assert target.dtype == target.forward(torch.rand(2, 1, 28, 28)).dtype == torch.float64
+
+
 def test_a_channel_is_its_spatial_mean():
     target = Target(lenet5(), neurons="channel")
     x, seen = torch.rand(2, 1, 28, 28), {}

@@ -159,14 +159,14 @@ def _search_tests(setup: Setup, state: State, first: int, end: int) -> Tests:
 
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
-    stream = partial.stream
+    stream, pending = partial.stream, partial.pending
     with state.clock.timed("measure"):
         measurement = setup.measurer.measure(
-            _portion(setup, state, stream, partial.pending),
+            _portion(setup, state, stream, pending),
             lambda: _upcoming(setup, state, partial),
             _passes_left(setup, state.passes),
         )
-        tests = partial.pending[: len(measurement)]
+        tests = pending[: len(measurement)]
         state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
@@ -175,8 +175,9 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
         n_rounds = len(state.rounds) + 1
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)
-        partial.truncate(_affordable(setup, state, partial.pending, partial.following))
-        if not len(partial.pending):
+        if setup.settings.max_passes is not None:
+            partial.truncate(_affordable(setup, state, partial.pending, partial.following))
+        if partial.n_done == len(partial.tests):
             state.policy.observe(partial.tests, Results.join(partial.results))
             if len(partial.following):
                 partial.advance()

@@ -58,15 +58,14 @@ class Recorder:
         clean_outputs: Tensor | None = None,
     ) -> None:
         """Take the faults among `tests`; they are written by `keep`, with the clean outputs of their seeds if given."""
-        positions = np.flatnonzero(measurement.results.is_fault)
         columns, tensors = None, None
-        if len(positions):
+        if len(measurement.faults.position):
             columns = fault_columns(tests, measurement, facts, round, stream)
             self.faults.add(**columns)
             if self.callbacks.wants("on_fault"):
                 self._pending_events += [("on_fault", fault) for fault in self.faults.latest()]
             if self.store:
-                rows = torch.from_numpy(tests.seed[positions])
+                rows = torch.from_numpy(tests.seed[measurement.results.is_fault])
                 details = measurement.faults
                 answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
                 ids = torch.from_numpy(columns["id"])

@@ -33,6 +33,7 @@ COUNTING, CHECKING = ("sections", "verdict", "learn_faults"), ("choose_seeds", "
 Library = ctypes.CDLL
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
+NO_BYTES = ctypes.c_char * 0
 
 
 @cache
@@ -113,6 +114,13 @@ def address(array: NDArray[Any], dtype: DTypeLike) -> int:
     """The address of an array that C reads or writes, after checking that it is what C takes it for."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
+    return _start(array)
+
+
+def _start(array: Any) -> int:
+    """The address of the first element of an array."""
+    if array.flags.carray:
+        return ctypes.addressof(NO_BYTES.from_buffer(array))  # in a quarter of the time of the attribute below
     data: int = array.__array_interface__["data"][0]
     return data
 
@@ -193,10 +201,8 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
     n_rows, n = (1, *shape)[-2:]
     addresses, across, down = [], [], []
     for word in words:
-        interface = word.__array_interface__
-        addresses.append(interface["data"][0])
-        strides = interface["strides"] or ((8 * word.shape[-1], 8) if word.ndim == 2 else (8,) * word.ndim)
-        steps = [stride // 8 if size > 1 else 0 for stride, size in zip(strides, word.shape, strict=True)]
+        addresses.append(_start(word))
+        steps = [stride // 8 if size > 1 else 0 for stride, size in zip(word.strides, word.shape, strict=True)]
         rows, columns = (0, 0, *steps)[-2:]
         across.append(columns)
         down.append(rows)
@@ -216,7 +222,7 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
         n,
         is_uniform,
         is_transposed,
-        out.__array_interface__["data"][0],
+        _start(out),
     )
     return out
 

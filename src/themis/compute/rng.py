@@ -6,8 +6,10 @@ The noise of a test is therefore the same in every batch, on every worker, and w
 from __future__ import annotations
 
 import math
+import pickle
+import random
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -26,6 +28,11 @@ LOGARITHM = (
 )
 """Coefficients of the polynomial for the logarithm, after the first two."""
 _UINT64 = (1 << 64) - 1
+
+
+def host_randomness() -> bytes:
+    """The states of the random number generators of torch, Python and NumPy that programs share; a GPU has its own."""
+    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
 def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,6 +88,7 @@ def _as_arrays(words: Sequence[int | NDArray[np.int64]]) -> list[NDArray[np.int6
     return arrays
 
 
+@lru_cache(maxsize=256)
 def _mix_scalar(state: int) -> int:
     """One step of SplitMix64 for a single number."""
     state = (state + 0x9E3779B97F4A7C15) & _UINT64

@@ -424,7 +424,7 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
                 f"labels must be one per seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check "
                 "the number of labels"
             )
-    if isinstance(inputs, Tensor) and not bool(inputs.isfinite().all()):
+    if isinstance(inputs, Tensor) and not all(bool(extreme.isfinite()) for extreme in inputs.aminmax()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
         raise DataError(f"inputs must be finite, but seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
     return Seeds(inputs, labels, seed_id.long())

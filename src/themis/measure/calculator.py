@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.compute.native import library_for
+from themis.compute.rng import host_randomness
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
@@ -45,6 +46,8 @@ PROBED = 2
 """Tests that `probe_gradient` runs."""
 REPEATED = 2
 """Clean inputs of a black box that `check_repeats` runs twice."""
+REPEATED_PART = 4
+"""On a CPU, it runs this part of the first chunk again, and the whole chunk only if that leaves a doubt."""
 REPEAT_TOLERANCE = 1e-4
 """Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
 ALONE = 2
@@ -124,6 +127,15 @@ class Measurement:
 
     def __len__(self) -> int:
         return len(self.results)
+
+
+class _Measured(NamedTuple):
+    """The parts of a measurement that depend on how the tests were run."""
+
+    results: Results
+    faults: FaultDetails
+    panel: tuple[Tensor, Tensor] | None
+    pass_size: int
 
 
 @dataclass(frozen=True)
@@ -404,24 +416,18 @@ class Calculator:
         before = self.passes
         limit = None if max_passes is None else before + max_passes
 
-        def attempt() -> Measurement:
+        def attempt() -> _Measured:
             captured = self._graph(objective, len(tests)) if into.count else None
             if captured is not None:
                 return self._measure_captured(captured, tests, into, objective, limit, ahead)
             layered = None if objective is None else objective.by_layer(self.layers)
             return self._measure_chunk(tests[: self.chunk], into, layered, limit)
 
-        measurement = self._memory.attempt(attempt)
-        results = measurement.results
+        results, faults, panel, pass_size = self._memory.attempt(attempt)
         if self.observer is not None:
             results = replace(results, raised=self.observer.take(results.was_run))
-        return replace(
-            measurement,
-            results=results,
-            passes=self.passes - before,
-            chunk=self.chunk,
-            wide_chunk=self.graphs.wide_chunk,
-        )
+        passes, wide_chunk = self.passes - before, self.graphs.wide_chunk
+        return Measurement(results, faults, panel, passes, self.chunk, pass_size, wide_chunk)
 
     def run_chunk(self, tests: Tests, chunk: int) -> ChunkAnswers:
         """Run at most `chunk` tests at that shape; nothing is folded."""
@@ -489,8 +495,7 @@ class Calculator:
             else:
                 inputs = self._read_inputs(rows)
                 first, second = (self.target.forward(inputs).float() for _ in range(2))
-        scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
-        difference = float((first - second).abs().amax() / scale)
+        difference = self._difference(first, second)
         if difference > REPEAT_TOLERANCE:
             n_different = int(((first - second).flatten(1).abs().amax(1) > 0).sum())
             raise ModelError(
@@ -500,14 +505,30 @@ class Calculator:
             )
 
     def _repeat_first_chunk(self, swept: int) -> tuple[Tensor, Tensor]:
-        """The outputs of the first chunk of clean inputs: of the sweep, in chunks of `swept`, and of another pass.
+        """The outputs of the first clean inputs: of the sweep, in chunks of `swept`, and of another pass.
 
-        If the chunk has been halved since, both are of passes of this size: another shape may round differently.
+        On a CPU, a part of the chunk suffices if the model draws no random numbers from the usual generators and the
+        answers agree; they may also differ because another shape rounds differently, or another batch matters. If the
+        chunk has been halved since, both are of passes of this size, for the same reason.
         """
-        rows = padded(torch.arange(min(self.chunk, len(self.inputs)), device=self.device), self.chunk)
-        inputs = self._read_inputs(rows)
-        outputs = self.target.forward(inputs).float()
-        return self.clean_outputs[rows] if self.chunk == swept else self.target.forward(inputs).float(), outputs
+        if self.device.type == "cpu" and self.chunk == swept:
+            before = host_randomness()
+            rows, outputs = self._run_first(pass_size(-(-self.chunk // REPEATED_PART), self.chunk, self.device))
+            clean = self.clean_outputs[rows]
+            if host_randomness() == before and self._difference(clean, outputs) <= REPEAT_TOLERANCE:
+                return clean, outputs
+        rows, outputs = self._run_first(self.chunk)
+        return self.clean_outputs[rows] if self.chunk == swept else self._run_first(self.chunk)[1], outputs
+
+    def _run_first(self, size: int) -> tuple[Tensor, Tensor]:
+        """The rows of a pass of the first clean inputs, and their outputs."""
+        rows = padded(torch.arange(min(size, len(self.inputs)), device=self.device), size)
+        return rows, self.target.forward(self._read_inputs(rows)).float()
+
+    def _difference(self, first: Tensor, second: Tensor) -> float:
+        """The largest difference between outputs, as a share of the largest clean output."""
+        scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+        return float((first - second).abs().amax() / scale)
 
     def batch_dependence(self) -> float | None:
         """How much the outputs of an input alone differ from those in a batch, as a share of the largest output.
@@ -523,9 +544,7 @@ class Calculator:
                 alone = torch.cat([self.target.forward(self._read_inputs(rows[k : k + 1])) for k in range(len(rows))])
         except ModelError:
             return None
-        in_batch = self.clean_outputs[rows]
-        scale = self.clean_outputs.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
-        difference = float((alone.float() - in_batch).abs().amax() / scale)
+        difference = self._difference(alone.float(), self.clean_outputs[rows])
         has_few_bits = self.target.dtype.itemsize <= 2 or getattr(self.target, "autocast", None) is not None
         has_few_bits |= self.device.type == "cuda" and self.target.dtype == torch.float32
         tolerance = ROUGH_BATCH_TOLERANCE if has_few_bits else BATCH_TOLERANCE
@@ -552,7 +571,7 @@ class Calculator:
 
     def _measure_chunk(
         self, tests: Tests, into: Accumulator, objective: LayeredObjective | None, limit: int | None
-    ) -> Measurement:
+    ) -> _Measured:
         """Disturb, forward and fold one chunk, then compare its outputs."""
         backward = objective if self.has_gradient else None
         with torch.set_grad_enabled(backward is not None):
@@ -569,7 +588,7 @@ class Calculator:
                 self.observer.end(n, outputs, rows)
             verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
             results = self._results(chunk, verdict, gradient)
-            if results.is_fault.any():
+            if np.count_nonzero(results.is_fault):
                 faults = self._faults_of_chunk(chunk, outputs, verdict, fold)
             else:
                 faults = self._no_faults(chunk.inputs)
@@ -579,7 +598,7 @@ class Calculator:
             else:
                 is_finite, run = are_finite(outputs), chunk.tests[chunk.order[:n].cpu().numpy()]
                 panel = self._fold_finite(run[is_finite.cpu().numpy()], into, limit)
-        return Measurement(results, faults, panel, 0, self.chunk, len(chunk.rows))
+        return _Measured(results, faults, panel, len(chunk.rows))
 
     # Chunks as a CUDA graph
 
@@ -634,7 +653,7 @@ class Calculator:
         objective: Objective | None,
         limit: int | None,
         ahead: Sequence[PlannedTests],
-    ) -> Measurement:
+    ) -> _Measured:
         """Run the first chunks of `tests`, and start the next ones before the results are recorded.
 
         An observer sees one chunk at a time, before the next one overwrites what it has read.
@@ -658,7 +677,7 @@ class Calculator:
         with torch.no_grad():
             faults = self._faults_of_launch(captured, launch, results.is_fault, value)
         panel = self._fold_launch(captured, launch, is_finite > 0, into, limit)
-        return Measurement(results, faults, panel, 0, self.chunk, captured.chunk)
+        return _Measured(results, faults, panel, captured.chunk)
 
     def _fold_launch(
         self, captured: CapturedChunk, launch: Launch, is_finite: Bools, into: Accumulator, limit: int | None
@@ -847,13 +866,13 @@ class Calculator:
             self._without_faults = FaultDetails(numbers, numbers, numbers, numbers, numbers, *rest)
         return self._without_faults
 
-    def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> Measurement:
+    def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> _Measured:
         """The measurement of tests that were all dropped."""
         outputs = self.clean_outputs[:0]
         verdict = self.compare(chunk.rows[:0], outputs, None)
         gradient = chunk.theta.detach()[:0] if needs_gradient else None
         faults = self._no_faults(chunk.inputs)
-        return Measurement(self._results(chunk, verdict, gradient), faults, None, 0, self.chunk, len(chunk.rows))
+        return _Measured(self._results(chunk, verdict, gradient), faults, None, len(chunk.rows))
 
     # Forward passes
 

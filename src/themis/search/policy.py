@@ -89,7 +89,7 @@ class Space:
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
         """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
         noise_seed = rng.mix(self.random_seed, FOR_NOISE, self.seed_id[position], number)
-        kinds = np.broadcast_to(np.asarray(kind), number.shape)
+        kinds = np.broadcast_to(np.asarray(kind), number.shape) if isinstance(kind, str) else kind
         return Tests(number, self.seeds[position], theta, noise_seed, kinds)
 
     def uniform_tests(self, number: Ints, stream: int, counter: Ints) -> Tests:
@@ -112,7 +112,7 @@ class Space:
 
     def position(self, rows: Ints) -> Ints:
         """The positions of the seeds `rows` in `seeds`."""
-        return np.searchsorted(self.seeds, rows)
+        return self.seeds.searchsorted(rows)
 
     def corners(self, number: Ints) -> Floats:
         """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""

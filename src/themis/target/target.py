@@ -198,6 +198,9 @@ class Target:
     @property
     def dtype(self) -> torch.dtype:
         """The model's floating-point type; inputs are cast to it after preprocessing."""
+        opened: torch.dtype | None = self.__dict__.get("_opened_dtype")
+        if opened is not None:
+            return opened
         return next((tensor.dtype for tensor in _tensors(self.module) if tensor.is_floating_point()), torch.float32)
 
     @property
@@ -278,9 +281,11 @@ class Target:
             for module in modules:
                 module.training = False
         try:
+            object.__setattr__(self, "_opened_dtype", self.dtype)  # to look for it in every pass takes time
             with _uncompiled(modules):
                 yield
         finally:
+            self.__dict__.pop("_opened_dtype", None)
             for module, training in modes:
                 module.training = training
             for module, parameters, buffers in states:

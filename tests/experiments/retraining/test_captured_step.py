@@ -10,7 +10,8 @@ from torch import nn
 import themis
 from themis.data.seeds import from_arrays
 from themis.experiments.retraining import tune as tune_module
-from themis.experiments.retraining.captured_step import _host_randomness, _unchanged, can_capture
+from themis.compute.rng import host_randomness
+from themis.experiments.retraining.captured_step import _unchanged, can_capture
 from themis.experiments.retraining.checkpoint import FILE
 from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import OPTIMISERS, Recipe
@@ -160,10 +161,10 @@ class TestOnCPU:
 
     @pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, np.random.rand])
     def test_random_numbers_of_the_host_are_noticed(self, draw):
-        before = _host_randomness()
-        assert _host_randomness() == before
+        before = host_randomness()
+        assert host_randomness() == before
         draw()
-        assert _host_randomness() != before
+        assert host_randomness() != before
 
     @pytest.mark.parametrize("optimiser", OPTIMISERS)
     def test_a_training_resumes_on_another_device(self, material, optimiser, tmp_path):

@@ -6,17 +6,15 @@ A small model's step consists of hundreds of short kernels, and starting them on
 from __future__ import annotations
 
 import gc
-import pickle
-import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_not
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from themis.compute.rng import host_randomness
 from themis.experiments.retraining.batches import TrainingBatch
 from themis.experiments.retraining.checkpoint import put_weights, take_weights
 from themis.measure.captured import CaptureError
@@ -52,10 +50,10 @@ def capture(
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 step(given)  # libraries choose their kernels, and the optimiser makes its state
-                drawn = _host_randomness()
+                drawn = host_randomness()
                 with _never_waiting():
                     step(given)
-                if _host_randomness() != drawn:
+                if host_randomness() != drawn:
                     raise CaptureError("the step draws random numbers on the host, which a graph would repeat")
             graph, outputs = _record(lambda: step(given), stream, device)
             if any(map(is_not, [*module.parameters(), *module.buffers()], tensors)):
@@ -112,11 +110,6 @@ def _unchanged(
 
 def _state(optimiser: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
-
-
-def _host_randomness() -> bytes:
-    """The states of the host's random number generators; that of a GPU goes on when a graph is replayed."""
-    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
 @contextmanager
