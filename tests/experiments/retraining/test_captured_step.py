@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import themis
+from themis.compute.rng import host_randomness
 from themis.data.seeds import from_arrays
 from themis.experiments.retraining import tune as tune_module
-from themis.compute.rng import host_randomness
 from themis.experiments.retraining.captured_step import _unchanged, can_capture
 from themis.experiments.retraining.checkpoint import FILE
 from themis.experiments.retraining.material import Material
