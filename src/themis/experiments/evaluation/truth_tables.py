@@ -9,8 +9,6 @@ from themis.experiments.evaluation.summary import Evaluation, Record, name_cell,
 from themis.experiments.table import NONE, Table, format_count, format_spread, plural
 from themis.runs.run import percent
 
-KNOWN_FAULTS = "Known faults"
-"""The title of the section with these tables."""
 KINDS_OF_FAULTS = (
     "A region is a set of neighbouring cells of theta that fail; a fault in any of them finds it. Planted: seeds that "
     "fail in cells in which the model itself does not, found by a fault in one of these."

@@ -26,9 +26,7 @@ def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
         faults = [
             record["distinct_faults"] / base["distinct_faults"] for record, base in pairs if base["distinct_faults"]
         ]
-        reached, of_preset = (
-            sum(one["tests_to_coverage"] is not None for one in side) for side in zip(*pairs, strict=True)
-        )
+        reached, of_preset = (sum(one["tests_to_coverage"] is not None for one in side) for side in (own, bases))
         costs = compare_judging(variants, name, BASE)
         rows.append(
             (
