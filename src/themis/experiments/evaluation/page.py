@@ -69,7 +69,7 @@ def opening(evaluation: Evaluation) -> list[str]:
     n_run = sum(any(pair["budgets"].values()) for pair in content["pairs"])
     pairs = f"{plural(n_models, 'model')}, {plural(len(content['pairs']), 'pair')} of a model and a perturbation"
     if n_run < len(content["pairs"]):
-        pairs += f", {n_run} of them with campaigns and the others with error rates only"
+        pairs += f", {n_run} of them with campaigns, the rest with error rates only"
     lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
