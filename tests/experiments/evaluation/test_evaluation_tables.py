@@ -15,6 +15,7 @@ from themis.experiments.evaluation.theory import describe_deviations
 from themis.experiments.evaluation.theory_tables import theory_tables
 from themis.experiments.evaluation.truth_tables import truth_tables
 from themis.experiments.evaluation.variant_tables import variant_tables
+from themis.experiments.techniques import BASELINES
 
 
 def test_faults_are_compared_with_the_best_rival_the_four_and_random():
@@ -245,6 +246,26 @@ def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
     assert median_interval([1.0] * LEAST_CELLS) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("gain", "low", "lead", "verdict"),
+    [
+        (0.05, 0.01, 0.01, "holds"),
+        (0.05, 0.01, -0.01, "holds in part"),
+        (0.05, -0.01, 0.01, "undecided"),
+        (-0.01, -0.05, 0.01, "does not hold"),
+    ],
+)
+def test_what_retraining_regains_is_judged_by_intervals(gain, low, lead, verdict):
+    def standing(technique, **others):
+        shift = {"before": 0.5, "after": 0.5 + gain, "combined": {"low": low}}
+        return {"technique": technique, "n_runs": 5, "shifts": {"disturbed": shift}, **others}
+
+    standings = [standing("themis"), *(standing(name, lead={"combined": {"low": lead}}) for name in BASELINES)]
+    claim = verdict_of({"retraining": [{"standings": standings}]}, "Retraining regains")
+    assert claim.verdict == verdict
+    assert claim.headline == f"scheduled {100 * gain:+.2f} points on average, the four baselines {100 * gain:+.2f}"
+
+
 def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
     def preset(neurons, gap):
         coverage = {"coverage": 0.5, "coverage_all": 0.5 + gap, "first_coverage_all": 0.5 + gap}
@@ -323,7 +344,7 @@ def test_techniques_are_averaged_over_the_same_cells_when_done():
     cells = [{**both, "path": found(1)}, both, both, one]
     (table,) = done_tables(Evaluation({"done": [{"techniques": cell, "ratios": {}} for cell in cells]}))
     assert [row[:3] for row in table.rows] == [("scheduled", "10", "10"), ("random", "4", "4")]
-    assert table.notes[0].startswith("Means over 3 cells that have all of these.")
+    assert table.notes[0].startswith("Means over 3 cells with all of these techniques.")
 
 
 def record_until_done(technique, campaign, count, **others):

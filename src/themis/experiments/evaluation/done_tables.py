@@ -39,7 +39,7 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
         )
     columns = ("technique", "tests", "distinct faults", "raw", "SCC", "how campaigns ended")
     notes = [
-        f"Means over {plural(len(whole), 'cell')} that have all of these. The paper: 21,399 tests for Themis, "
+        f"Means over {plural(len(whole), 'cell')} with all of these techniques. The paper: 21,399 tests for Themis, "
         f"3,774 for NC, 18,501 for KMNC, 20,052 for IDC and 26,757 for LSA, and {PAPER_FAULTS} times the faults of "
         "the four.",
     ]
