@@ -107,7 +107,7 @@ class Row:
     """The perturbation of adversarial training."""
     draws: int = 5
     stretch: int | None = None
-    """Consecutive seeds that stay in the same part: a frame of a drive hardly differs from the next one."""
+    """Consecutive seeds that are searched, held out or judged together: a frame hardly differs from the next one."""
 
     def suits(self, technique: str) -> bool:
         """Whether a technique differs from the others here: augmix needs pictures, and drawing an attack is pgd."""
@@ -216,7 +216,10 @@ def run(cell: Cell) -> dict[str, Any]:
     per_batch = (3 + is_blended) * row.batch_size + n_fresh * attacks
     recipe = replace(recipe, batches=max(1, round((cell.passes - spent) / EPOCHS / per_batch)))
     began = perf_counter()
-    tuned = tune(target, material, perturbations, recipe, oracle=target.oracle, fresh_from=other)
+    groups = None
+    if row.stretch is not None:
+        groups = parts.search.seed_id.numpy() // row.stretch, parts.train.seed_id.numpy() // row.stretch
+    tuned = tune(target, material, perturbations, recipe, oracle=target.oracle, fresh_from=other, groups=groups)
     trained = perf_counter()
     after = dict(zip(("clean", "disturbed"), grade(row, tuned.target, parts, tuned.ledger), strict=True))
     own = tuned.frontier[tuned.chosen].share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,19 @@ def check_shares(shares: Sequence[float]) -> list[float]:
     if not (all(share > 0 for share in shares) and abs(math.fsum(shares) - 1) <= 1e-6):
         raise UsageError(f"split must be three shares above 0 that sum to 1, such as 0.5,0.2,0.3, got {list(shares)}")
     return [float(share) for share in shares]
+
+
+def _check_groups(groups: object) -> str:
+    """A number of consecutive seeds, at least 2, or the absolute path of a file."""
+    is_number = isinstance(groups, int) and not isinstance(groups, bool)
+    text = str(groups) if is_number or isinstance(groups, str | os.PathLike) else ""
+    is_count = text.lstrip("+-").isdigit()
+    if not text or (is_count and int(text) < 2):
+        raise UsageError(
+            "split_by must be a number of consecutive seeds that stay together, at least 2, or a text file with the "
+            f"group of each seed, got {groups!r}"
+        )
+    return str(int(text)) if is_count else os.path.abspath(text)
 
 
 MAX_RISK = 0.01
@@ -84,6 +98,11 @@ class Settings:
         None, "shares of the seeds for search, training and judging, such as 0.5,0.2,0.3; only the first part is tested"
     )
     split_seed: int = option(0, "the same seed gives the same split of the same data, whatever the random seed")
+    split_by: str | None = option(
+        None,
+        "groups of seeds that stay together: a number of consecutive seeds, such as 100 frames of a video, or a text "
+        "file with the group of each seed, one per line, such as the patient",
+    )
     max_tests: int | None = option(20_000, "stop after this many tests; null sets no limit")
     max_passes: int | None = option(None, "stop after this many passes (a forward pass is 1, a backward pass is 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")
@@ -102,6 +121,8 @@ class Settings:
         check_numbers(self)
         if self.split is not None:
             object.__setattr__(self, "split", check_shares(self.split))
+        if self.split_by is not None:
+            object.__setattr__(self, "split_by", _check_groups(self.split_by))
         rules: dict[str, tuple[bool, str]] = {
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
             "split_seed": (0 <= self.split_seed < 2**63, "lie in 0..2**63 - 1"),

@@ -114,7 +114,55 @@ def test_an_empty_part_is_refused(digits):
         split(from_arrays(torch.zeros(50, 3)), SHARES)  # one picture fifty times
 
 
+def test_no_group_is_divided_and_the_parts_have_about_the_requested_shares(digits):
+    for size in (5, 20):
+        groups = np.arange(200) // size
+        part = SeedSplit.of(digits, SHARES, 3, groups).part
+        assert all(len(np.unique(part[groups == group])) == 1 for group in groups)
+        assert np.allclose(np.bincount(part) / 200, SHARES, atol=size / 200)
+    assert not np.array_equal(part, SeedSplit.of(digits, SHARES, 4, groups).part)
+
+
+def test_groups_that_share_a_picture_are_in_the_same_part(digits):
+    twice = from_arrays(torch.cat([digits.inputs, digits.inputs.flip(0)]))
+    groups = np.arange(400) // 8
+    part = SeedSplit.of(twice, SHARES, 0, groups).part
+    assert part.tolist() == part[::-1].tolist()
+    assert all(len(np.unique(part[groups == group])) == 1 for group in groups)
+
+
+def test_too_few_groups_are_refused(digits):
+    with pytest.raises(
+        DataError, match=r"train got none of 200 seeds in 2 groups .*: give more seeds or smaller groups"
+    ):
+        split(digits, SHARES, 0, np.arange(200) // 100)
+    assert {len(part) for part in ids(split(digits[:150], SHARES, 0, np.arange(150) // 50)).values()} == {50}
+
+
+@pytest.mark.parametrize("split_by", [1, "0", "-5", True, 2.5, "", ["a"]])
+def test_invalid_groups_are_refused(split_by):
+    with pytest.raises(UsageError, match="split_by must be a number of consecutive seeds that stay together"):
+        Settings(split_by=split_by)
+
+
 # The campaign
+
+
+def test_a_run_keeps_groups_together_and_refuses_others_later(trained, tmp_path, monkeypatch):
+    model, digits = trained
+    data, names = from_arrays(digits.inputs[:300], digits.labels[:300]), np.random.default_rng(0).integers(0, 30, 300)
+    (tmp_path / "patients.txt").write_text("".join(f"patient {name}\n" for name in names))
+    monkeypatch.chdir(tmp_path)
+    options = {"max_tests": 640, "split": SHARES, "split_by": "patients.txt", "out": "run"}
+    result = themis.run(Target(model), data, "gaussian", **options)
+    monkeypatch.chdir("/")  # the file is found from anywhere
+    for run in (result, tmp_path / "run"):
+        parts = [set(names[part.seed_id.numpy()]) for part in vars(read_parts(run, data)).values()]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 30
+    themis.resume(tmp_path / "run", Target(model), data, max_tests=700)
+    (tmp_path / "patients.txt").write_text("".join(f"patient {name}\n" for name in names[::-1]))
+    with pytest.raises(StoreError, match=r"from a copy, or the file of the groups"):
+        themis.resume(tmp_path / "run", Target(model), data, max_tests=800)
 
 
 def test_the_campaign_searches_only_its_part(run_of):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from themis.data.features import Features
+from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, read_seeds
 from themis.measure.similarity import check_similarity
 from themis.perturb import Perturbation
@@ -56,7 +57,8 @@ def read_tested(
         if perturbation.inputs == "table":
             seeds.features.check_inside(target.bounds)
     check_similarity(settings.min_ssim, seeds.shape[1:])
-    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed)
+    groups = None if settings.split_by is None else read_groups(settings.split_by, seeds)
+    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed, groups)
     return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
 
 

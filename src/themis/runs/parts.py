@@ -1,7 +1,8 @@
 """The three parts of the seeds: one is searched for faults, one is added for training, one is kept for judging.
 
 A seed's part depends only on its content and on the split's own random seed. Two copies of a picture are therefore in
-the same part, and the data may be reordered or shortened: a seed that was kept for judging is never trained on.
+the same part, and the data may be reordered or shortened: a seed that was kept for judging is never trained on. Seeds
+that belong together, such as frames of a video, are in the same part if their groups are given.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from themis.compute.rng import uniform
+from themis.data.groups import Ints, join_copies, read_groups
 from themis.data.hashes import Hashes, seed_hashes
 from themis.data.seeds import Seeds, list_seeds, read_seeds
 from themis.errors import DataError, StoreError, UsageError
@@ -51,15 +53,19 @@ class SeedSplit:
     """Indices into `PARTS`."""
 
     @staticmethod
-    def of(seeds: Seeds, shares: Sequence[float], random_seed: int = 0) -> SeedSplit:
-        """Split seeds; if there are many, the parts have about the requested shares."""
+    def of(seeds: Seeds, shares: Sequence[float], random_seed: int = 0, groups: Ints | None = None) -> SeedSplit:
+        """Split seeds; if there are many, the parts have about the requested shares. `groups` are not divided."""
         shares, hashes = check_shares(shares), seed_hashes(seeds)
-        split = SeedSplit(seeds.seed_id.numpy(), hashes, choose_part(hashes, shares, random_seed))
+        split = SeedSplit(seeds.seed_id.numpy(), hashes, choose_part(hashes, shares, random_seed, groups))
         for name, n in split.counts().items():
             if not n:
+                number = f"{len(seeds):,} seeds"
+                if groups is not None:
+                    number += f" in {len(np.unique(join_copies(groups, hashes))):,} groups"
                 raise DataError(
-                    f"every part must hold a seed, but {name} got none of {len(seeds):,} seeds with a split of "
-                    f"{', '.join(f'{share:g}' for share in shares)}: give more seeds, or a larger share"
+                    f"every part must hold a seed, but {name} got none of {number} with a split of "
+                    f"{', '.join(f'{share:g}' for share in shares)}: give more seeds"
+                    f"{'' if groups is None else ' or smaller groups'}, or a larger share"
                 )
         return split
 
@@ -92,15 +98,27 @@ class SeedSplit:
         return {**self.counts(), "sha256": hashlib.sha256(self.as_bytes()).hexdigest()}
 
 
-def split(seeds: Seeds, shares: tuple[float, float, float], random_seed: int = 0) -> Parts:
-    """Split seeds into search, train and judge by their content."""
-    return SeedSplit.of(seeds, shares, random_seed).parts(seeds)
+def split(seeds: Seeds, shares: tuple[float, float, float], random_seed: int = 0, groups: Ints | None = None) -> Parts:
+    """Split seeds into search, train and judge by their content, or by whole groups."""
+    return SeedSplit.of(seeds, shares, random_seed, groups).parts(seeds)
 
 
-def choose_part(hashes: Hashes, shares: Sequence[float], random_seed: int) -> NDArray[np.uint8]:
-    """The part of each content `[seeds]`, which does not depend on the other seeds."""
+def choose_part(
+    hashes: Hashes, shares: Sequence[float], random_seed: int, groups: Ints | None = None
+) -> NDArray[np.uint8]:
+    """The part of each content `[seeds]`, which does not depend on the other seeds.
+
+    Groups are few, so they are put in random order, which is cut where the parts have about the requested shares.
+    """
     edges = np.cumsum(shares)[:-1]
-    return np.searchsorted(edges, uniform(random_seed, hashes.view(np.int64)), side="right").astype(np.uint8)
+    if groups is None:
+        return np.searchsorted(edges, uniform(random_seed, hashes.view(np.int64)), side="right").astype(np.uint8)
+    names, row, count = np.unique(join_copies(groups, hashes), return_inverse=True, return_counts=True)
+    order = np.argsort(uniform(random_seed, names), kind="stable")
+    middle = (np.cumsum(count[order]) - count[order] / 2) / len(hashes)
+    part = np.empty(len(names), np.uint8)
+    part[order] = np.searchsorted(edges, middle, side="right")
+    return part[row]
 
 
 def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
@@ -121,16 +139,18 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
             "for judging: run it again with a split, such as --split 0.5,0.2,0.3"
         )
     seeds = read_seeds(seeds, settings["max_seeds"])
+    groups = None if settings.get("split_by") is None else read_groups(settings["split_by"], seeds)
     if isinstance(run, Run):
-        parts = split(seeds, settings["split"], settings["split_seed"])
+        parts = split(seeds, settings["split"], settings["split_seed"], groups)
         _check_same(parts.search, run.handle.seeds)
         return parts
     recorded = read_split(run)
     _check_same(seeds, recorded)
-    if not np.array_equal(choose_part(recorded.hashes, settings["split"], settings["split_seed"]), recorded.part):
+    expected = choose_part(recorded.hashes, settings["split"], settings["split_seed"], groups)
+    if not np.array_equal(expected, recorded.part):
         raise StoreError(
             f"{run.path / FILE} must hold the split that follows from the run's settings, but it holds a different "
-            "one: restore the folder from a copy"
+            f"one: restore the folder from a copy{'' if groups is None else ', or the file of the groups'}"
         )
     return recorded.parts(seeds)
 

@@ -12,6 +12,7 @@ import themis
 from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta, UsageError
 from themis.data.hashes import seed_hashes
 from themis.experiments.retraining import readings
+from themis.experiments.retraining import tune as tuning
 from themis.experiments.retraining.api import retrain
 from themis.experiments.retraining.table import markdown, verdict
 from themis.experiments.runner import ExperimentFolder, Listener
@@ -91,6 +92,37 @@ def test_the_folder_has_all_results(small, done):
     assert seen.knows(parts.train).all()
     assert not seen.knows(parts.judge).any()
     assert (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_whole_groups_are_held_out_of_training_and_kept_for_judging(tmp_path, monkeypatch):
+    net, data = small_net(), blobs()
+    splits, hold_out = [], tuning.hold_out
+    monkeypatch.setattr(tuning, "hold_out", lambda *given: splits.append((given[0], hold_out(*given))) or splits[-1][1])
+    (tmp_path / "sites.txt").write_text("".join(f"site {k // 10}\n" for k in range(300)))
+    other = blobs(80, 0.02)
+    quick = {**QUICK, "random_seeds": 1, "epochs": 1}
+    for split_by, options in ((10, {}), (tmp_path / "sites.txt", {}), (10, {"train": other}), (10, {"judge": other})):
+        split = {"split": None} if "judge" in options else {}
+        run = searched(net, data, split_by=split_by, **split)
+        result = retrain(run, data=data, **quick, **options)
+        material, kept = splits.pop()
+        held, trained = (set(material.pool.seed_id[rows].numpy() // 10) for rows in (kept.held_pool, kept.pool))
+        assert held
+        assert trained
+        assert not held & trained
+        clean = [set(material.clean.seed_id[rows].numpy() // 10) for rows in (kept.held_clean, kept.clean)]
+        assert not set.intersection(*clean)
+        if not options:
+            judged = set(read_parts(run, data).judge.seed_id.numpy() // 10)
+            assert not judged & set.union(held, trained, *clean)
+        assert sum(result.seeds.values()) > 0
+    (tmp_path / "sites.txt").write_text("".join(f"site {(k >= 100) + (k >= 200)}\n" for k in range(300)))
+    for split_seed in range(6):  # the first site is searched in some
+        run = searched(net, data, split_by=tmp_path / "sites.txt", split_seed=split_seed)
+        with pytest.raises(DataError, match="must be in at least 2 groups"):
+            retrain(run, data=data, **quick)
+    with pytest.raises(DataError, match="must be in at least 2 groups"):
+        retrain(searched(net, data, split_by=300, split=None), judge=other, **quick)
 
 
 def test_the_table_has_every_measurement(done):

@@ -13,8 +13,9 @@ import themis
 from themis.data.hashes import seed_hashes
 from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
-from themis.errors import ModelError, StoreError, UsageError
+from themis.errors import DataError, ModelError, StoreError, UsageError
 from themis.experiments.retraining import batches
+from themis.experiments.retraining import tune as tuning
 from themis.experiments.retraining.batches import Batches, TrainingBatch, can_distill, hold_out, walk
 from themis.experiments.retraining.copies import choose_parameters
 from themis.experiments.retraining.frontier import (
@@ -205,6 +206,55 @@ def test_copies_of_a_picture_are_held_out_together(case):
     split = hold_out(twice, (seed_hashes(pool), seed_hashes(twice.clean)), Recipe())
     assert sorted(split.held_pool % 20) == sorted(np.repeat(np.unique(split.held_pool % 20), 2))
     assert 0 < len(split.held_pool) < 40
+
+
+def test_groups_are_held_out_as_a_whole_or_not_at_all(case):
+    _, material, _ = case
+    hashes = (seed_hashes(material.pool), seed_hashes(material.clean))
+    groups = (material.pool.seed_id.numpy() // 50, material.clean.seed_id.numpy() // 50)
+    n_groups, held = len(np.unique(np.concatenate(groups))), set()
+    for random_seed in range(4):
+        split = hold_out(material, hashes, Recipe(hold_out=0.25, random_seed=random_seed), groups)
+        of_held, of_trained = (
+            set(groups[0][pool]) | set(groups[1][clean])
+            for pool, clean in ((split.held_pool, split.held_clean), (split.pool, split.clean))
+        )
+        assert len(of_held) == pytest.approx(n_groups / 4, abs=1)
+        assert not of_held & of_trained
+        assert not np.isin(groups[0][material.seed[split.disturbed]], list(of_held)).any()
+        held |= of_held
+    assert len(held) > n_groups / 2
+    with pytest.raises(DataError, match="in at least 2 groups, one to learn from and one to hold out, but all 400"):
+        hold_out(material, hashes, Recipe(), (groups[0] * 0, groups[1] * 0 + 1))
+
+
+def test_a_training_holds_out_whole_groups_and_does_not_resume_with_others(case, tmp_path, monkeypatch):
+    target, material, _ = case
+    groups = (np.arange(len(material.pool)) // 40, 100 + np.arange(len(material.clean)) // 40)
+    splits = []
+    original = tuning.hold_out
+    monkeypatch.setattr(tuning, "hold_out", lambda *given: splits.append(original(*given)) or splits[-1])
+    recipe = Recipe(epochs=1, batches=2)
+    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path, groups=groups)
+    assert set(np.bincount(splits[0].held_pool // 40)) == {0, 40}
+    assert tuned.frontier[-1].falls[0][2] == len(splits[0].held_pool)
+    with pytest.raises(UsageError, match="must belong to this training"):
+        tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+
+
+def test_seeds_that_fall_together_say_less():
+    before, lost = torch.ones(400).double(), torch.zeros(400).double()
+    lost[:20] = 1
+    apart = measure_falls(HeldOutScore(1, 0, (before,)), HeldOutScore(1, 0, (before - lost,)))[0]
+    groups = (torch.arange(400) // 20,)
+    together = measure_falls(HeldOutScore(1, 0, (before,)), HeldOutScore(1, 0, (before - lost,), groups))[0]
+    assert apart == (0.05, 0.05, 400)
+    assert together == (0.05, 20 * 20 / 400, 400)  # all that was lost is in one group of 20
+    losses = [
+        estimate_losses(SHARES, [(share * mean, share * square, n) for share in SHARES])[-1]
+        for mean, square, n in (apart, together)
+    ]
+    assert sum(FEARED_LOSS) < losses[1] < losses[0] < 0.05
 
 
 def test_a_walk_visits_every_row_once_per_lap():

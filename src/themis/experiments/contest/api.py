@@ -78,7 +78,7 @@ def contest_run(
 
 
 def _case(source: Source) -> Case:
-    return Case(source.target, source.parts, source.perturbation, source.ledger)
+    return Case(source.target, source.parts, source.perturbation, source.ledger, groups=source.groups)
 
 
 def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any, trust: Trusted) -> Case:

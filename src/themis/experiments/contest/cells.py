@@ -30,6 +30,7 @@ from themis.experiments.retraining.material import of_tests
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.tune import tune
 from themis.experiments.techniques import Technique
+from themis.measure.tests import Ints
 from themis.perturb import Perturbation
 from themis.reading import Form, all_of, number, optional, record, values_of, whole
 from themis.reading import text as string
@@ -56,6 +57,8 @@ class Case:
     """The seeds that the weights were trained on before."""
     known: Seeds | None = None
     """The data that criteria are fitted to; by default the train part."""
+    groups: tuple[Ints, Ints] | None = None
+    """What the search and the train seeds belong to; None if each stands for itself."""
 
     def digest(self, plan: ContestPlan, recipe: Recipe) -> str:
         """A hash of all that decides the cells of a contest."""
@@ -73,6 +76,7 @@ class Case:
             theta,
             options,
             recipe.as_dict(),
+            *([] if self.groups is None else [numbers.tolist() for numbers in self.groups]),
         )
         return hash_text(json.dumps(identity, default=str))[:16]
 
@@ -146,7 +150,7 @@ class Contest:
         )
         recipe = replace(self.recipe, random_seed=cell.random_seed)
         assert not isinstance(case.target.oracle, str)  # it is settled
-        tuned = tune(case.target, material, case.perturbation, recipe, oracle=case.target.oracle)
+        tuned = tune(case.target, material, case.perturbation, recipe, oracle=case.target.oracle, groups=case.groups)
         trained = perf_counter()
         before = self.before() if self.plan.judge_passes else None  # its faults are run again
         reading = self._examine(tuned.target, case.ledger.merge(tuned.ledger), before)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.compute import rng
+from themis.data.groups import join_copies
+from themis.data.hashes import Hashes
 from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.experiments.retraining.grading import grade
@@ -41,6 +43,7 @@ MADE_AT_ONCE = 1024
 class BatchSplit:
     """Rows that are trained on, and rows of the pool and of the clean seeds that are held out."""
 
+    held_groups: Ints | None  # of the pool, then of the clean seeds; None if each seed stands for itself
     disturbed: Tensor  # rows of the material's disturbed inputs
     pool: Tensor  # rows of its pool, used as clean inputs
     clean: Tensor  # rows of its clean seeds
@@ -48,36 +51,51 @@ class BatchSplit:
     held_clean: Tensor
 
 
-def hold_out(material: Material, hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]], recipe: Recipe) -> BatchSplit:
+def hold_out(
+    material: Material,
+    hashes: tuple[Hashes, Hashes],
+    recipe: Recipe,
+    groups: tuple[Ints, Ints] | None = None,
+) -> BatchSplit:
     """Hold out a share of the failing seeds, of the other seeds that were searched, and of the clean seeds.
 
     hashes: those of the contents of the pool and of the clean seeds. Of several copies of an input, all are held out or
-    none. A model may know the clean seeds by heart, so the searched ones show best what it loses: if there are no fewer
-    clean seeds to learn from, up to half of the searched ones are held out.
+    none, and so are the seeds of a group. A model may know the clean seeds by heart, so the searched ones show best
+    what it loses: if there are no fewer clean seeds to learn from, up to half of the searched ones are held out.
     """
-    pool_hashes, clean_hashes = hashes
     n_pool, n_clean = (len(np.unique(contents)) for contents in hashes)
     share = recipe.hold_out
     if n_clean >= n_pool:
         share = max(share, min(0.5, N_HELD / n_pool))
-    failing = pool_hashes[np.unique(material.seed.numpy())]
-    held: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
-    seen = held
-    groups = ((failing, 1, share), (pool_hashes, 0, share), (clean_hashes, 1, recipe.hold_out))
-    for candidates, n_trained, held_share in groups:  # n_trained must not be held out
-        group = np.setdiff1d(candidates, seen)
-        seen = np.union1d(seen, group)
-        n = min(max(1, round(held_share * len(group))), max(0, len(group) - n_trained))
-        order = np.argsort(rng.mix(recipe.random_seed, FOR_HOLD_OUT, group.view(np.int64)), kind="stable")
-        held = np.union1d(held, group[order[:n]])
-    in_pool, in_clean = np.isin(pool_hashes, held), np.isin(clean_hashes, held)
+    if groups is None:
+        pool, clean = (contents.view(np.int64) for contents in hashes)
+        failing = pool[np.unique(material.seed.numpy())]
+        kinds = [(failing, 1, share), (pool, 0, share)]
+    else:
+        joined = join_copies(np.concatenate(groups), np.concatenate(hashes))
+        pool, clean = np.split(joined, [len(hashes[0])])
+        kinds = [(pool, 1, share)]
+        if len(np.unique(pool)) < 2:
+            raise DataError(
+                f"the searched seeds must be in at least 2 groups, one to learn from and one to hold out, but all "
+                f"{len(pool):,} belong to the same: search more seeds, or make the groups smaller"
+            )
+    held = seen = np.zeros(0, np.int64)
+    for candidates, n_trained, held_share in [*kinds, (clean, 1, recipe.hold_out)]:  # n_trained must not be held out
+        new = np.setdiff1d(candidates, seen)
+        seen = np.union1d(seen, new)
+        n = min(max(1, round(held_share * len(new))), max(0, len(new) - n_trained))
+        order = np.argsort(rng.mix(recipe.random_seed, FOR_HOLD_OUT, new), kind="stable")
+        held = np.union1d(held, new[order[:n]])
+    in_pool, in_clean = np.isin(pool, held), np.isin(clean, held)
     if not in_pool.any() and not in_clean.any():
         raise DataError(
             f"some seeds must be held out to choose the best epoch, but there are only {len(seen)}: give more seeds"
         )
     is_trained = ~in_pool[material.seed.numpy()]
     masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
-    split = BatchSplit(*(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
+    held_groups = None if groups is None else np.concatenate([pool[in_pool], clean[in_clean]])
+    split = BatchSplit(held_groups, *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
     if recipe.mix > 0 and recipe.fresh < 1 and not len(split.disturbed):
         raise DataError(
             "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"

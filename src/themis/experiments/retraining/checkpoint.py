@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from themis.errors import StoreError, UsageError
 from themis.experiments.retraining.material import Material
 from themis.experiments.retraining.recipe import Recipe
+from themis.measure.tests import Ints
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.reading import open_regular
@@ -38,6 +39,7 @@ def training_key(
     oracle: Oracle,
     ledger: Ledger,
     loss: str = "",
+    groups: tuple[Ints, Ints] | None = None,
 ) -> str:
     """Identifies a training by everything that its weights depend on, except for devices and versions."""
     tensors = {
@@ -45,6 +47,7 @@ def training_key(
         "labels": material.disturbed_labels,
         "seed": material.seed,
         "seeds": torch.from_numpy(ledger.hashes.view(np.int64)),
+        **({} if groups is None else {"groups": torch.from_numpy(np.concatenate(groups))}),
     }
     cases = [
         (name, perturbation.name, [(theta.name, theta.low, theta.high) for theta in perturbation.theta])

@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from themis.experiments.retraining.heldout import HeldOutScore
 
@@ -31,7 +32,10 @@ ROUNDING = 1e-9
 
 Floats = NDArray[np.float64]
 Fall = tuple[float, float, int]
-"""The mean fall of the grade of a clean seed, the mean of its square, and the number of seeds."""
+"""The mean fall of the grade of a clean seed, the mean of its square, and the number of seeds.
+
+Seeds that belong together fall together: of a group, the total fall is squared, still divided by the number of seeds.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,15 @@ def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
 def measure_falls(before: HeldOutScore, after: HeldOutScore) -> tuple[Fall, ...]:
     """The fall of the clean grades on the searched seeds held out, and on all seeds held out."""
     parts = [old - new for old, new in zip(before.grades, after.grades, strict=True)]
-    return tuple((float(fall.mean()), float(fall.square().mean()), len(fall)) for fall in (parts[0], torch.cat(parts)))
+    groups = after.groups or torch.split(torch.arange(sum(map(len, parts))), [len(part) for part in parts])
+    return _fall(parts[0], groups[0]), _fall(torch.cat(parts), torch.cat(groups))
+
+
+def _fall(falls: Tensor, groups: Tensor) -> Fall:
+    """The fall of some seeds, which belong to groups."""
+    number = torch.unique(groups, return_inverse=True)[1]
+    totals = torch.zeros(len(falls), dtype=falls.dtype).index_add_(0, number, falls)
+    return float(falls.mean()), float(totals.square().sum()) / len(falls), len(falls)
 
 
 def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:

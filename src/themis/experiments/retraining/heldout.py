@@ -35,6 +35,8 @@ class HeldOutScore(NamedTuple):
     loss: float
     grades: tuple[Tensor, ...]
     """The grades on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
+    groups: tuple[Tensor, ...] = ()
+    """What these seeds belong to, in the same order; none if each stands for itself."""
 
 
 class HeldOut:
@@ -59,6 +61,7 @@ class HeldOut:
         held = (material.pool.seed_id[split.held_pool], material.clean.seed_id[split.held_clean])
         seed_id = torch.cat(held).numpy()
         n = len(seed_id)
+        self.groups = None if split.held_groups is None else torch.from_numpy(split.held_groups)
         self.tests: dict[str, tuple[Tensor, ...]] = {}
         for name, perturbation in perturbations.items():
             n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS, MAX_TESTS_PER_SEED * n)
@@ -80,7 +83,7 @@ class HeldOut:
         }
 
     def _measure(self, rows: Tensor, perturbation: Perturbation | None = None, *tests: Tensor) -> HeldOutScore:
-        total_loss, offset, grades = 0.0, 0, []
+        total_loss, offset, grades, groups = 0.0, 0, [], []
         with self.target.opened(), torch.no_grad():
             for part in self.parts:
                 in_part = ((rows >= offset) & (rows < offset + len(part.labels))).nonzero()[:, 0]
@@ -95,6 +98,9 @@ class HeldOut:
                     outputs = self.target.forward(inputs).float()
                     part_grades.append(grade(self.oracle, outputs, labels).double().cpu())
                     total_loss += float(self.loss(outputs, labels).double().mean()) * len(chunk)
-                grades += [torch.cat(part_grades)] if len(in_part) else []
+                if len(in_part):
+                    grades.append(torch.cat(part_grades))
+                    groups += [] if self.groups is None else [self.groups[rows[in_part]]]
                 offset += len(part.labels)
-        return HeldOutScore(float(torch.cat(grades).mean()), total_loss / len(rows), tuple(grades))
+        score = float(torch.cat(grades).mean())
+        return HeldOutScore(score, total_loss / len(rows), tuple(grades), tuple(groups))

@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from themis.data.groups import Ints, read_groups
 from themis.data.seeds import Seeds, list_seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.experiments.retraining.copies import check_trainable
+from themis.experiments.retraining.material import rows_of
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.runs.faults import Faults
@@ -45,6 +49,8 @@ class Source:
     """All seeds, as before the split."""
     about: dict[str, Any]
     """What identifies this source, as plain data."""
+    groups: tuple[Ints, Ints] | None = None
+    """What the search and the train seeds belong to; None if each stands for itself."""
     folder: Reader | None = None
     further: tuple[Source, ...] = ()
     """Other runs of the same model on the same seeds, whose perturbations are trained on too."""
@@ -132,7 +138,8 @@ def _check_alike(first: Source, other: Source) -> None:
         if hash_seeds(getattr(first.parts, part)) != hash_seeds(getattr(other.parts, part)):
             raise UsageError(
                 f"runs must have split the same data in the same way to be retrained on together, but the {part} seeds "
-                f"of {first.name} and {other.name} differ: run them with the same data, --split and --split-seed"
+                f"of {first.name} and {other.name} differ: run them with the same data, --split, --split-seed and "
+                "--split-by"
             )
 
 
@@ -148,7 +155,15 @@ def _with_train(source: Source, train: Any) -> Source:
             f"train must share no seed with the judge seeds, but {int(is_judge.sum()):,} are among them "
             f"({list_seeds(seeds, is_judge)}): leave them out"
         )
-    return replace(source, parts=replace(source.parts, train=seeds))
+    return replace(source, parts=replace(source.parts, train=seeds), groups=_groups_with_train(source, seeds))
+
+
+def _groups_with_train(source: Source, train: Seeds) -> tuple[Ints, Ints] | None:
+    """The groups of the search part and of other data, which have other numbers; a file names only those of the run."""
+    if source.groups is None or source.settings.split_by is None:
+        return None
+    groups, first = source.settings.split_by, int(source.groups[0].max()) + 1
+    return source.groups[0], first + (read_groups(groups, train) if groups.isdigit() else np.arange(len(train)))
 
 
 def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | None) -> Source:
@@ -164,9 +179,10 @@ def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | 
     else:
         seeds = read_seeds(data, settings.max_seeds)
     tested = {"model_sha256": trainable.fingerprint(), "faults": len(run.faults), "tests": last.tests}
+    parts = _parts(run, settings, seeds, judge)
     return Source(
         target=trainable,
-        parts=_parts(run, settings, seeds, judge),
+        parts=parts,
         perturbation=calculator.perturbation,
         faults=run.faults,
         settings=settings,
@@ -175,6 +191,7 @@ def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | 
         ledger=ledger_of(trainable, None if origin is None else origin.weights_path()),
         data=seeds,
         about={"run": None, **_about(settings, calculator.perturbation), **tested},
+        groups=_groups(settings, seeds, parts),
     )
 
 
@@ -204,9 +221,10 @@ def _from_folder(
     settings = Settings.recorded(run.record["settings"])
     _check_searched(run, replayer.seeds)
     tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
+    parts = _parts(run, settings, replayer.all_seeds, judge)
     return Source(
         target=trainable,
-        parts=_parts(run, settings, replayer.all_seeds, judge),
+        parts=parts,
         perturbation=replayer.perturbation,
         faults=run.faults(handle=replayer),
         settings=settings,
@@ -215,6 +233,7 @@ def _from_folder(
         ledger=ledger_of(trainable, None if replayer.origin is None else replayer.origin.weights_path()),
         data=replayer.all_seeds,
         about={"run": str(run.path.resolve()), **_about(settings, replayer.perturbation), **tested},
+        groups=_groups(settings, replayer.all_seeds, parts),
         folder=run,
     )
 
@@ -243,6 +262,14 @@ def _parts(run: Run | Reader, settings: Settings, seeds: Seeds, judge: Any) -> P
     return Parts(seeds, seeds, judge_seeds)
 
 
+def _groups(settings: Settings, seeds: Seeds, parts: Parts) -> tuple[Ints, Ints] | None:
+    """What the search and the train seeds of a run belong to."""
+    if settings.split_by is None:
+        return None
+    groups = read_groups(settings.split_by, seeds)
+    return groups[rows_of(parts.search.seed_id.numpy(), seeds)], groups[rows_of(parts.train.seed_id.numpy(), seeds)]
+
+
 def _check_like(seeds: Seeds, known: Seeds, name: str) -> None:
     if seeds.shape[1:] != known.shape[1:]:
         raise DataError(
@@ -260,4 +287,6 @@ def _trainable(target: AnyTarget, oracle: Oracle) -> Target:
 def _about(settings: Settings, perturbation: Perturbation) -> dict[str, Any]:
     theta = [[theta.name, theta.low, theta.high] for theta in perturbation.theta]
     split = None if settings.split is None else list(settings.split)
-    return {"perturbation": perturbation.name, "theta": theta, "split": split, "campaign_seed": settings.random_seed}
+    groups = {} if settings.split_by is None else {"split_by": settings.split_by}
+    campaign = {"split": split, **groups, "campaign_seed": settings.random_seed}
+    return {"perturbation": perturbation.name, "theta": theta, **campaign}

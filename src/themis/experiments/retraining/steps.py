@@ -201,6 +201,7 @@ class Retraining:
             oracle=self.source.oracle,
             folder=None if weights is None else weights.parent,
             on_epoch=on_epoch,
+            groups=self.source.groups,
             **options,
         )
         trained_on = ledger.merge(tuned.ledger)

@@ -28,6 +28,7 @@ from themis.experiments.retraining.losses import Loss, choose_loss, distances, n
 from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
 from themis.measure.captured import CaptureError
+from themis.measure.tests import Ints
 from themis.oracle import Changed, Oracle, Wrong
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits
@@ -94,13 +95,15 @@ def tune(
     on_epoch: Callable[[Epoch], None] | None = None,
     loss: Loss | None = None,
     fresh_from: Perturbation | None = None,
+    groups: tuple[Ints, Ints] | None = None,
 ) -> Tuned:
     """Train a copy of the target's model; the original is not changed.
 
     perturbation: disturbs fresh inputs and held-out seeds; several have names. oracle: defines the task. folder: for a
     checkpoint after each epoch, from which an interrupted training resumes to the same weights. on_epoch: called after
     each epoch. loss: a function of outputs and labels that replaces the task's own. fresh_from: disturbs fresh inputs
-    in place of the perturbation, which then disturbs held-out seeds only.
+    in place of the perturbation, which then disturbs held-out seeds only. groups: what the seeds of the pool and the
+    clean seeds belong to; of a group, all seeds are held out or none.
     """
     report = on_epoch or (lambda epoch: None)
     check_trainable(target)
@@ -110,12 +113,13 @@ def tune(
     for case in perturbations.values():
         check_fits(case, material.pool.shape[1:])
     pool_hashes, clean_hashes = seed_hashes(material.pool), seed_hashes(material.clean)
-    split = hold_out(material, (pool_hashes, clean_hashes), recipe)
+    split = hold_out(material, (pool_hashes, clean_hashes), recipe, groups)
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
     oracle = _settle(oracle, target, material)
     recipe = recipe.with_rate(can_distill(oracle, material.pool))
-    key = training_key(target, material, perturbations, recipe, oracle, ledger, "" if loss is None else name_loss(loss))
+    loss_name = "" if loss is None else name_loss(loss)
+    key = training_key(target, material, perturbations, recipe, oracle, ledger, loss_name, groups)
     loss = choose_loss(oracle, loss)
     with trainable_copy(target) as trained, target.opened():
         parameters = choose_parameters(trained.module, recipe.layers)
