@@ -442,6 +442,25 @@ def test_clean_seeds_do_not_hide_what_searched_seeds_lose_and_few_seeds_say_litt
     assert losses((0, 10_000), (4500, 90_000))[-1] == pytest.approx(0.045, rel=0.1)  # of all seeds
 
 
+def test_what_was_learnt_by_heart_may_be_forgotten_if_searched_seeds_clearly_gain():
+    def lost(n_gained, n_searched=200):
+        """The estimate for the whole way if some searched seeds are gained and one clean seed in 50 is lost."""
+        points = []
+        for share in SHARES:
+            falls = torch.zeros(n_searched).double(), torch.zeros(1000).double()
+            falls[0][: round(share * n_gained)] = -1
+            falls[1][: round(share * 20)] = 1
+            before = HeldOutScore(1.0, 0.0, tuple(torch.zeros_like(part) for part in falls))
+            grades = tuple(-part for part in falls)
+            points.append(
+                FrontierPoint(share, 1.0, 1.0, {}, 1.0, measure_falls(before, HeldOutScore(1.0, 0.0, grades)))
+            )
+        return with_losses(points)[-1].lost
+
+    assert lost(3) > 0.01  # 1.5 points, but it may be chance
+    assert lost(20) < -0.05
+
+
 def test_a_clean_score_that_clearly_rises_is_believed():
     def losses(risen, n_seeds):
         """The estimates if so large a share of the seeds becomes correct on the way."""

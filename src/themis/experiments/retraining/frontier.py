@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -25,6 +26,8 @@ CHANGED = 0.03
 """The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
 N_CHANGED = 100
 """How many seeds that share counts as."""
+CLEARLY = 2.0
+"""A score rises clearly if it does by more than this many standard errors."""
 MOST_EVIDENCE = 500.0
 """Logarithm of the odds at which nothing is left to decide."""
 ROUNDING = 1e-9
@@ -83,12 +86,20 @@ def _fall(falls: Tensor, groups: Tensor) -> Fall:
 def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
     """Points with the estimated fall of the clean score: on the searched seeds or on all seeds, whichever is more.
 
-    Clean seeds that the model knows by heart must not hide what others lose.
+    Clean seeds that the model knows by heart must not hide what others lose. Nor do they count where the score of the
+    searched seeds clearly rises: what a model has learnt by heart it may forget.
     """
     shares = [point.share for point in points]
     estimates = [estimate_losses(shares, falls) for falls in zip(*(point.falls for point in points), strict=True)]
-    losses = [max(same) for same in zip(*estimates, strict=True)]
-    return tuple(replace(point, lost=lost) for point, lost in zip(points, losses, strict=True))
+    return tuple(
+        replace(point, lost=searched if _clearly_rises(point.falls[0]) else max(searched, of_all))
+        for point, searched, of_all in zip(points, *estimates, strict=True)
+    )
+
+
+def _clearly_rises(fall: Fall) -> bool:
+    mean, square, n = fall
+    return mean + CLEARLY * math.sqrt(square / n) < 0
 
 
 def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[float]:
