@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
+from themis.experiments.evaluation.cells import name_machine
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
 from themis.experiments.evaluation.done_tables import done_tables, time_tables
 from themis.experiments.evaluation.figures import draw_ratios
@@ -16,6 +18,7 @@ from themis.experiments.evaluation.theory_tables import theory_tables
 from themis.experiments.evaluation.truth_tables import truth_tables
 from themis.experiments.evaluation.variant_tables import variant_tables
 from themis.experiments.techniques import BASELINES
+from themis.runs.environment import threads
 
 
 def test_faults_are_compared_with_the_best_rival_the_four_and_random():
@@ -363,6 +366,18 @@ def test_a_campaign_until_done_counts_if_all_planned_techniques_have_had_it():
     assert {name: row["tests"] for name, row in pair["techniques"].items()} == {"scheduled": 4, "nc": 2}
     assert pair["ratios"]["scheduled"]["over_best"] == 2
     assert not summarise_done([record_until_done("scheduled", 1, 400)], PLANNED)  # a rival may be better
+
+
+def test_machines_with_one_host_name_are_told_apart_and_so_are_threads(monkeypatch, tmp_path):
+    here = name_machine("cpu")
+    assert here == name_machine("cpu")
+    with threads(torch.get_num_threads() + 1):
+        assert name_machine("cpu") != here
+    (tmp_path / "boot_id").write_text("another machine")
+    monkeypatch.setattr("themis.experiments.evaluation.cells.BOOT_ID", tmp_path / "boot_id")
+    elsewhere = name_machine("cpu")
+    monkeypatch.setattr("themis.experiments.evaluation.cells.BOOT_ID", tmp_path / "none")  # not Linux
+    assert len({here, elsewhere, name_machine("cpu")}) == 3
 
 
 def test_times_are_compared_only_in_campaigns_that_all_techniques_had_on_one_machine():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from themis.campaign.api import run
 from themis.data.seeds import Seeds, read_seeds
@@ -39,6 +43,7 @@ from themis.experiments.evaluation.variants import VARIANTS
 from themis.experiments.runner import Listener
 from themis.experiments.techniques import PRESET, Technique, choose_technique
 from themis.perturb import Perturbation, choose_perturbation
+from themis.runs.environment import describe_environment
 from themis.runs.run import Run
 from themis.search import choose_policy
 from themis.target.alignment import align_seeds, align_target
@@ -48,6 +53,8 @@ from themis.target.target import Target, as_target
 Record = dict[str, Any]
 SPLIT = [0.5, 0.2, 0.3]
 """Shares of the inputs that are searched, trained on, and judged on."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Where Linux tells machines apart."""
 RETRAINED = {PRESET: "paper", "scheduled": THEMIS}
 """What techniques are called where they choose inputs to train on."""
 
@@ -287,12 +294,19 @@ def _describe_cost(result: Run) -> Record:
         "seconds_judge": seconds.judge,
         "seconds_search": seconds.search,
         "seconds_total": seconds.total,
-        "machine": hash_text(f"{platform.node()} {result.start.device}")[:8],
+        "machine": name_machine(result.start.device),
         "all_tests": result.rounds[-1].tests,
         "all_passes": result.rounds[-1].passes,
         "mean_sensitivity": None if means is None else float(np.mean(means)),
         "fault_rate": None if result.fault_rate is None else result.fault_rate.value,
     }
+
+
+def name_machine(device: str) -> str:
+    """A short hash of what times depend on: the machine, which others may share a host name with, and its device."""
+    boot = BOOT_ID.read_text() if BOOT_ID.exists() else ""
+    parts = (platform.node(), boot, os.cpu_count(), describe_environment(torch.device(device)))
+    return hash_text(json.dumps(parts))[:8]
 
 
 def failed_evaluation(cell: EvaluationCell, reason: str) -> Record:
