@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from themis.perturb import choose_perturbation
+from themis.search.kinds import KINDS, pay_faults
 from themis.search.policy import FOR_PICK, Novelty, Space
 from themis.search.scheduled import FOR_BORROWED, FOR_LEADING, FOR_MOVE, FOR_STEP, Picks, _least, _merged, _turns
 
@@ -47,6 +48,19 @@ def test_merged_numbers_are_sorted():
     for n_known, n_new in ((0, 0), (0, 5), (5, 0), (300, 40)):
         known, new = np.sort(draws.integers(0, 100, n_known)), np.sort(draws.integers(0, 100, n_new))
         np.testing.assert_array_equal(_merged(known, new), np.sort(np.concatenate([known, new])))
+
+
+def test_positions_are_the_places_of_usable_seeds():
+    seeds = np.sort(np.random.default_rng().choice(500, 60, replace=False))
+    space = replace(make_space("gaussian"), seeds=seeds)
+    np.testing.assert_array_equal(space.position(seeds[::-1]), np.arange(60)[::-1])
+
+
+def test_kinds_are_paid_for_their_new_faults():
+    state = {"paid": np.full(len(KINDS), 0.1)}
+    pay_faults(state, np.array(["near", "uniform", "near", "corner"]))  # tests of the uniform stream have no kind here
+    expected = {"near": 2.1, "corner": 1.1}
+    np.testing.assert_array_equal(state["paid"], [expected.get(name, 0.1) for name in KINDS])
 
 
 def test_turns_count_earlier_tests_of_the_same_seed():

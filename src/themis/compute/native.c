@@ -731,7 +731,8 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
 /* How many standard deviations above 0 each seed's next margin is expected to be: `spreads_above` in search/chances.py.
  *
  * first_spread is the standard deviation before the first test. */
-static void find_spreads(const struct seeds *s, double first_spread, double *spreads)
+static inline __attribute__((always_inline)) void find_spreads(
+    const struct seeds *s, double first_spread, double *spreads)
 {
     double n = sum(s->fallen, s->n_answers), usual = usual_fall(s);
     double spread = at_least(n > 0.0 ? sqrt(*s->surprise / n) : first_spread, 1e-12);
@@ -747,10 +748,22 @@ static inline float kept_margin(const float *margin, const float *clean, int64_t
     return margin[seed] / (clean[seed] < 1e-12f ? 1e-12f : clean[seed]);
 }
 
+/* The value of a fault by the cell of its seed, values [MOST_FAULTS * MOST_ONCE]: `_fault_values` in search/chances.py. */
+static inline __attribute__((always_inline)) void find_fault_values(const struct seeds *s, double *values)
+{
+    for (int64_t cell = 0; cell < MOST_FAULTS * MOST_ONCE; cell++) {
+        double prior = DOUBT / 2 * (1.0 / (1.0 + (double)(cell / MOST_ONCE)));
+        double is_new = (s->new[cell] + prior) / (s->met[cell] + DOUBT / 2);
+        values[cell] = cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new;
+    }
+}
+
 /* The weighted chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `values` in search/chances.py. */
-static void find_worth(const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults,
+static inline __attribute__((always_inline)) void find_worth(const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults,
                        double *worth, double *frailties)
 {
+    double fault_values[MOST_FAULTS * MOST_ONCE];
+    find_fault_values(s, fault_values);
     for (int64_t answer = 0; answer < s->n_answers; answer++)
         frailties[answer] = frailty(s, answer);
     for (int64_t j = 0; j < s->n_seeds; j++) {
@@ -759,10 +772,7 @@ static void find_worth(const struct seeds *s, const double *spreads, int64_t dep
         for (int64_t k = 0; k < depth; k++) {
             double faults = rint((double)s->faults[j] + (double)k * chance);
             int64_t cell = cell_of(faults < MOST_FAULTS ? (int64_t)faults : MOST_FAULTS, s->once[j]);
-            double prior = DOUBT / 2 * (1.0 / (1.0 + (double)(cell / MOST_ONCE)));
-            double is_new = (s->new[cell] + prior) / (s->met[cell] + DOUBT / 2);
-            double value = chance * known / (known + (double)k * (1.0 - chance)) *
-                           (cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new);
+            double value = chance * known / (known + (double)k * (1.0 - chance)) * fault_values[cell];
             if (!has_faults) {
                 float kept = kept_margin(s->margin, s->clean, j);
                 value /= EDGE + (kept < 0.0f ? 0.0f : kept);
@@ -853,11 +863,15 @@ void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int6
         }
     }
 }
+
 /* The seeds of the n tests that are worth most, up to depth of each seed: `_choose_seeds` in search/scheduled.py.
  *
  * prefix: the hash of the words before the number of a seed; n_corners: of theta, if each can be tried once only;
  * has_faults: whether any is known. spreads [n_seeds] receives the numbers above, position [n] the seeds, ascending;
  * scratch [2 * depth * n_seeds + n_answers] is overwritten. Returns 0, or 1 if a number is no answer. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 int32_t themis_choose_seeds(const struct seeds *s, double first_spread, uint64_t prefix, int64_t depth, int64_t n,
                             int64_t n_corners, int32_t has_faults, double *spreads, double *worth, int64_t *position)
 {

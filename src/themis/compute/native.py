@@ -110,24 +110,23 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
     return tensor.data_ptr()
 
 
-def address(array: NDArray[Any], dtype: DTypeLike) -> int:
+def address(array: Any, dtype: DTypeLike) -> int:
     """The address of an array that C reads or writes, after checking that it is what C takes it for."""
-    if array.dtype != dtype or not array.flags.c_contiguous:
+    flags = array.flags
+    if array.dtype != dtype or not flags.c_contiguous:
         raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
-    return _start(array)
-
-
-def _start(array: Any) -> int:
-    """The address of the first element of an array."""
-    if array.flags.carray:
-        return ctypes.addressof(NO_BYTES.from_buffer(array))  # in a quarter of the time of the attribute below
-    data: int = array.__array_interface__["data"][0]
-    return data
+    return ctypes.addressof(NO_BYTES.from_buffer(array)) if flags.writeable else _start(array)
 
 
 def addresses(dtype: DTypeLike, *arrays: NDArray[Any]) -> list[int]:
     """The addresses of arrays of the same type."""
     return [address(array, dtype) for array in arrays]
+
+
+def _start(array: NDArray[Any]) -> int:
+    """The address of the first element of any array; takes four times as long."""
+    data: int = array.__array_interface__["data"][0]
+    return data
 
 
 def fold(
@@ -201,7 +200,7 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
     n_rows, n = (1, *shape)[-2:]
     addresses, across, down = [], [], []
     for word in words:
-        addresses.append(_start(word))
+        addresses.append(address(word, word.dtype) if word.flags.c_contiguous else _start(word))
         steps = [stride // 8 if size > 1 else 0 for stride, size in zip(word.strides, word.shape, strict=True)]
         rows, columns = (0, 0, *steps)[-2:]
         across.append(columns)
@@ -222,7 +221,7 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
         n,
         is_uniform,
         is_transposed,
-        _start(out),
+        address(out, out.dtype),
     )
     return out
 

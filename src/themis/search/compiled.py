@@ -5,7 +5,6 @@ The numbers may differ from NumPy's in the last bits, because sums are added in 
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +45,7 @@ class Compiled:
         patterns = [*(initial[name] for name in THETAS), answer[:0], answer[:0]]
         self._thetas = _Structure(3, [*box, answer, clean], patterns)
         self._fault_answer = self._order = self._answers = answer[:0]
+        self._prefixes = [rng.prefix(space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
 
     @staticmethod
     def of(space: Space, initial: State) -> Compiled | None:
@@ -75,7 +75,7 @@ class Compiled:
     def learn_faults(self, state: State, position: Ints, key: Ints) -> Ints:
         """`key` is a number per seed and outcome."""
         known, times, n = state["known"], state["times"], len(key)
-        merged, change, first = np.empty((2, len(known) + n), dtype=np.int64), np.zeros_like(key), np.empty_like(key)
+        merged, change, first = np.empty((2, len(known) + n), dtype=INTEGER), np.zeros(n, dtype=INTEGER), key.copy()
         faults, order = addresses(INTEGER, position, key), key.argsort(kind="stable")
         arrays = addresses(INTEGER, order, known, times, *merged, change, first)
         n_new = self._library.themis_learn_faults(self._bind(state), n, len(known), *faults, *arrays)
@@ -90,12 +90,11 @@ class Compiled:
 
     def thetas(self, state: State, chosen: Ints, position: Ints, number: Ints) -> Floats:
         theta = np.empty((len(number), self._n_dimensions), dtype=np.float32)
-        prefixes = [rng.prefix(self._space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
         tests = *addresses(INTEGER, chosen, position, number), *addresses(SINGLE, theta)
-        _check(self._library.themis_thetas(self._bind_thetas(state), *prefixes, len(number), *tests))
+        _check(self._library.themis_thetas(self._bind_thetas(state), *self._prefixes, len(number), *tests))
         return theta
 
-    def _bind_thetas(self, state: State) -> Any:
+    def _bind_thetas(self, state: State) -> int:
         if self._fault_answer is not state["fault_answer"]:
             self._fault_answer = state["fault_answer"]
             self._order = self._fault_answer.argsort(kind="stable")
@@ -104,7 +103,7 @@ class Compiled:
         arrays = [*(state[name] for name in THETAS), self._order, self._answers]
         return self._thetas.bind(arrays, self._n_seeds, self._n_dimensions, n_faults)
 
-    def _bind(self, state: State) -> Any:
+    def _bind(self, state: State) -> int:
         return self._seeds.bind([state[name] for name in SEEDS], self._n_seeds, self._n_answers)
 
 
@@ -113,22 +112,24 @@ class _Structure:
 
     def __init__(self, n_counts: int, constants: Sequence[AnyArray], patterns: Sequence[AnyArray]) -> None:
         self._constants, self._patterns = constants, patterns
-        types = [ctypes.c_int64] * n_counts + [ctypes.c_void_p] * (len(constants) + len(patterns))
-        fields = [(f"field{k}", type_) for k, type_ in enumerate(types)]
-        self._type: Any = type("Structure", (ctypes.Structure,), {"_fields_": fields})
-        self._bound: list[AnyArray] = []
-        self._structure: Any = None
+        self._counts, self._first = slice(n_counts), n_counts + len(constants)
+        self._words = np.zeros(self._first + len(patterns), dtype=INTEGER)  # numbers and addresses have 64 bits
+        self._words[n_counts : self._first] = [address(array, array.dtype) for array in constants]
+        self._address = address(self._words, INTEGER)
+        self._bound: list[AnyArray | None] = [None] * len(patterns)
 
-    def bind(self, arrays: list[AnyArray], *counts: int) -> Any:
-        """The structure as an argument; arrays are checked once, since most are always the same."""
-        if self._structure is None or any(map(operator.is_not, arrays, self._bound)):
-            for array, pattern in zip(arrays, self._patterns, strict=True):
+    def bind(self, arrays: list[AnyArray], *counts: int) -> int:
+        """The structure's address; arrays are checked once, since most are always the same."""
+        if any(map(operator.is_not, arrays, self._bound)):
+            for k, (array, pattern, bound) in enumerate(zip(arrays, self._patterns, self._bound, strict=True)):
+                if array is bound:
+                    continue
                 is_alike = array.dtype == pattern.dtype and array.shape[1:] == pattern.shape[1:]
                 if not is_alike or array.shape[:1] < pattern.shape[:1]:
                     raise TypeError(f"expected {pattern.dtype} {pattern.shape}, got {array.dtype} {array.shape}")
-            pointers = [address(array, array.dtype) for array in (*self._constants, *arrays)]
-            self._structure, self._bound = self._type(*counts, *pointers), arrays
-        return ctypes.byref(self._structure)
+                self._words[self._first + k], self._bound[k] = address(array, array.dtype), array
+            self._words[self._counts] = counts
+        return self._address
 
 
 def sample_kinds(

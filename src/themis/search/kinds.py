@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -21,6 +22,7 @@ KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta"
 another seed's fault; the seed's best theta with one coordinate moved to a bound; its best theta with new noise; a theta
 near its best, or near one that almost broke another seed; a theta drawn uniformly; one step of gradient ascent on the
 loss of margin, or on the sensitivity of open neurons."""
+NUMBERS = {name: number for number, name in enumerate(KINDS)}
 CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, PLAIN, _ = range(len(KINDS))
 """Kinds from PLAIN on need a gradient."""
 HOPE = np.array([1.0, 0.6, 0.9, 0.7, 0.5, 0.5, 0.5, 1.0, 1.0])
@@ -79,25 +81,34 @@ def count_kinds(state: State, space: Space, chosen: Ints) -> None:
     passes = np.bincount(chosen, minlength=len(KINDS)) * _costs(space.gradient_cost)
     kept = np.exp(-len(chosen) / min(max(float(state["spent"][0]) / 2, FIRST_MEMORY), MEMORY))
     state["tried"], state["paid"] = kept * state["tried"] + passes, kept * state["paid"]
-    state["spent"] += [passes.sum(), *passes[PLAIN:]]
+    state["spent"][0] += passes.sum()
+    state["spent"][1:] += passes[PLAIN:]
 
 
 def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
     """Credit each kind with the return of its tests."""
-    present = set(kind.tolist())
-    state["paid"] += [pay[kind == name].sum() if name in present else 0.0 for name in KINDS]
+    for name in set(kind.tolist()) & NUMBERS.keys():
+        state["paid"][NUMBERS[name]] += pay[kind == name].sum()
+
+
+def pay_faults(state: State, kind: NDArray[np.str_]) -> None:
+    """Credit each kind with its new faults, given the kind of each."""
+    for name, n in Counter(kind.tolist()).items():
+        if name in NUMBERS:
+            state["paid"][NUMBERS[name]] += n
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
     """Turn some tests into ascents if an ascent has the best sampled return, or is due for a trial."""
     share = TRIAL if len(state["known"]) else FIRST_TRIAL
-    cost = CLIMBERS * _costs(space.gradient_cost)[-1]
+    cost, spent = CLIMBERS * float(_costs(space.gradient_cost)[-1]), state["spent"].tolist()
     for which in range(len(ASCENTS)):
-        rows = np.flatnonzero(best == PLAIN + which)
+        rows = (best == PLAIN + which).nonzero()[0]
         if len(rows) < CLIMBERS:
-            is_due = state["spent"][1 + which] + cost <= share * (state["spent"][0] + len(chosen))
+            if spent[1 + which] + cost > share * (spent[0] + len(chosen)):
+                continue
             n = len(ASCENTS) * CLIMBERS  # spread over all rows, since seeds are in ascending order
-            rows = (which + len(ASCENTS) * np.arange(CLIMBERS if is_due else 0)) * len(chosen) // n
+            rows = (which + len(ASCENTS) * np.arange(CLIMBERS)) * len(chosen) // n
         chosen[rows] = PLAIN + which
 
 

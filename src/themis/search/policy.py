@@ -112,7 +112,14 @@ class Space:
 
     def position(self, rows: Ints) -> Ints:
         """The positions of the seeds `rows` in `seeds`."""
-        return self.seeds.searchsorted(rows)
+        return self._places[rows]
+
+    @cached_property
+    def _places(self) -> Ints:
+        """The position of each row of the data up to the last usable seed; those of other rows mean nothing."""
+        places = np.zeros(int(self.seeds.max(initial=-1)) + 1, dtype=np.int64)
+        places[self.seeds] = np.arange(len(self.seeds))
+        return places
 
     def corners(self, number: Ints) -> Floats:
         """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""

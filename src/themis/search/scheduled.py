@@ -43,6 +43,7 @@ from themis.search.kinds import (
     before_kinds,
     choose_kinds,
     count_kinds,
+    pay_faults,
     pay_kinds,
 )
 from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
@@ -150,11 +151,14 @@ class Scheduled(Policy):
         corner = is_corner.nonzero()[0]
         if are_compared(space):
             self._visit(position[~is_corner], theta[~is_corner])
-        theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
         count_kinds(state, space, chosen)
         kind = KIND_NAMES[chosen]
-        if not is_new.all():
+        if len(space.free_dimensions) or not space.is_random:  # else there is one corner, with new noise each time
+            theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
             kind[corner[~is_new]] = "draw"
+        np.add.at(state["corners"], position[corner], 1)
+        if state["reach"] < 1:
+            theta[corner] = space.identity + state["reach"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
             position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
@@ -170,13 +174,11 @@ class Scheduled(Policy):
         follow(state, space, tests, results)
         position = space.position(tests.seed)
         if len(tests) and tests.number[0] == state["first"]:
-            own = results.was_run
-            if not space.is_random:
-                own &= tests.kind != "redrawn"
-            if own.all():
-                self._learn(tests, position, results, state["spreads"][: len(tests)])
-            elif own.any():
-                self._learn(tests[own], position[own], results[own], state["spreads"][: len(tests)][own])
+            spreads = state["spreads"][: len(tests)]
+            if space.is_random and results.is_dropped is None:
+                self._learn(tests, position, results, spreads)
+            elif (own := results.was_run & (tests.kind != "redrawn")).any():
+                self._learn(tests[own], position[own], results[own], spreads[own])
         if results.is_dropped is not None:
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]
@@ -231,7 +233,7 @@ class Scheduled(Policy):
         theta, kind = tests.theta[at[new]], tests.kind[at[new]]
         state["fault_theta"] = np.concatenate([state["fault_theta"], theta])[-REMEMBERED:]
         state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position[new]]])[-REMEMBERED:]
-        pay_kinds(state, kind, np.ones(len(new)))
+        pay_faults(state, kind)
 
     # Which seeds
 
@@ -267,6 +269,8 @@ class Scheduled(Policy):
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """Replace the seeds of ascent tests by those whose ascent is in progress."""
+        if not np.count_nonzero(chosen >= PLAIN):
+            return position
         for which in range(len(ASCENTS)):
             rows = np.flatnonzero(chosen == PLAIN + which)
             if not len(rows):
@@ -326,26 +330,20 @@ class Scheduled(Policy):
 
         If there is no noise and every corner has been tried, theta is drawn uniformly instead.
         """
-        space, tried = self.space, self.state["corners"]
-        free = space.free_dimensions
-        n_corners = 1 << len(free)
+        space, free = self.space, self.space.free_dimensions
         if are_compared(space):
             index, is_new = choose_corners(self.state, space, position, number)
         else:
-            turn = _turns(position) + tried[position]
+            n_corners, turn = 1 << len(free), _turns(position) + self.state["corners"][position]
             first, stride = self._walks
             # An odd stride visits all corners before it repeats one.
             index = (first[position] + turn * (stride[position] | 1)) % n_corners
             is_new = turn < n_corners
-        np.add.at(tried, position, 1)
-        if len(free):
-            theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
+        theta[:, free] = np.where(index[:, None] >> np.arange(len(free)) & 1, space.high[free], space.low[free])
         if space.is_random:
             is_new[:] = True
         elif not is_new.all():
             theta[~is_new] = space.uniform_theta(SEARCH_STREAM, number[~is_new])
-        if self.state["reach"] < 1:
-            theta = (space.identity + self.state["reach"] * (theta - space.identity)).astype(np.float32)
         return theta, is_new
 
     def _visit(self, position: Ints, theta: Floats) -> None:
@@ -401,10 +399,11 @@ def _merged(known: Ints, new: Ints) -> Ints:
 
 def _least(numbers: Numbers, n: int) -> Ints:
     """The positions of the `n` smallest numbers, as the first `n` of a stable sort."""
-    if len(numbers) <= n or np.isnan(numbers).any():
-        return np.argsort(numbers, kind="stable")[:n]
-    few = np.flatnonzero(numbers <= np.partition(numbers, n - 1)[n - 1])
-    return few[np.argsort(numbers[few], kind="stable")][:n]
+    if len(numbers) > n:
+        few: Ints = (numbers <= np.partition(numbers, n - 1)[n - 1]).nonzero()[0]
+        if len(few):  # none if even the smallest numbers include a NaN
+            return few[numbers[few].argsort(kind="stable")][:n]
+    return numbers.argsort(kind="stable")[:n]
 
 
 def _turns(position: Ints) -> Ints:
