@@ -86,20 +86,15 @@ def _fall(falls: Tensor, groups: Tensor) -> Fall:
 def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
     """Points with the estimated fall of the clean score: on the searched seeds or on all seeds, whichever is more.
 
-    Clean seeds that the model knows by heart must not hide what others lose. Nor do they count where the score of the
-    searched seeds clearly rises: what a model has learnt by heart it may forget.
+    Clean seeds that the model knows by heart must not hide what others lose. Nor do they count if the score of the
+    searched seeds clearly rises on the whole way: what a model has learnt by heart it may forget.
     """
     shares = [point.share for point in points]
     estimates = [estimate_losses(shares, falls) for falls in zip(*(point.falls for point in points), strict=True)]
-    return tuple(
-        replace(point, lost=searched if _clearly_rises(point.falls[0]) else max(searched, of_all))
-        for point, searched, of_all in zip(points, *estimates, strict=True)
-    )
-
-
-def _clearly_rises(fall: Fall) -> bool:
-    mean, square, n = fall
-    return mean + CLEARLY * math.sqrt(square / n) < 0
+    mean, square, n = points[-1].falls[0]
+    is_clear = mean + CLEARLY * math.sqrt(square / n) < 0
+    losses = estimates[0] if is_clear else [max(same) for same in zip(*estimates, strict=True)]
+    return tuple(replace(point, lost=lost) for point, lost in zip(points, losses, strict=True))
 
 
 def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[float]:
