@@ -51,6 +51,17 @@ def home(tmp_path_factory):
     sys.path.remove(str(home))
 
 
+def test_patients_stay_together_and_the_advice_tests_all_of_other_data(home, capsys):
+    (home / "patients.txt").write_text("".join(f"{k // 7}\n" for k in range(350)))
+    run = ["run", "--model", "striping:net", "--data", "npz:data.npz", "--perturb", "gaussian", "--max-tests", "300"]
+    assert main([*run, "--split", "0.4,0.3,0.3", "--split-by", "patients.txt", "--quiet", "--out", "patients"]) == 0
+    capsys.readouterr()
+    assert main(["retrain", "patients", "--out", "healed", *QUICK]) == 0
+    advice = capsys.readouterr().out.split("not seen: themis ")[1].replace("DATA", "npz:others.npz").split()
+    assert main([*advice, "--max-tests", "200", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds_given"] == 100
+
+
 def test_it_prints_a_table_and_writes_weights_that_load(home, capsys):
     assert main(["retrain", "run", "--out", "better", *QUICK, "--also", "gaussian:0.3"]) == 0
     printed = capsys.readouterr().out

@@ -185,7 +185,7 @@ def _report(result: Retrained, out: Path, run: str, arguments: Namespace, consol
                 printable(_failure(result, arguments.fail_under)), style="bold red", highlight=False, markup=False
             )
         print_text(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
-        config = f"--config {quote(str(Path(run) / 'config.yaml'))}"
+        config = f"--config {quote(str(Path(run) / 'config.yaml'))} --split null --split-by null"
         new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
         print_text(f"Test the new model on data that it has not seen: themis run {config} {new}")
     return GATE_FAILED if has_failed else DONE
