@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from themis.campaign.criterion import CampaignCriterion
@@ -22,10 +21,10 @@ def choose_objective(
     scale: Tensor | None,
 ) -> tuple[Tests, Objective | None]:
     """The first tests that share one objective, and that objective; None if they have none."""
-    objective = Objective(open_neurons, scale, MARGIN_ASCENT)
     if policy.needs_gradient:
         joint = criterion and criterion.objective(policy, calculator, int(tests.number[0]))
-        return tests, joint or objective
+        return tests, joint or Objective(open_neurons, scale, MARGIN_ASCENT)
     ascends = (tests.kind == MARGIN_ASCENT) | (tests.kind == SENSITIVITY_ASCENT)
-    others = np.flatnonzero(ascends != ascends[0])
-    return tests[: others[0]] if len(others) else tests, objective if ascends[0] else None
+    others = (ascends != ascends[0]).nonzero()[0]
+    alike = tests[: others[0]] if len(others) else tests
+    return alike, Objective(open_neurons, scale, MARGIN_ASCENT) if ascends[0] else None

@@ -110,17 +110,20 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
     return tensor.data_ptr()
 
 
-def address(array: Any, dtype: DTypeLike) -> int:
-    """The address of an array that C reads or writes, after checking that it is what C takes it for."""
-    flags = array.flags
-    if array.dtype != dtype or not flags.c_contiguous:
-        raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
-    return ctypes.addressof(NO_BYTES.from_buffer(array)) if flags.writeable else _start(array)
+def addresses(dtype: DTypeLike, *arrays: Any) -> list[int]:
+    """The addresses of arrays that C reads or writes, after checking that they are what C takes them for."""
+    found = []
+    for array in arrays:
+        flags = array.flags
+        if array.dtype != dtype or not flags.c_contiguous:
+            raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
+        found.append(ctypes.addressof(NO_BYTES.from_buffer(array)) if flags.writeable else _start(array))
+    return found
 
 
-def addresses(dtype: DTypeLike, *arrays: NDArray[Any]) -> list[int]:
-    """The addresses of arrays of the same type."""
-    return [address(array, dtype) for array in arrays]
+def address(array: NDArray[Any], dtype: DTypeLike) -> int:
+    """The address of one array."""
+    return addresses(dtype, array)[0]
 
 
 def _start(array: NDArray[Any]) -> int:

@@ -14,7 +14,7 @@ from themis.criteria.criterion import Criterion, CriterionOptions, Laws
 from themis.criteria.readings import Layout, Readings
 from themis.errors import UsageError
 from themis.judge.coverage import UNSEEN_TESTS, Rule
-from themis.judge.posterior import PAPER_DRAWS, Posterior
+from themis.judge.posterior import PAPER_DRAWS
 from themis.measure.moments import Moments
 
 CELLS_AT_ONCE = 2**20
@@ -223,9 +223,8 @@ def converge_in_torch(
 @cache
 def _variance(tolerance: float, draws: int, alpha: float | None) -> float:
     """The square of the standard error below which a neuron has converged."""
-    rule, one = Rule(tolerance, draws, alpha), torch.ones(1, dtype=torch.float64)
-    factor = float(rule.mcse_bound(Posterior(one, one, one * draws, one, one)))  # bound over point value
-    return (rule.limit / factor) ** 2
+    rule = Rule(tolerance, draws, alpha)
+    return (rule.limit / rule.factor) ** 2
 
 
 def _running_sum(start: Tensor, values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -39,6 +40,12 @@ class Rule:
     def limit(self) -> float:
         """The tolerance at this number of draws: more draws must not raise coverage without more tests."""
         return self.tolerance * math.sqrt(PAPER_DRAWS / self.draws)
+
+    @cached_property
+    def factor(self) -> float:
+        """The upper bound on the MCSE of independent draws, relative to the point value."""
+        one = torch.ones(1, dtype=torch.float64)
+        return float(self.mcse_bound(Posterior(one, one, one * self.draws, one, one)))
 
     def mcse_bound(self, posterior: Posterior) -> Tensor:
         """The MCSE that is compared with the limit."""
@@ -144,10 +151,7 @@ def _count_sample(is_still: Tensor, converged: Tensor, n: int, k: int) -> float:
 
 def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
     """Tests after which each neuron converges, if its spread stays as it is: MCSE falls as 1/sqrt(n)."""
-    one = torch.ones(1, dtype=torch.float64)
-    unit = Posterior(one, one, one * rule.draws, one, one)
-    factor = float(rule.mcse_bound(unit))  # the upper bound relative to the point value
-    needed = moments.variance * (factor / rule.limit) ** 2 / rule.draws + 3
+    needed = moments.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3
     return torch.where(moments.mean > 0, needed, UNSEEN_TESTS)
 
 

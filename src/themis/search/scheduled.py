@@ -250,7 +250,8 @@ class Scheduled(Policy):
         position = np.empty_like(chosen)
         position[~is_sweep] = best
         rank = self.state["corners"] + np.bincount(best, minlength=n_seeds) + self._ties
-        position[is_sweep] = _least(rank, n_sweeps)[np.arange(n_sweeps) % n_seeds]
+        least = _least(rank, n_sweeps)
+        position[is_sweep] = least if n_sweeps <= n_seeds else np.resize(least, n_sweeps)
         return position, spreads
 
     def _choose_seeds(self, n: int, first: int) -> tuple[Ints, Numbers]:
