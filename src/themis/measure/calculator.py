@@ -20,7 +20,7 @@ from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.captured import CapturedChunk, CaptureError, Launch
-from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size
+from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size, unpadded
 from themis.measure.clean import Activations, CleanActivations, Located
 from themis.measure.distance import l2, linf, ssim
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
@@ -581,9 +581,9 @@ class Calculator:
             fold, outputs, gradient = self._forward_chunk(chunk, into, backward)
         if objective is not None and backward is None:
             gradient = self._gradient_by_differences(chunk, objective, fold.locate)
-        n, rows = chunk.n_run, chunk.rows[: chunk.n_run]
+        n, rows = chunk.n_run, unpadded(chunk.rows, chunk.n_run)
         with torch.no_grad():
-            outputs = outputs.detach()[:n].float()
+            outputs = unpadded(outputs.detach(), n).float()
             if self.observer is not None:
                 self.observer.end(n, outputs, rows)
             verdict = self.compare(rows, outputs, chunk.motion and chunk.motion[:n])
@@ -726,7 +726,7 @@ class Calculator:
         rows, theta, noise_seed = self._columns(tests, pass_size(n, self.chunk, self.device, block))
         leaf = theta.requires_grad_(needs_gradient)
         inputs, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
-        order = self._every_row[: len(rows)]
+        order = unpadded(self._every_row, rows.shape[0])
         chunk = _DisturbedChunk(tests, rows, theta, noise_seed, inputs, disturbed, motion, order, n, leaf)
         if self.min_ssim is None:
             return chunk

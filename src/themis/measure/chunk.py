@@ -70,6 +70,11 @@ def padded(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 
 
+def unpadded(rows: Tensor, n: int) -> Tensor:
+    """The first `n` rows, without an operation of torch if there are no others."""
+    return rows if rows.shape[0] == n else rows[:n]
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one of its causes, says that memory ran out."""
     while error is not None:
