@@ -335,7 +335,7 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
 def test_verdicts_are_counted_in_one_sentence():
     pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
     content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **done_cells([1.4] * 6)}
-    assert count_verdicts(Evaluation(content)) == "Verdicts on 2 claims: holds in part 1, does not hold 1."
+    assert count_verdicts(Evaluation(content)) == "Of 2 claims: 1 holds in part, 1 does not hold."
 
 
 def test_techniques_are_averaged_over_the_same_cells_when_done():

@@ -93,8 +93,14 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 def count_verdicts(evaluation: Evaluation) -> str:
     """How many claims hold, in one sentence; empty if none was measured."""
     counts = Counter(claim.verdict for claim in judge_claims(evaluation))
-    parts = [f"{verdict} {counts[verdict]}" for verdict in (HOLDS, IN_PART, FAILS, OPEN) if counts[verdict]]
-    return f"Verdicts on {plural(counts.total(), 'claim')}: {', '.join(parts)}." if counts else ""
+    words = {
+        HOLDS: (HOLDS, "hold"),
+        IN_PART: (IN_PART, "hold in part"),
+        FAILS: (FAILS, "do not hold"),
+        OPEN: ("is undecided", "are undecided"),
+    }
+    parts = [f"{n} {forms[n > 1]}" for verdict, forms in words.items() if (n := counts[verdict])]
+    return f"Of {plural(counts.total(), 'claim')}: {', '.join(parts)}." if parts else ""
 
 
 def summarise_claims(evaluation: Evaluation) -> list[str]:
