@@ -759,8 +759,9 @@ static inline __attribute__((always_inline)) void find_fault_values(const struct
 }
 
 /* The weighted chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `values` in search/chances.py. */
-static inline __attribute__((always_inline)) void find_worth(const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults,
-                       double *worth, double *frailties)
+static inline __attribute__((always_inline)) void find_worth(
+    const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults, double *worth,
+    double *frailties)
 {
     double fault_values[MOST_FAULTS * MOST_ONCE];
     find_fault_values(s, fault_values);
