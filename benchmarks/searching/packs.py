@@ -67,7 +67,8 @@ def load_model(model: str, device: str) -> ModelWithData:
     if not isinstance(target, Target):
         raise SystemExit(f"{model} must be a PyTorch model to be retrained")
     is_new = ~np.isin(seed_hashes(train), seed_hashes(test))  # tables repeat rows
-    return ModelWithData(target, test, read_seeds(train[torch.from_numpy(np.flatnonzero(is_new))], n_train))
+    train = read_seeds(train[torch.from_numpy(np.flatnonzero(is_new))], n_train)
+    return ModelWithData(target, test.in_memory(), train.in_memory())
 
 
 def write_pack(path: Path, models: dict[str, ModelWithData]) -> None:

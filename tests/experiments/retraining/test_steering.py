@@ -48,7 +48,7 @@ def test_without_steering_draws_are_uniform():
 
 def test_seeds_on_which_the_original_model_was_wrong_have_their_share_of_the_draws_besides_that_of_all_seeds():
     steering = Steering(CASES, LABELS, 0.5)
-    steering.favour(np.repeat([0.1, 0.3], [40, 20]))
+    steering.favour(np.repeat([0.1, 0.3], [40, 20]), 0.5)
     counts = np.bincount(steering.choose_rows((np.arange(N) + 0.5) / N), minlength=60) / N
     assert counts[:40] == pytest.approx(np.full(40, 0.5 / 60 + 0.5 * 0.1 / 10), abs=1e-3)
     assert counts[40:] == pytest.approx(np.full(20, 0.5 / 60 + 0.5 * 0.3 / 10), abs=1e-3)

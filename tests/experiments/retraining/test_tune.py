@@ -514,11 +514,11 @@ def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeyp
         assert not torch.allclose(tensor, without[name], atol=1e-4)
 
 
-def batches_of(case, oracle=WRONG, **options):
+def batches_of(case, oracle=WRONG, groups=None, **options):
     target, material, _ = case
     recipe = Recipe.of(batches=2, **options)
     hashes = seed_hashes(material.pool), seed_hashes(material.clean)
-    split = hold_out(material, hashes, recipe)
+    split = hold_out(material, hashes, recipe, groups)
     return Batches(target, target, material, split, [NOISE], oracle, recipe)
 
 
@@ -536,6 +536,12 @@ def test_seeds_unknown_to_the_old_model_are_disturbed_more_often_except_pictures
     assert share_of_searched_seeds() == pytest.approx(natural, abs=2e-3)
     assert share_of_searched_seeds(oracle=Regression(0.1)) == pytest.approx(0.5 + natural / 2, abs=2e-3)
     assert share_of_searched_seeds(oracle=Regression(0.1), steer=0.0) == pytest.approx(natural, abs=2e-3)
+    _, material, _ = case
+    pairs = (np.arange(len(material.pool)) // 2, len(material.pool) + np.arange(len(material.clean)))
+    split = batches_of(case, groups=pairs).split
+    natural = len(split.pool) / (len(split.pool) + len(split.clean))  # two seeds of a group count as one
+    paired = share_of_searched_seeds(oracle=Regression(0.1), groups=pairs)
+    assert paired == pytest.approx(0.25 + 0.75 * natural, abs=2e-3)
 
 
 def test_a_picture_is_blended_with_another_one_of_which_it_keeps_the_larger_part(case):

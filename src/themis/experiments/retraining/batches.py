@@ -44,6 +44,7 @@ class BatchSplit:
     """Rows that are trained on, and rows of the pool and of the clean seeds that are held out."""
 
     held_groups: Ints | None  # of the pool, then of the clean seeds; None if each seed stands for itself
+    n_pool_groups: int  # groups of the pool that are trained on, or its seeds if each stands for itself
     disturbed: Tensor  # rows of the material's disturbed inputs
     pool: Tensor  # rows of its pool, used as clean inputs
     clean: Tensor  # rows of its clean seeds
@@ -95,7 +96,8 @@ def hold_out(
     is_trained = ~in_pool[material.seed.numpy()]
     masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
     held_groups = None if groups is None else np.concatenate([pool[in_pool], clean[in_clean]])
-    split = BatchSplit(held_groups, *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
+    n_pool_groups = len(pool[~in_pool]) if groups is None else len(np.unique(pool[~in_pool]))
+    split = BatchSplit(held_groups, n_pool_groups, *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
     if recipe.mix > 0 and recipe.fresh < 1 and not len(split.disturbed):
         raise DataError(
             "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"
@@ -235,11 +237,13 @@ class Batches:
     def favour(self, grades: Sequence[Tensor]) -> None:
         """Disturb the searched or the clean seeds more often, whichever the original model answers incorrectly.
 
-        grades: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike.
+        grades: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike. Seeds
+        of a group count as one: a few scenes, however long, do not stand for all others.
         """
         if len(grades) == len(self.parts) == 2 and not self.has_pictures:
             errors = [1 - float(part.mean()) for part in reversed(grades)]
-            self.steering.favour(np.repeat(errors, [len(rows) for _, rows in self.parts]))
+            share = self.recipe.steer * (self.split.n_pool_groups / len(self.split.pool))
+            self.steering.favour(np.repeat(errors, [len(rows) for _, rows in self.parts]), share)
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
         """The batches of an epoch, the first of which is 1."""

@@ -34,10 +34,10 @@ class Steering:
         self._expected: tuple[Ints, Ints, Ints] | None = None
         self._errors: list[Tensor] = []
 
-    def favour(self, error: Floats) -> None:
+    def favour(self, error: Floats, share: float) -> None:
         """Let a share of the draws follow the clean error of the original model, given for each seed."""
         if error.sum() > 0:
-            self.weight = (1 - self.steer) / len(error) + self.steer * error / error.sum()
+            self.weight = (1 - share) / len(error) + share * error / error.sum()
 
     def choose_rows(self, draws: Any) -> Ints:
         """Rows of the seeds that are trained on, for uniform draws in 0..1."""
