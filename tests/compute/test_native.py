@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from themis.compute import native as native_module
-from themis.compute.native import BLOCK, accumulate, fold, library, sums_of, verdict
+from themis.compute.native import BLOCK, CompiledFold, accumulate, library, sums_of, verdict
 from themis.measure import fold as fold_module
 from themis.measure import panel as panel_module
 from themis.measure.panel import Panel, Shape, choose_panel
@@ -21,25 +21,53 @@ def test_sums_agree_with_torch(n, n_tests):
     activations, clean = torch.randn(n_tests, n, generator=rng), torch.randn(50, n, generator=rng)
     rows, shift = torch.randint(0, 50, (n_tests,), generator=rng), torch.rand(n, generator=rng)
     sums, squares = torch.empty(n), torch.empty(n)
-    by_test = fold(library(), activations, clean, rows, n_tests, shift, sums, squares)
+    fold = CompiledFold(library(), 1, n_tests, shift, sums, squares)
+    blocks = fold.add(activations, clean, rows, 0, slice(0, 0))
     sensitivity = (activations - clean[rows]).abs()
-    torch.testing.assert_close(by_test.sum(0), sensitivity.sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fold.by_block[blocks].sum(0), sensitivity.sum(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums, (sensitivity - shift).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 7, BLOCK, 3 * BLOCK + 5])
 def test_the_panel_gets_the_signed_differences_to_the_bit(n):
-    activations, clean, rows = torch.randn(9, n), torch.randn(20, n), torch.randint(0, 20, (9,))
-    panel = torch.randperm(n)[: max(1, n // 3)].sort().values
-    differences = torch.zeros(9, len(panel) + 3)
-    scratch = torch.empty(2, n)
-    fold(library(), activations, clean, rows, 9, torch.zeros(n), *scratch, panel, differences, 2)
-    expected = activations[:, panel] - clean[rows][:, panel]
-    assert torch.equal(differences[:, 2:-1], expected)
-    assert not differences[:, [0, 1, -1]].any()
-    with pytest.raises(TypeError, match="differences must have room"):
-        fold(library(), activations, clean, rows, 9, torch.zeros(n), *scratch, panel, differences, 4)
+    layers = [(torch.randn(9, size), torch.randn(20, size), torch.randint(0, 20, (9,))) for size in (n, n + 3)]
+    panels = [torch.randperm(size)[: max(1, size // 3)].sort().values for size in (n, n + 3)]
+    middle, end = len(panels[0]), len(panels[0]) + len(panels[1])
+    differences = torch.zeros(9, end)
+    fold = CompiledFold(library(), 2, 9, *torch.zeros(3, 2 * n + 3), torch.cat(panels), differences)
+    fold.add(*layers[0], 0, slice(0, middle))
+    assert not differences[:, middle:].any()
+    fold.add(*layers[1], n, slice(middle, end))
+    expected = [a[:, panel] - clean[rows][:, panel] for (a, clean, rows), panel in zip(layers, panels, strict=True)]
+    assert torch.equal(differences, torch.cat(expected, 1))
+
+
+def test_layers_are_folded_side_by_side():
+    sizes, (shift, sums, squares) = (BLOCK + 5, 3, 2 * BLOCK), torch.rand(3, 3 * BLOCK + 8)
+    fold, start = CompiledFold(library(), 3, 6, shift, sums, squares), 0
+    for size in sizes:
+        activations, clean, rows = torch.randn(6, size), torch.randn(4, size), torch.randint(0, 4, (6,))
+        sensitivity, own = (activations - clean[rows]).abs(), slice(start, start + size)
+        blocks = fold.add(activations, clean, rows, start, slice(0, 0))
+        torch.testing.assert_close(fold.by_block[blocks].sum(0), sensitivity.sum(1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sums[own], (sensitivity - shift[own]).sum(0), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(squares[own], (sensitivity - shift[own]).square().sum(0), rtol=1e-5, atol=1e-4)
+        start += size
+
+
+def test_what_does_not_fit_is_not_folded():
+    clean, rows, none = torch.randn(4, 10), torch.zeros(6, dtype=torch.int64), slice(0, 0)
+    fold = CompiledFold(library(), 1, 6, *torch.zeros(3, 15))
+    with pytest.raises(TypeError, match="10 numbers and rows one for each of 6 tests"):
+        fold.add(torch.randn(5, 10), clean, rows, 0, none)
+    with pytest.raises(TypeError, match="room for 10 neurons from 6 on"):
+        fold.add(torch.randn(6, 10), clean, rows, 6, none)
+    with pytest.raises(TypeError, match="room for 10 neurons"):
+        fold.add(torch.randn(6, 10), clean, rows, 0, slice(0, 1))
+    fold.add(torch.randn(6, 10), clean, rows, 0, none)
+    with pytest.raises(TypeError, match="room for 5 neurons"):
+        fold.add(torch.randn(6, 5), clean[:, :5].contiguous(), rows, 10, none)
 
 
 @pytest.mark.parametrize("n", [1, BLOCK + 5])
@@ -70,11 +98,10 @@ def test_the_panel_is_the_same_without_the_library(monkeypatch):
 def test_values_that_are_not_finite_stay_so():
     activations = torch.tensor([[1.0, float("nan"), float("inf")]])
     sums, squares = torch.empty(3), torch.empty(3)
-    by_test = fold(
-        library(), activations, torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), 1, torch.zeros(3), sums, squares
-    )
+    fold = CompiledFold(library(), 1, 1, torch.zeros(3), sums, squares)
+    blocks = fold.add(activations, torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64), 0, slice(0, 0))
     assert sums.isfinite().tolist() == squares.isfinite().tolist() == [True, False, False]
-    assert by_test.isnan().all()
+    assert fold.by_block[blocks].isnan().all()
 
 
 @pytest.mark.parametrize("n_classes", [2, 10, 1000])

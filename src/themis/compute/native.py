@@ -132,50 +132,68 @@ def _start(array: NDArray[Any]) -> int:
     return data
 
 
-def fold(
-    native: Library,
-    activations: Tensor,
-    clean: Tensor,
-    rows: Tensor,
-    n_tests: int,
-    shift: Tensor,
-    sums: Tensor,
-    squares: Tensor,
-    panel: Tensor = NO_NEURONS,
-    differences: Tensor = NO_DIFFERENCES,
-    first_column: int = 0,
-) -> Tensor:
-    """Sum `D - shift` and its square over tests into `sums` and `squares`, where `D = |activations - clean[rows]|`.
+class CompiledFold:
+    """Folds the layers of one chunk, one after another; what they have in common is checked once.
 
-    activations: `n` numbers for each test, and for others after them; clean `[any, n]`; rows int64, one per test or
-    more; shift, sums and squares `[n]`; float32, contiguous, on the CPU. The signed differences of the neurons `panel`,
-    int64 and ascending, are written to `differences [tests, columns]` from `first_column` on. Returns the sum of D over
-    each block of neurons, `[blocks, tests]`.
+    With `D = |activations - clean[rows]|`, the sums of `D - shift` and of its square over the tests are written to
+    `sums` and `squares`, all `[neurons]`. The signed differences of the neurons `panel`, which are int64 indices within
+    their layers, ascending in each, are written to `differences [tests, panel]`. All others are float32; contiguous, on
+    the CPU.
     """
-    (n,) = shift.shape
-    single, n_panel = torch.float32, panel.shape[0]
-    n_columns = differences.shape[1]
-    if n_panel and (differences.shape[0] != n_tests or first_column + n_panel > n_columns):
-        raise TypeError(f"differences must have room for {n_panel} columns, got {list(differences.shape)}")
-    if activations.numel() < n_tests * n or rows.shape[0] < n_tests:
-        raise TypeError(f"activations must have {n} numbers and rows one for each of {n_tests} tests, got fewer")
-    by_test = torch.empty(-(-n // BLOCK), n_tests, dtype=single)
-    native.themis_fold_layer(
-        _address("activations", activations, single),
-        _address("clean", clean, single, (clean.shape[0], n)),
-        _address("rows", rows, torch.int64),
-        n_tests,
-        n,
-        _address("shift", shift, single),
-        _address("sums", sums, single, (n,)),
-        _address("squares", squares, single, (n,)),
-        by_test.data_ptr(),
-        _address("panel", panel, torch.int64),
-        n_panel,
-        _address("differences", differences, single) + 4 * first_column,
-        n_columns,
-    )
-    return by_test
+
+    def __init__(
+        self,
+        native: Library,
+        n_layers: int,
+        n_tests: int,
+        shift: Tensor,
+        sums: Tensor,
+        squares: Tensor,
+        panel: Tensor = NO_NEURONS,
+        differences: Tensor = NO_DIFFERENCES,
+    ) -> None:
+        single, (n_neurons,), (n_panel,) = torch.float32, shift.shape, panel.shape
+        self._native, self._n_tests, self._n_neurons, self._n_panel = native, n_tests, n_neurons, n_panel
+        self._shift, self._sums, self._squares = (
+            _address(name, tensor, single, (n_neurons,))
+            for name, tensor in (("shift", shift), ("sums", sums), ("squares", squares))
+        )
+        self._panel = _address("panel", panel, torch.int64)
+        self._differences = _address("differences", differences, single, (n_tests, n_panel) if n_panel else None)
+        self.by_block = torch.empty(n_neurons // BLOCK + n_layers, n_tests, dtype=single)
+        """The sum of D over each block of the neurons of a layer, `[blocks, tests]`."""
+        self._n_blocks = 0
+        self._in_use = (shift, sums, squares, panel, differences)  # must not be freed before this
+
+    def add(self, activations: Tensor, clean: Tensor, rows: Tensor, start: int, columns: slice) -> slice:
+        """Fold the next layer, whose neurons are those from `start` on; returns its rows of `by_block`.
+
+        activations: `n` numbers for each test, and for others after them; clean `[any, n]`; both float32; rows int64,
+        one per test or more. columns: the layer's part of the panel.
+        """
+        n_tests, (_, n), first = self._n_tests, clean.shape, self._n_blocks
+        last = first + -(-n // BLOCK)
+        if activations.numel() < n_tests * n or rows.shape[0] < n_tests:
+            raise TypeError(f"activations must have {n} numbers and rows one for each of {n_tests} tests, got fewer")
+        if start + n > self._n_neurons or last > self.by_block.shape[0] or columns.stop > self._n_panel:
+            raise TypeError(f"a chunk must have room for {n} neurons from {start} on and the panel's {columns}")
+        self._native.themis_fold_layer(
+            _address("activations", activations, torch.float32),
+            _address("clean", clean, torch.float32),
+            _address("rows", rows, torch.int64),
+            n_tests,
+            n,
+            self._shift + 4 * start,
+            self._sums + 4 * start,
+            self._squares + 4 * start,
+            self.by_block.data_ptr() + 4 * first * n_tests,
+            self._panel + 8 * columns.start,
+            columns.stop - columns.start,
+            self._differences + 4 * columns.start,
+            self._n_panel,
+        )
+        self._n_blocks = last
+        return slice(first, last)
 
 
 def sums_of(native: Library, activations: Tensor, shift: Tensor, sums: Tensor, squares: Tensor) -> None:

@@ -31,10 +31,18 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
 
 
 def _order(variance: Tensor) -> Tensor:
-    """The indices of a stable sort; NumPy takes two thirds of the time of torch for some thousand numbers."""
+    """The indices of a stable sort of numbers that are not negative.
+
+    On a CPU by 16 bits at a time, the last ones first: NumPy counts such short numbers instead of comparing them, which
+    takes less than half the time for some thousand of them.
+    """
     if not variance.is_cpu:
         return torch.argsort(variance, stable=True)
-    return torch.from_numpy(variance.numpy().argsort(kind="stable"))
+    digits = (variance.numpy() + 0.0).astype("<f8").view("<u2").reshape(-1, 4).T  # + 0.0: see below
+    order = digits[0].argsort(kind="stable")
+    for digit in digits[1:]:
+        order = order[digit[order].argsort(kind="stable")]
+    return torch.from_numpy(order)
 
 
 def _at_places(variance: Tensor, places: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from themis.compute.native import Library, fold, library_for
+from themis.compute.native import NO_NEURONS, CompiledFold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Tests
@@ -17,6 +17,7 @@ from themis.target.activations import Layer, check_shape, flatten
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps disturbed inputs, outputs and the tests' seeds to a term of the objective, summed over the tests."""
+NO_COLUMNS = slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class NeuronSelection:
         return columns
 
     @cached_property
-    def n_neurons(self) -> int:
-        """How many neurons are selected."""
-        return sum(map(len, self.within.values()))
+    def positions(self) -> Tensor:
+        """The positions of all neurons within their layers, layer after layer."""
+        return torch.cat(list(self.within.values()))
 
     @staticmethod
     def of(neurons: Tensor, layers: tuple[Layer, ...]) -> NeuronSelection:
@@ -144,43 +145,49 @@ class ChunkFold:
         self.locate, self.buffers, self.n_tests, self.into = locate, buffers, n_tests, into
         self.panel, self.panel_clean, self.objective, self.climbing = panel, panel_clean, objective, climbing
         self.objective_value: Tensor | float = 0.0  # summed over all tests
-        self.by_layer: list[Tensor] = []  # each test's sensitivity summed over parts of a layer, [parts, tests]
-        shift = into.shift
-        n_panel = 0 if panel is None else panel.n_neurons
-        self.panel_differences = torch.empty(n_tests, n_panel, dtype=shift.dtype, device=shift.device)
+        self.by_layer: list[tuple[Tensor, slice]] = []
+        """Each test's sensitivity summed over parts of a layer: rows of a tensor `[any, tests]`."""
+        shift, positions = into.shift, NO_NEURONS if panel is None else panel.positions
+        self.panel_differences = torch.empty(n_tests, positions.shape[0], dtype=shift.dtype, device=shift.device)
         """Signed differences of the panel's neurons, `[tests, panel]`."""
+        self.compiled: CompiledFold | None = None
+        if (native := library_for(shift)) is not None:
+            sums, squares = into.chunk_sums
+            self.compiled = CompiledFold(
+                native, len(buffers), n_tests, shift, sums, squares, positions, self.panel_differences
+            )
 
     def on_activation(self, layer: Layer, activation: Tensor) -> None:
         """Fold one layer's activation of the disturbed inputs, as the model computed it."""
         clean, rows = self.locate(layer)
-        native, is_plain = library_for(activation), layer.channel_axis is None and activation.is_contiguous()
-        if self.objective is None and native is not None and is_plain and self.into.count:
+        compiled, is_plain = self._compiled_for(activation), layer.channel_axis is None and activation.is_contiguous()
+        if self.objective is None and compiled is not None and is_plain and self.into.count:
             check_shape(activation, layer, rows.shape[0])
-            self._fold_compiled(native, layer, activation, clean, rows)  # without an operation of torch
+            self._fold_compiled(compiled, layer, activation, clean, rows)  # without an operation of torch
             return
         activations, rows = flatten(activation, layer, len(rows))[: self.n_tests], rows[: self.n_tests]
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
             self._add_objective(self.objective, layer, activations, clean, rows)
         activations = activations.detach()
-        native = library_for(activations)
-        if native is None:
+        compiled = self._compiled_for(activations)
+        if compiled is None:
             self._take_panel(layer, activations, clean, rows)
             self._fold_by_torch(layer, activations, clean, rows)
             return
         if self.into.count == 0:
             shift, _, _ = self.into.part(layer.start, layer.stop)
             torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
-        self._fold_compiled(native, layer, activations.contiguous(), clean, rows)
+        self._fold_compiled(compiled, layer, activations.contiguous(), clean, rows)
 
-    def _fold_compiled(self, native: Library, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
+    def _compiled_for(self, activations: Tensor) -> CompiledFold | None:
+        return None if library_for(activations) is None else self.compiled
+
+    def _fold_compiled(
+        self, compiled: CompiledFold, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
+    ) -> None:
         """Fold the first tests of activations whose memory is `[chunk, neurons]`."""
-        arguments = (native, activations, clean, rows, self.n_tests, *self.into.part(layer.start, layer.stop))
-        if self.panel is None:
-            self.by_layer.append(fold(*arguments))
-        else:
-            column = self.panel.columns[layer.name].start
-            positions = self.panel.within[layer.name]
-            self.by_layer.append(fold(*arguments, positions, self.panel_differences, column))
+        columns = NO_COLUMNS if self.panel is None else self.panel.columns[layer.name]
+        self.by_layer.append((compiled.by_block, compiled.add(activations, clean, rows, layer.start, columns)))
 
     def _add_objective(
         self, objective: LayeredObjective, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
@@ -207,9 +214,10 @@ class ChunkFold:
         if clean.data_ptr() != first.data_ptr():  # unless the clean activations were gathered there already
             torch.index_select(clean, 0, rows, out=first)
         sensitivity = torch.sub(activations, first, out=second).abs_()
-        self.by_layer.append(sensitivity.sum(1)[None])
+        self.by_layer.append((sensitivity.sum(1)[None], slice(0, 1)))
         self.into.add(sensitivity, layer.start, layer.stop, scratch=first)
 
     def sensitivity_by_layer(self) -> Tensor:
         """Each test's summed sensitivity in each layer, `[tests, layers]`."""
-        return torch.stack([parts[0] if len(parts) == 1 else parts.sum(0) for parts in self.by_layer], 1)
+        of_layers = [tensor[rows] for tensor, rows in self.by_layer]
+        return torch.stack([parts[0] if len(parts) == 1 else parts.sum(0) for parts in of_layers], 1)

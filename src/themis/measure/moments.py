@@ -136,6 +136,11 @@ class Accumulator:
         shift: Tensor = self._shift
         return shift
 
+    @property
+    def chunk_sums(self) -> tuple[Tensor, Tensor]:
+        """The sums of `D - shift` and of its square of the chunk that is being added, `[neurons]`."""
+        return self._chunk_sums, self._chunk_squares
+
     def commit_sums(self, sums: Tensor, squares: Tensor, n_tests: int) -> None:
         """Count a chunk, given the sums of `D - shift` and of its square."""
         native = library_for(sums)
@@ -185,4 +190,4 @@ class ChunkSums(Accumulator):
 
     def take_sums(self) -> tuple[Tensor, Tensor]:
         """The sums of the chunk as they were computed; the next chunk overwrites them."""
-        return self._chunk_sums, self._chunk_squares
+        return self.chunk_sums

@@ -122,7 +122,7 @@ class ActivationTracer(TorchFunctionMode):
 
     def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
         self.on_activation, self.names = on_activation, names
-        self.stack: list[int] = []
+        self.stack = [id(self.module)]  # a pass takes place in the whole model, which therefore needs no hooks
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
         self.activation_results: set[str] = set()
@@ -131,7 +131,7 @@ class ActivationTracer(TorchFunctionMode):
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
         """Return `module(inputs)`; `on_activation` gets every activation and the result of every module."""
         self.callers, self._hooked = set(self.paths), None
-        result = self._run(inputs, on_activation, None, list(self.module.modules()))
+        result = self._run(inputs, on_activation, None, list(self.module.modules())[1:])
         self.callers = self.called
         return result
 
@@ -144,7 +144,7 @@ class ActivationTracer(TorchFunctionMode):
             modules = [
                 module
                 for path, module in self.module.named_modules()
-                if not path or id(module) in self.callers or path in names
+                if path and (id(module) in self.callers or path in names)
             ]
             self._hooked = (names, modules)
         return self._run(inputs, on_activation, names, self._hooked[1])
@@ -172,7 +172,7 @@ class ActivationTracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if func in ACTIVATIONS and self.stack and isinstance(result, Tensor):
+        if func in ACTIVATIONS and isinstance(result, Tensor):
             caller = self.stack[-1]
             self.called.add(caller)
             if caller in self.plain:
@@ -193,12 +193,11 @@ class ActivationTracer(TorchFunctionMode):
         self.stack.pop()
         is_activation = depth in self.activated
         self.activated.discard(depth)
-        path = self.paths[id(module)]
-        if not path or (is_activation and id(module) in self.plain):
+        if is_activation and id(module) in self.plain:
             return
         tensor = first_tensor(result)
         if tensor is not None:
-            self._report(path, tensor, is_activation)
+            self._report(self.paths[id(module)], tensor, is_activation)
 
     def _report(self, name: str, result: Tensor, is_activation: bool) -> None:
         call = self.calls[name] = self.calls.get(name, 0) + 1
