@@ -59,9 +59,11 @@ SAMPLES = (
 """Folder, reader and split of what is sampled, and the inputs to keep."""
 N_PICTURES = 400
 """Pictures of ImageNet to keep."""
+WEIGHTS = ("cifar10", "mnist", "udacity_driving", "pdf_contagio", "drebin215", "imagenet_samples")
+"""Folders with weights."""
 WHOLE = (
     "mnist/t10k-*",
-    *(f"{folder}/weights/*" for folder in ("cifar10", "mnist", "udacity_driving", "pdf_contagio", "drebin215")),
+    *(f"{folder}/weights/*" for folder in WEIGHTS),
     "pdf_contagio/*.npz",
     "drebin215/*.npz",
 )

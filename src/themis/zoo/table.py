@@ -25,7 +25,7 @@ from themis.zoo.vgg import vgg19
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEEPXPLORE = "DeepXplore's Keras file, converted"
 OURS = "trained for Themis"
-UNOBTAINED = "none could be obtained; put torchvision's file into imagenet_samples/weights to use it"
+UNOBTAINED = "none could be obtained; put torchvision's {file} into imagenet_samples/weights to use it"
 DIGITS = TrainingRecipe(epochs=12, batch=128, max_rate=4e-3)
 
 ENTRIES = (
@@ -117,7 +117,7 @@ ENTRIES = (
         folder="imagenet_samples",
         read=read_imagenet,
         weights="weights/vgg19[.-]*",
-        source=UNOBTAINED,
+        source=UNOBTAINED.format(file="vgg19-dcbb9e9d.pth"),
         input_shape=(3, 224, 224),
         n_parameters=143_667_240,
         n_elements=14_861_288,
@@ -132,7 +132,7 @@ ENTRIES = (
         folder="imagenet_samples",
         read=read_imagenet,
         weights="weights/resnet50[.-]*",
-        source=UNOBTAINED,
+        source=UNOBTAINED.format(file="resnet50-0676ba61.pth"),
         input_shape=(3, 224, 224),
         n_parameters=25_557_032,
         n_elements=9_609_704,

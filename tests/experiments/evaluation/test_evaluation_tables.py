@@ -7,7 +7,7 @@ import torch
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.cells import name_machine
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
-from themis.experiments.evaluation.done_tables import done_tables, time_tables
+from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_tables
 from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
@@ -16,7 +16,7 @@ from themis.experiments.evaluation.summary import Evaluation, compare_faults, su
 from themis.experiments.evaluation.theory import describe_deviations
 from themis.experiments.evaluation.theory_tables import theory_tables
 from themis.experiments.evaluation.truth_tables import truth_tables
-from themis.experiments.evaluation.variant_tables import variant_tables
+from themis.experiments.evaluation.variant_tables import judging_tables, variant_tables
 from themis.experiments.techniques import BASELINES
 from themis.runs.environment import threads
 
@@ -120,6 +120,16 @@ def test_a_variant_is_compared_with_the_preset_in_the_same_cell_and_in_time_on_t
     ]
 
 
+def test_time_to_judge_is_that_of_one_machine():
+    shared = {"neurons": 8000, "tests": 1000}
+    here = [variant("paper", seconds_judge=4.0, **shared), variant("sample-all", seconds_judge=29.0, **shared)]
+    elsewhere = variant("judge-exact", machine="b", seconds_judge=0.1, **shared)
+    alone = variant("paper", magnitude=0.2, **shared)
+    (table,) = judging_tables(Evaluation({"variants": [*here, elsewhere, alone]}))
+    assert table.columns[:5] == ("cell", "neurons", "preset", "no sampler", "closed form")
+    assert table.rows == [("net fgsm 0.1", "8,000", "4.00", "29.00", "-", "-", "-", "-")]
+
+
 def test_known_faults_are_averaged_over_all_mutants():
     def found(seeds, score):
         shares = {"seeds": seeds, "regions": seeds, "cells": seeds, "planted": None}
@@ -168,7 +178,7 @@ def test_weak_correlations_everywhere_are_not_said_to_rise_with_the_error_rate()
     assert (claim.verdict, claim.why) == ("does not hold", "")
 
 
-def done_cells(ratios):
+def cells_until_done(ratios):
     techniques = {
         "nc": {"stops": {"tests": 2, "coverage": 1}, "campaigns": 3, "seconds_total": 1.0},
         "random": {"stops": {"tests": 3}, "campaigns": 3, "seconds_total": 1.0},
@@ -189,14 +199,14 @@ def done_cells(ratios):
     ],
 )
 def test_faults_when_done_are_judged_by_the_interval_of_the_presets_ratio(ratios, verdict):
-    claim = verdict_of(done_cells(ratios), "Themis finds more faults")
+    claim = verdict_of(cells_until_done(ratios), "Themis finds more faults")
     assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
     n_stopped, n = 2 * len(ratios), 3 * len(ratios)
     assert f"{n_stopped} of {n} campaigns of baselines reached the limit of tests before they were done" in claim.why
 
 
 def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():
-    claim = verdict_of(done_cells([0.0, 0.0, 3.0]), "Themis finds more faults")
+    claim = verdict_of(cells_until_done([0.0, 0.0, 3.0]), "Themis finds more faults")
     assert claim.measured == "ratios with 95% intervals are 0.00 in 3 cells for paper-preset"
 
 
@@ -233,7 +243,7 @@ def test_time_is_undecided_if_the_interval_of_the_ratio_has_that_of_the_paper_wi
 
 
 def test_ratios_of_faults_are_drawn_even_if_a_technique_found_nothing(tmp_path):
-    content = {"pairs": [], **done_cells([0.0, 0.0, 3.0, 1.0, 2.0, 2.0])}
+    content = {"pairs": [], **cells_until_done([0.0, 0.0, 3.0, 1.0, 2.0, 2.0])}
     assert draw_ratios(Evaluation(content), tmp_path / "ratios.png")
     assert (tmp_path / "ratios.png").stat().st_size > 1000
     assert not draw_ratios(Evaluation({"pairs": [], "done": []}), tmp_path / "none.png")
@@ -269,6 +279,13 @@ def test_what_retraining_regains_is_judged_by_intervals(gain, low, lead, verdict
     assert claim.headline == f"scheduled {100 * gain:+.2f} points on average, the four baselines {100 * gain:+.2f}"
 
 
+def test_techniques_that_some_cells_lack_have_no_mean_beside_the_others():
+    shift = {"before": 0.5, "after": 0.6, "combined": {"low": 0.01}}
+    themis, path = ({"technique": name, "n_runs": 5, "shifts": {"disturbed": shift}} for name in ("themis", "path"))
+    claim = verdict_of({"retraining": [{"standings": [themis, path]}, {"standings": [themis]}]}, "Retraining regains")
+    assert claim.measured.endswith("in 2 cells; means: scheduled +10.00")
+
+
 def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
     def preset(neurons, gap):
         coverage = {"coverage": 0.5, "coverage_all": 0.5 + gap, "first_coverage_all": 0.5 + gap}
@@ -293,6 +310,31 @@ def test_full_coverage_is_judged_by_the_faults_that_it_had_missed(shares, verdic
     assert claim.verdict == verdict
     assert ("long before rare faults show" in claim.why) == (verdict != "holds")
     assert ("0 of 2 under fgsm, 1 of 1 under gaussian" in claim.why) == (verdict == "holds in part")
+
+
+def test_it_is_said_how_often_the_default_rule_stopped_where_full_coverage_was_too_early():
+    shared = {"reference": {"distinct_faults": 40}, "stability": {"model_deviation": None}, "normality": None}
+    stops = [(0.5, None), (0.2, {"of_faults": 1.0}), (1.0, {"of_faults": 0.99})]
+    theory = [{"preset": {"of_faults": share}, "rule": rule, "perturbation": "fgsm", **shared} for share, rule in stops]
+    claim = verdict_of({"theory": theory}, "At coverage 100%")
+    assert "That rule stopped in 2 of 3 cells and had found at least 99% of the faults." in claim.why
+    assert "It stopped in 1 of the 2 cells in which paper-preset had missed more than 5%." in claim.why
+    assert "It stopped in none of the 1 cell" in verdict_of({"theory": [theory[0], theory[2]]}, "At coverage 100%").why
+
+
+@pytest.mark.parametrize(("tails", "is_blamed"), [([3, 12, 159], True), ([3, 200, 159], False)])
+def test_heavy_tails_are_blamed_for_unstable_means_only_where_stable_ones_have_none(tails, is_blamed):
+    theory = [
+        {
+            "model": "net",
+            "perturbation": "fgsm",
+            "stability": {"model_deviation": deviation, "within_10_percent": 0.5},
+            "normality": {"kurtosis_absolute": tail, "compatible_signed": 0.0, "compatible_absolute": 0.0},
+        }
+        for deviation, tail in zip((0.01, 0.02, 1.8), tails, strict=True)
+    ]
+    why = verdict_of({"theory": theory}, "Inferred means").why
+    assert ("159 or more there, and 12 or less elsewhere" in why) == is_blamed
 
 
 def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
@@ -328,13 +370,13 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
             "5 of 8",
             "--models net --perturbations cw,pgd",
         ),
-        ("ImageNet (VGG-19)", "large", "-", "-", "-", "-", "weights or data"),
+        ("ImageNet (VGG-19)", "large", "-", "-", "-", "-", "weights or data; then --models large"),
     ]
 
 
 def test_verdicts_are_counted_in_one_sentence():
     pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
-    content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **done_cells([1.4] * 6)}
+    content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **cells_until_done([1.4] * 6)}
     assert count_verdicts(Evaluation(content)) == "Of 2 claims: 1 holds in part, 1 does not hold."
 
 
@@ -348,6 +390,18 @@ def test_techniques_are_averaged_over_the_same_cells_when_done():
     (table,) = done_tables(Evaluation({"done": [{"techniques": cell, "ratios": {}} for cell in cells]}))
     assert [row[:3] for row in table.rows] == [("scheduled", "10", "10"), ("random", "4", "4")]
     assert table.notes[0].startswith("Means over 3 cells with all of these techniques.")
+
+
+def test_faults_until_done_are_listed_by_cell_and_marked_where_no_campaign_was_done():
+    def found(count, **stops):
+        return {"tests": 10 * count, "distinct_faults": count, "stops": stops}
+
+    techniques = {"scheduled": found(40, coverage=2, tests=1), "nc": found(20, tests=3)}
+    pair = {"model": "net", "perturbation": "fgsm", "magnitudes": [0.1], "techniques": techniques}
+    ratios = {"scheduled": {"over_four": 2.0}}
+    (table,) = done_cells(Evaluation({"done": [{**pair, "ratios": ratios}]}))
+    assert table.columns == ("cell", "scheduled", "nc", "paper-preset / four", "scheduled / four")
+    assert table.rows == [("net fgsm 0.1", "40 in 400", "20 in 200+", "-", "2.00")]
 
 
 def record_until_done(technique, campaign, count, **others):

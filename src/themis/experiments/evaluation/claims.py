@@ -247,7 +247,9 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
     own, chooser = gains["themis"], CHOOSERS["themis"]
     four = [mean(gains[name]) for name in BASELINES if name in gains]
     rivals = f", the four baselines {mean(four):+.2f}" if len(four) == len(BASELINES) else ""
-    means = ", ".join(f"{CHOOSERS.get(name, name)} {mean(values):+.2f}" for name, values in gains.items())
+    means = ", ".join(
+        f"{CHOOSERS.get(name, name)} {mean(values):+.2f}" for name, values in gains.items() if len(values) == len(own)
+    )
     verdict = OPEN if min(own) > 0 else FAILS
     if all(is_sure):
         verdict = HOLDS if sum(leads) > len(leads) / 2 else IN_PART
@@ -375,6 +377,11 @@ def _advise(theory: list[Record]) -> str:
     if shares := list_shares(theory, "rule"):
         n_stopped = count_reached(theory, "rule")
         advice += f" That rule stopped in {n_stopped} of {plural(len(theory), 'cell')} and had found {_least(shares)}."
+        missed = [record for record in theory if any(share < SEEN for share in list_shares([record], "preset"))]
+        advice += (
+            f" It stopped in {count_reached(missed, 'rule') or 'none'} of the {plural(len(missed), 'cell')} in which "
+            f"{PRESET} had missed more than {percent(1 - SEEN, 0)}."
+        )
     if shares := list_shares(theory, "enough"):
         n_tests = median(record["enough"]["tests"] for record in theory if record.get("enough"))
         advice += (
@@ -408,7 +415,23 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
             HOLDS if holds else IN_PART if n_close > len(whole) / 2 else FAILS,
             f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do (median over cells); in "
             "part, the mean of most models",
+            _blame_tails(theory),
         )
+
+
+def _blame_tails(theory: list[Record]) -> str:
+    """Why the means of some models differ, if their sensitivities have heavier tails than those of all others."""
+    tails: dict[bool, list[float]] = {True: [], False: []}
+    for record in theory:
+        if record["normality"] and (deviation := record["stability"]["model_deviation"]) is not None:
+            tails[deviation < CLOSE].append(record["normality"]["kurtosis_absolute"])
+    close, far = tails[True], tails[False]
+    if not close or not far or min(far) <= max(close):
+        return ""
+    return (
+        "Where that of a model does not, few tests decide it: the excess kurtosis of a median neuron's sensitivities "
+        f"is {min(far):.0f} or more there, and {max(close):.0f} or less elsewhere."
+    )
 
 
 def _normality(theory: list[Record]) -> Iterator[Claim]:

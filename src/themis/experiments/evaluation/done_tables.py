@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from themis.experiments.evaluation.claims import PAPER_FAULTS, PAPER_TIME
-from themis.experiments.evaluation.summary import Evaluation, Record, themis_first, with_times
-from themis.experiments.table import Table, format_count, format_number, plural
+from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record, name_pair, themis_first, with_times
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, plural
 from themis.runs.run import percent
 
 
@@ -46,6 +46,35 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
     yield Table("Faults when each technique was done", columns, rows, notes)
 
 
+def done_cells(evaluation: Evaluation) -> Iterable[Table]:
+    """Every technique when it was done, cell by cell."""
+    done = evaluation.content["done"]
+    names = themis_first({name for pair in done for name in pair["techniques"]})
+    rows = [
+        (
+            f"{name_pair(pair)} {', '.join(f'{magnitude:.3g}' for magnitude in pair['magnitudes'])}",
+            *(_found(pair["techniques"].get(name)) for name in names),
+            *(format_estimate([pair["ratios"].get(name, {}).get("over_four"), None, None], 2) for name in THEMIS),
+        )
+        for pair in done
+    ]
+    notes = [
+        "Distinct faults and tests when each technique was done, means over campaigns, and faults relative to the mean "
+        "of the four baselines; +: no campaign was done by then."
+    ]
+    columns = ("cell", *names, *(f"{name} / four" for name in THEMIS))
+    if rows:
+        yield Table("Faults and tests when each technique was done", columns, rows, notes)
+
+
+def _found(row: Record | None) -> str:
+    """Such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
+    if row is None:
+        return NONE
+    mark = "+" if set(row["stops"]) == {"tests"} else ""
+    return f"{format_count(row['distinct_faults'])} in {format_count(row['tests'])}{mark}"
+
+
 def _comparable(done: list[Record]) -> tuple[list[str], list[Record]]:
     """The techniques that more than half of the cells have, Themis first, and the cells that have all of them."""
     counts = Counter(name for pair in done for name in pair["techniques"])
@@ -62,7 +91,7 @@ def _mean(records: list[Record], name: str) -> float:
 
 
 def time_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """Seconds by phase: techniques when done, and the preset with and without its sampler."""
+    """Seconds by phase, of every technique when it was done."""
     names, whole = _comparable(with_times(evaluation.content["done"]))
     if whole:
         rows = []

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.claims import CHOOSERS, claims_table, count_verdicts, summarise_claims
-from themis.experiments.evaluation.done_tables import done_tables, time_tables
+from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_tables
 from themis.experiments.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
 from themis.experiments.evaluation.ratios import ratio_tables
 from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, name_pair
 from themis.experiments.evaluation.theory_tables import theory_cells, theory_tables
 from themis.experiments.evaluation.truth_tables import truth_cells, truth_tables
-from themis.experiments.evaluation.variant_tables import variant_cells, variant_tables
+from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
 from themis.experiments.table import NONE, Table, format_estimate, format_number, plural
 from themis.runs.run import percent
 
@@ -95,7 +95,7 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
         options = f"--models {model} --perturbations {','.join(names)}" if names else NONE
         campaigns = [_progress(pairs[model, name]) if name in begun else NONE for name in perturbations]
         counts = [_count([record for record in own if record["kind"] == kind]) for kind in questions]
-        missing = "weights or data" if model in content["missing"] else options
+        missing = f"weights or data; then --models {model}" if model in content["missing"] else options
         rows.append((row, model, *campaigns, *counts, missing))
     notes = [
         "Campaigns per technique and magnitude that all techniques have had, of those that are planned, and for the "
@@ -162,7 +162,7 @@ SUMMARIES: dict[str, Tables] = {
     WHEN_DONE: done_tables,
     REGAINED: retraining_tables,
     IN_THEORY: theory_tables,
-    "Time": time_tables,
+    "Time": lambda evaluation: [*time_tables(evaluation), *judging_tables(evaluation)],
     PARAMETERS: variant_tables,
     KNOWN: truth_tables,
     MEASURED: progress_tables,
@@ -171,6 +171,7 @@ SUMMARIES: dict[str, Tables] = {
 CELLS: dict[str, Tables] = {
     CAPABILITY: capability_cells,
     COMPARED: fault_cells,
+    WHEN_DONE: done_cells,
     IN_THEORY: theory_cells,
     PARAMETERS: variant_cells,
     KNOWN: truth_cells,

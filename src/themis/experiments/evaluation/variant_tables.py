@@ -10,6 +10,16 @@ from themis.experiments.evaluation.variants import BASE, VARIANTS
 from themis.experiments.table import NONE, Table, format_number, format_spread
 from themis.runs.run import percent
 
+JUDGES = {
+    BASE: "preset",
+    "sample-all": "no sampler",
+    "judge-exact": "closed form",
+    "exact-sample-all": "closed form, no sampler",
+    "sample-50": "50 neurons",
+    "pymc-sample-50": "50 neurons, PyMC",
+}
+"""Variants that differ in what judging costs, and what they are called there."""
+
 
 def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
     """Every variant beside the preset in the same cells."""
@@ -57,6 +67,28 @@ def compare_judging(variants: list[Record], one: str, other: str) -> list[float]
         cell = seconds.setdefault((name_cell(record), record.get("machine")), {})
         cell[record["technique"]] = record["seconds_judge"] / record["tests"]
     return [cell[one] / cell[other] for cell in seconds.values() if {one, other} <= set(cell)]
+
+
+def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
+    """Time to judge with and without the sampler, by the closed form and by PyMC."""
+    by_cell: dict[str, dict[str, Record]] = {}
+    for record in evaluation.content["variants"]:
+        by_cell.setdefault(name_cell(record), {})[record["technique"]] = record
+    rows = []
+    for cell, records in by_cell.items():
+        machine = records[BASE].get("machine") if BASE in records else None
+        own = {name: record for name, record in records.items() if record.get("machine") == machine}
+        if len(own.keys() & set(JUDGES)) > 1:
+            times = (1000 * own[name]["seconds_judge"] / own[name]["tests"] if name in own else None for name in JUDGES)
+            texts = [NONE if time is None else format_number(time, 2) for time in times]
+            rows.append((cell, f"{own[BASE]['neurons']:,}", *texts))
+    notes = [
+        "Milliseconds per test, on the machine on which the preset was measured; -: not measured there. The preset "
+        "samples 1,000 neurons, or all if there are fewer, and judges them by Markov chains; the closed form is the "
+        "default of Themis."
+    ]
+    if rows:
+        yield Table("Time to judge, with and without the sampler", ("cell", "neurons", *JUDGES.values()), rows, notes)
 
 
 def variant_cells(evaluation: Evaluation) -> Iterable[Table]:
