@@ -7,7 +7,7 @@ import torch
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.cells import name_machine
 from themis.experiments.evaluation.claims import count_verdicts, judge_claims
-from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_tables
+from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
 from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
@@ -402,6 +402,16 @@ def test_faults_until_done_are_listed_by_cell_and_marked_where_no_campaign_was_d
     (table,) = done_cells(Evaluation({"done": [{**pair, "ratios": ratios}]}))
     assert table.columns == ("cell", "scheduled", "nc", "paper-preset / four", "scheduled / four")
     assert table.rows == [("net fgsm 0.1", "40 in 400", "20 in 200+", "-", "2.00")]
+
+
+def test_phases_are_timed_in_cells_whose_techniques_can_be_compared():
+    seconds = {"seconds_measure": 1.25, "seconds_judge": 0.5, "seconds_search": 0.06, "seconds_total": 2.0}
+    pair = {"model": "net", "perturbation": "fgsm", "magnitudes": [0.1]}
+    timed = {**pair, "techniques": {"nc": seconds, "scheduled": seconds}}
+    untimed = {**pair, "techniques": {"nc": seconds, "scheduled": {}, "path": {}}}
+    (table,) = time_cells(Evaluation({"done": [timed, untimed]}))
+    assert table.columns == ("cell", "scheduled", "nc")
+    assert table.rows == [("net fgsm 0.1", "1.25 / 0.50 / 0.06", "1.25 / 0.50 / 0.06")]
 
 
 def record_until_done(technique, campaign, count, **others):

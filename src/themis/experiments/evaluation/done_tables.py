@@ -52,7 +52,7 @@ def done_cells(evaluation: Evaluation) -> Iterable[Table]:
     names = themis_first({name for pair in done for name in pair["techniques"]})
     rows = [
         (
-            f"{name_pair(pair)} {', '.join(f'{magnitude:.3g}' for magnitude in pair['magnitudes'])}",
+            _name(pair),
             *(_found(pair["techniques"].get(name)) for name in names),
             *(format_estimate([pair["ratios"].get(name, {}).get("over_four"), None, None], 2) for name in THEMIS),
         )
@@ -115,3 +115,27 @@ def time_tables(evaluation: Evaluation) -> Iterable[Table]:
         ]
         columns = ("technique", "measure", "judge", "search", "total", "fit", "ms per test")
         yield Table("Time until done", columns, rows, notes)
+
+
+def time_cells(evaluation: Evaluation) -> Iterable[Table]:
+    """Seconds by phase of every technique until it was done, cell by cell."""
+    timed = with_times(evaluation.content["done"])
+    names = themis_first({name for pair in timed for name in pair["techniques"]})
+    rows = [(_name(pair), *(_describe_phases(pair["techniques"].get(name)) for name in names)) for pair in timed]
+    notes = [
+        "Seconds to measure / judge / search until each technique was done, means over campaigns that all techniques "
+        "of a cell had on one machine. Machines differ between cells."
+    ]
+    if rows:
+        yield Table("Time until done by phase", ("cell", *names), rows, notes)
+
+
+def _describe_phases(row: Record | None) -> str:
+    """Such as 1.25 / 1.30 / 0.06."""
+    phases = ("measure", "judge", "search")
+    return NONE if row is None else " / ".join(format_number(row[f"seconds_{phase}"], 2) for phase in phases)
+
+
+def _name(pair: Record) -> str:
+    """The cell with its magnitudes."""
+    return f"{name_pair(pair)} {', '.join(f'{magnitude:.3g}' for magnitude in pair['magnitudes'])}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.claims import CHOOSERS, claims_table, count_verdicts, summarise_claims
-from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_tables
+from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
 from themis.experiments.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
 from themis.experiments.evaluation.ratios import ratio_tables
 from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, name_pair
@@ -20,7 +20,7 @@ CELLS_PAGE = "evaluation-cells.md"
 """The file with the tables of single cells, beside that of the page."""
 CAPABILITY, COMPARED, WHEN_DONE = "Fault detection capability", "Faults compared with rivals", "Faults when done"
 REGAINED, IN_THEORY, PARAMETERS = "Accuracy regained", "The theory", "Parameters"
-KNOWN, MEASURED = "Known faults", "What has been measured"
+TIME, KNOWN, MEASURED = "Time", "Known faults", "What has been measured"
 """Titles of sections."""
 QUESTIONS = {DONE: WHEN_DONE, RETRAINING: REGAINED, THEORY: IN_THEORY, VARIANT: PARAMETERS}
 """The sections about questions that are not asked of all models, by their kinds of cells."""
@@ -162,7 +162,7 @@ SUMMARIES: dict[str, Tables] = {
     WHEN_DONE: done_tables,
     REGAINED: retraining_tables,
     IN_THEORY: theory_tables,
-    "Time": lambda evaluation: [*time_tables(evaluation), *judging_tables(evaluation)],
+    TIME: lambda evaluation: [*time_tables(evaluation), *judging_tables(evaluation)],
     PARAMETERS: variant_tables,
     KNOWN: truth_tables,
     MEASURED: progress_tables,
@@ -173,6 +173,7 @@ CELLS: dict[str, Tables] = {
     COMPARED: fault_cells,
     WHEN_DONE: done_cells,
     IN_THEORY: theory_cells,
+    TIME: time_cells,
     PARAMETERS: variant_cells,
     KNOWN: truth_cells,
 }
