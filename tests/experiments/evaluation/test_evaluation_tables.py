@@ -354,23 +354,24 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
             {**done, "perturbation": "cw", "finished": 1},
             {**done, "perturbation": "pgd", "kind": "campaigns", "finished": 3},
         ],
-        "plan": {"perturbations": ["fgsm", "cw", "pgd"]},
+        "plan": {"models": {"net": {"zoo": "lenet5-mnist"}, "large": {}}, "perturbations": ["fgsm", "cw", "pgd"]},
         "rows": {"net": "MNIST (LeNet-5)", "large": "ImageNet (VGG-19)"},
         "missing": {"large": "there are no weights"},
     }
     (table,) = progress_tables(Evaluation(content))
-    assert table.columns == ("row of the paper", "model", "fgsm", "cw", "pgd", "Faults when done", "missing")
+    assert table.columns == ("row of the paper", "model", "weights", "fgsm", "cw", "pgd", "Faults when done", "missing")
     assert table.rows == [
         (
             "MNIST (LeNet-5)",
             "net",
+            "DeepXplore's Keras file, converted",
             "3 of 3",
             "2 of 3, 2 of 3 techniques",
             "2 of 3",
             "5 of 8",
             "--models net --perturbations cw,pgd",
         ),
-        ("ImageNet (VGG-19)", "large", "-", "-", "-", "-", "weights or data; then --models large"),
+        ("ImageNet (VGG-19)", "large", "-", "-", "-", "-", "-", "weights or data; then --models large"),
     ]
 
 

@@ -15,6 +15,7 @@ from themis.experiments.evaluation.truth_tables import truth_cells, truth_tables
 from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
 from themis.experiments.table import NONE, Table, format_estimate, format_number, plural
 from themis.runs.run import percent
+from themis.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
 """The file with the tables of single cells, beside that of the page."""
@@ -96,14 +97,20 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
         campaigns = [_progress(pairs[model, name]) if name in begun else NONE for name in perturbations]
         counts = [_count([record for record in own if record["kind"] == kind]) for kind in questions]
         missing = f"weights or data; then --models {model}" if model in content["missing"] else options
-        rows.append((row, model, *campaigns, *counts, missing))
+        rows.append((row, model, _find_weights(content, model), *campaigns, *counts, missing))
     notes = [
         "Campaigns per technique and magnitude that all techniques have had, of those that are planned, and for the "
         f"other questions the cells that are finished; {NONE}: nothing, or the plan does not ask. The same command "
         "adds what is missing; the options in the last column restrict it to that."
     ]
-    columns = ("row of the paper", "model", *perturbations, *questions.values(), "missing")
+    columns = ("row of the paper", "model", "weights", *perturbations, *questions.values(), "missing")
     yield Table("The paper's models", columns, rows, notes)
+
+
+def _find_weights(content: Record, model: str) -> str:
+    """Where the weights of a model of the zoo come from."""
+    entry = ZOO.get(content["plan"]["models"][model].get("zoo"))
+    return NONE if entry is None or model in content["missing"] else entry.source
 
 
 def _progress(pair: Record) -> str:
