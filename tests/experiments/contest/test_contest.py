@@ -36,7 +36,7 @@ from themis.runs.parts import Parts
 from themis.search import choose_policy
 from themis.target.ledger import Ledger, remember
 
-pytestmark = pytest.mark.xdist_group("contest")
+pytestmark = [pytest.mark.xdist_group("contest"), pytest.mark.usefixtures("few_held_out_tests")]
 
 PLAN = ContestPlan(techniques="random,themis,nc", passes=700, random_seeds=2, draws=3, judge_passes=400)
 RECIPE = Recipe(fresh=0.0, epochs=2, batches=15, mix=0.5, share=1.0)

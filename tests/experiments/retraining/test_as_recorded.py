@@ -22,7 +22,7 @@ from themis.runs.store import Reader
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger
 
-pytestmark = pytest.mark.xdist_group("as_recorded")
+pytestmark = [pytest.mark.xdist_group("as_recorded"), pytest.mark.usefixtures("few_held_out_tests")]
 
 SPLIT = "the data must be the data that was split before the campaign"
 

@@ -21,7 +21,7 @@ from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
 from themis.zoo import lenet5
 
-pytestmark = pytest.mark.xdist_group("no_leak")
+pytestmark = [pytest.mark.xdist_group("no_leak"), pytest.mark.usefixtures("few_held_out_tests")]
 
 
 @pytest.fixture(scope="module")

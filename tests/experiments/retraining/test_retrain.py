@@ -20,7 +20,7 @@ from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
 
-pytestmark = pytest.mark.xdist_group("retrain")
+pytestmark = [pytest.mark.xdist_group("retrain"), pytest.mark.usefixtures("few_held_out_tests")]
 
 QUICK = {"random_seeds": 2, "epochs": 3, "draws": 3, "passes": 300, "batch_size": 32}
 

@@ -17,7 +17,7 @@ from themis.runs.parts import read_parts
 from themis.runs.store.reader import Reader
 from themis.target.ledger import read_ledger
 
-pytestmark = pytest.mark.xdist_group("retrain_loop")
+pytestmark = [pytest.mark.xdist_group("retrain_loop"), pytest.mark.usefixtures("few_held_out_tests")]
 
 QUICK = {
     "random_seeds": 1,

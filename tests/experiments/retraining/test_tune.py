@@ -40,7 +40,7 @@ from themis.perturb import choose_perturbation
 from themis.target.ledger import read_ledger
 from themis.target.loaders import load_weights
 
-pytestmark = pytest.mark.xdist_group("tune")
+pytestmark = [pytest.mark.xdist_group("tune"), pytest.mark.usefixtures("few_held_out_tests")]
 
 NOISE = choose_perturbation("gaussian", 0.8)
 WRONG = Wrong()

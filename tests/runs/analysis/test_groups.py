@@ -37,10 +37,11 @@ def campaign(net, causes, policy="random", random_seed=0, tests=3000, **options)
     )
 
 
-def test_groups_recover_planted_causes():
+@pytest.mark.parametrize("cases", [CASES[::3], pytest.param(CASES, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_groups_recover_planted_causes(cases):
     """Noise breaks these nets too: its faults are a cause of their own, a third to nine tenths of all."""
     found = []
-    for net, causes, policy, random_seed in CASES:
+    for net, causes, policy, random_seed in cases:
         columns = campaign(net, causes, policy, random_seed).faults.columns
         found.append(adjusted_rand_score(cause_of(causes, columns["theta"]), find_groups(columns)))
     print("adjusted Rand index:", " ".join(f"{each:.2f}" for each in found))
