@@ -1,10 +1,11 @@
 """The compiled fold gives the results of torch."""
 
+import numpy as np
 import pytest
 import torch
 
 from themis.compute import native as native_module
-from themis.compute.native import BLOCK, CompiledFold, accumulate, library, sums_of, verdict
+from themis.compute.native import BLOCK, CompiledFold, accumulate, addresses, library, sums_of, verdict
 from themis.measure import fold as fold_module
 from themis.measure import panel as panel_module
 from themis.measure.panel import Panel, Shape, choose_panel
@@ -123,6 +124,20 @@ def test_a_reference_that_is_no_class_is_refused():
 def test_a_library_of_an_earlier_version_is_not_used(monkeypatch):
     monkeypatch.setattr(native_module, "INTERFACE", 0)
     assert native_module.library.__wrapped__() is None
+
+
+def test_addresses_are_those_of_the_arrays_that_c_expects():
+    integer, double = np.dtype(np.int64), np.dtype(np.float64)
+    arrays = np.arange(6), np.zeros((2, 3)), np.zeros(0), np.arange(6)[2:]
+    expected = [array.__array_interface__["data"][0] for array in arrays]
+    types = [integer, double, double, integer]
+    assert addresses(types, *arrays) == expected
+    arrays[0].flags.writeable = False
+    assert addresses(types, *arrays) == expected
+    with pytest.raises(TypeError, match="expected arrays of"):
+        addresses([double] * 4, *arrays)
+    with pytest.raises(TypeError, match="contiguous"):
+        addresses([double], np.zeros(6)[::2])
 
 
 def test_accumulate_adds_in_float64():

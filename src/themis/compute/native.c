@@ -533,7 +533,7 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
 #define MOST_ONCE 16
 
 #pragma GCC push_options
-#pragma GCC optimize("no-associative-math", "fp-contract=off")
+#pragma GCC optimize("no-associative-math", "fp-contract=off", "no-math-errno", "no-trapping-math")
 
 static inline double at_most(double x, double most)
 {
@@ -840,23 +840,22 @@ void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int6
             double expected = paid[k] + DOUBT * average * hope[k] / cost[k];
             double mean = log(expected / (tried[k] + DOUBT)), certainty = sqrt(expected + SURE);
             uint64_t shared = mixed(prefix ^ (uint64_t)k);
-            for (int64_t t = 0; t < size; t++) {
+            for (int64_t t = 0; t < size; t++)
                 draw[t] = uniform_of(mixed(shared ^ (uint64_t)number[start + t]));
+            for (int64_t t = 0; t < size; t++) { /* a loop of its own, in which numbers are computed side by side */
                 draw[t] = at_most(at_least(draw[t], RARE), 1.0 - RARE);
                 score[t] = central_quantile(draw[t]);
             }
-            for (int64_t t = 0; t < size; t++) {
-                if (draw[t] <= TAIL) {
-                    if (k && LOW / certainty + mean < highest[t])
-                        continue; /* below LOW, it cannot be the largest */
-                    score[t] = tail_quantile(draw[t]);
-                } else if (draw[t] > 1.0 - TAIL)
+            for (int64_t t = 0; t < size; t++)
+                if (draw[t] <= TAIL) /* below LOW, it cannot be the largest */
+                    score[t] = k && LOW / certainty + mean < highest[t] ? -INFINITY : tail_quantile(draw[t]);
+                else if (draw[t] > 1.0 - TAIL)
                     score[t] = -tail_quantile(1.0 - draw[t]);
+            for (int64_t t = 0; t < size; t++) {
                 score[t] = score[t] / certainty + mean;
-                if (k == 0 || score[t] > highest[t]) {
-                    highest[t] = score[t];
-                    best[start + t] = k;
-                }
+                int is_best = k == 0 || score[t] > highest[t];
+                highest[t] = is_best ? score[t] : highest[t];
+                best[start + t] = is_best ? k : best[start + t];
             }
             if (k + 1 == n_plain)
                 for (int64_t t = 0; t < size; t++)

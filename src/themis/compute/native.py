@@ -6,6 +6,7 @@ If they were not compiled, torch computes the same in eight passes or more.
 from __future__ import annotations
 
 import ctypes
+import operator
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 1024
@@ -34,6 +35,7 @@ Library = ctypes.CDLL
 NO_NEURONS = torch.empty(0, dtype=torch.int64)
 NO_DIFFERENCES = torch.empty(0, 0)
 NO_BYTES = ctypes.c_char * 0
+TYPE_OF = operator.attrgetter("dtype")
 
 
 @cache
@@ -110,20 +112,22 @@ def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
     return tensor.data_ptr()
 
 
-def addresses(dtype: DTypeLike, *arrays: Any) -> list[int]:
-    """The addresses of arrays that C reads or writes, after checking that they are what C takes them for."""
-    found = []
-    for array in arrays:
-        flags = array.flags
-        if array.dtype != dtype or not flags.c_contiguous:
-            raise TypeError(f"expected a contiguous array of {np.dtype(dtype)}, got {array.dtype} {array.strides}")
-        found.append(ctypes.addressof(NO_BYTES.from_buffer(array)) if flags.writeable else _start(array))
-    return found
+def addresses(types: list[np.dtype[Any]], *arrays: Any) -> list[int]:
+    """The addresses of arrays that C reads or writes, after checking that they are of these types and contiguous."""
+    if list(map(TYPE_OF, arrays)) != types:
+        raise TypeError(f"expected arrays of {types}, got {[array.dtype for array in arrays]}")
+    try:
+        return list(map(ctypes.addressof, map(NO_BYTES.from_buffer, arrays)))
+    except TypeError:  # one is read-only, or not contiguous
+        return list(map(address, arrays))
 
 
-def address(array: NDArray[Any], dtype: DTypeLike) -> int:
-    """The address of one array."""
-    return addresses(dtype, array)[0]
+def address(array: Any) -> int:
+    """The address of one array, after checking that it is contiguous."""
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise TypeError(f"expected a contiguous array, got one of {array.dtype} with strides {array.strides}")
+    return ctypes.addressof(NO_BYTES.from_buffer(array)) if flags.writeable else _start(array)
 
 
 def _start(array: NDArray[Any]) -> int:
@@ -221,7 +225,7 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
     n_rows, n = (1, *shape)[-2:]
     addresses, across, down = [], [], []
     for word in words:
-        addresses.append(address(word, word.dtype) if word.flags.c_contiguous else _start(word))
+        addresses.append(address(word) if word.flags.c_contiguous else _start(word))
         steps = [stride // 8 if size > 1 else 0 for stride, size in zip(word.strides, word.shape, strict=True)]
         rows, columns = (0, 0, *steps)[-2:]
         across.append(columns)
@@ -242,7 +246,7 @@ def mix(native: Library, prefix: int, words: Sequence[NDArray[np.int64]], *, is_
         n,
         is_uniform,
         is_transposed,
-        address(out, out.dtype),
+        address(out),
     )
     return out
 

@@ -20,6 +20,7 @@ from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH
 Numbers = NDArray[np.float64]
 AnyArray = NDArray[Any]
 DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
 
 SEEDS = (
     *("margin", "kin", "tests", "broke", "faults", "once", "corners"),
@@ -27,6 +28,7 @@ SEEDS = (
 )
 THETAS = ("margin", "theta", "fault_theta")
 """The parts of the state that C reads and updates, in the order of the structures in native.c."""
+OF_SEEDS, OF_THETAS = operator.itemgetter(*SEEDS), operator.itemgetter(*THETAS)
 ENDLESS = np.iinfo(np.int64).max
 
 
@@ -40,9 +42,9 @@ class Compiled:
         clean, answer = space.margin.astype(np.float32), space.answer.astype(np.int64)
         self._n_seeds, self._n_dimensions = initial["theta"].shape
         self._n_answers = initial["fallen"].shape[1]
-        self._seeds = _Structure(2, [clean], [initial[name] for name in SEEDS])
+        self._seeds = _Structure(2, [clean], OF_SEEDS(initial))
         box = [end.astype(np.float32) for end in (space.low, space.high, space.identity, space.reach)]
-        patterns = [*(initial[name] for name in THETAS), answer[:0], answer[:0]]
+        patterns = *OF_THETAS(initial), answer[:0], answer[:0]
         self._thetas = _Structure(3, [*box, answer, clean], patterns)
         self._fault_answer = self._order = self._answers = answer[:0]
         self._prefixes = [rng.prefix(space.random_seed, purpose) for purpose in (FOR_PICK, FOR_THETA)]
@@ -60,15 +62,15 @@ class Compiled:
         prefix = rng.prefix(space.random_seed, FOR_SEED, SEARCH_STREAM, first)
         n_corners = ENDLESS if space.is_random else 1 << len(space.free_dimensions)
         numbers = (self._first_spread, prefix, depth, n, n_corners, len(state["known"]) > 0)
-        arrays = *addresses(DOUBLE, spreads, scratch), *addresses(INTEGER, position)
+        arrays = addresses([DOUBLE, DOUBLE, INTEGER], spreads, scratch, position)
         _check(self._library.themis_choose_seeds(self._bind(state), *numbers, *arrays))
         return position, spreads
 
     def learn_margins(self, state: State, position: Ints, results: Results, spreads: Numbers) -> Numbers:
         is_fault, margin = np.ascontiguousarray(results.is_fault), np.ascontiguousarray(results.margin)
         shortfall = np.empty(len(position))
-        tests = *addresses(INTEGER, position), *addresses(bool, is_fault), *addresses(SINGLE, margin)
-        arrays = *tests, *addresses(DOUBLE, spreads, shortfall)
+        types = [INTEGER, BOOL, SINGLE, DOUBLE, DOUBLE]
+        arrays = addresses(types, position, is_fault, margin, spreads, shortfall)
         _check(self._library.themis_learn_margins(self._bind(state), len(position), *arrays))
         return shortfall
 
@@ -76,35 +78,35 @@ class Compiled:
         """`key` is a number per seed and outcome."""
         known, times, n = state["known"], state["times"], len(key)
         merged, change, first = np.empty((2, len(known) + n), dtype=INTEGER), np.zeros(n, dtype=INTEGER), key.copy()
-        faults, order = addresses(INTEGER, position, key), key.argsort(kind="stable")
-        arrays = addresses(INTEGER, order, known, times, *merged, change, first)
-        n_new = self._library.themis_learn_faults(self._bind(state), n, len(known), *faults, *arrays)
+        order = key.argsort(kind="stable")
+        arrays = addresses([INTEGER] * 9, position, key, order, known, times, *merged, change, first)
+        n_new = self._library.themis_learn_faults(self._bind(state), n, len(known), *arrays)
         _check(n_new < 0)
         state["known"], state["times"] = merged[:, : len(known) + n_new]
         return first[:n_new]
 
     def keep_least(self, state: State, theta: Floats, position: Ints, margin: Floats) -> None:
         theta, margin = np.ascontiguousarray(theta), np.ascontiguousarray(margin)
-        arrays = *addresses(INTEGER, position), *addresses(SINGLE, margin, theta)
+        arrays = addresses([INTEGER, SINGLE, SINGLE], position, margin, theta)
         _check(self._library.themis_keep_least(self._bind_thetas(state), len(position), *arrays))
 
     def thetas(self, state: State, chosen: Ints, position: Ints, number: Ints) -> Floats:
         theta = np.empty((len(number), self._n_dimensions), dtype=np.float32)
-        tests = *addresses(INTEGER, chosen, position, number), *addresses(SINGLE, theta)
-        _check(self._library.themis_thetas(self._bind_thetas(state), *self._prefixes, len(number), *tests))
-        return theta
-
-    def _bind_thetas(self, state: State) -> int:
         if self._fault_answer is not state["fault_answer"]:
             self._fault_answer = state["fault_answer"]
             self._order = self._fault_answer.argsort(kind="stable")
             self._answers = self._fault_answer[self._order]
+        tests = addresses([INTEGER, INTEGER, INTEGER, SINGLE], chosen, position, number, theta)
+        _check(self._library.themis_thetas(self._bind_thetas(state), *self._prefixes, len(number), *tests))
+        return theta
+
+    def _bind_thetas(self, state: State) -> int:
         n_faults = min(len(self._order), len(state["fault_theta"]))
-        arrays = [*(state[name] for name in THETAS), self._order, self._answers]
+        arrays = *OF_THETAS(state), self._order, self._answers
         return self._thetas.bind(arrays, self._n_seeds, self._n_dimensions, n_faults)
 
     def _bind(self, state: State) -> int:
-        return self._seeds.bind([state[name] for name in SEEDS], self._n_seeds, self._n_answers)
+        return self._seeds.bind(OF_SEEDS(state), self._n_seeds, self._n_answers)
 
 
 class _Structure:
@@ -114,11 +116,11 @@ class _Structure:
         self._constants, self._patterns = constants, patterns
         self._counts, self._first = slice(n_counts), n_counts + len(constants)
         self._words = np.zeros(self._first + len(patterns), dtype=INTEGER)  # numbers and addresses have 64 bits
-        self._words[n_counts : self._first] = [address(array, array.dtype) for array in constants]
-        self._address = address(self._words, INTEGER)
+        self._words[n_counts : self._first] = list(map(address, constants))
+        self._address = address(self._words)
         self._bound: list[AnyArray | None] = [None] * len(patterns)
 
-    def bind(self, arrays: list[AnyArray], *counts: int) -> int:
+    def bind(self, arrays: Sequence[AnyArray], *counts: int) -> int:
         """The structure's address; arrays are checked once, since most are always the same."""
         if any(map(operator.is_not, arrays, self._bound)):
             for k, (array, pattern, bound) in enumerate(zip(arrays, self._patterns, self._bound, strict=True)):
@@ -127,7 +129,7 @@ class _Structure:
                 is_alike = array.dtype == pattern.dtype and array.shape[1:] == pattern.shape[1:]
                 if not is_alike or array.shape[:1] < pattern.shape[:1]:
                     raise TypeError(f"expected {pattern.dtype} {pattern.shape}, got {array.dtype} {array.shape}")
-                self._words[self._first + k], self._bound[k] = address(array, array.dtype), array
+                self._words[self._first + k], self._bound[k] = address(array), array
             self._words[self._counts] = counts
         return self._address
 
@@ -137,11 +139,10 @@ def sample_kinds(
 ) -> tuple[Ints, Ints]:
     """The function of `kinds`."""
     plain, best = np.empty_like(number), np.empty_like(number)
-    kinds = addresses(DOUBLE, hope, costs, state["tried"], state["paid"])
+    types = [DOUBLE] * 4 + [INTEGER] * 3
+    arrays = addresses(types, hope, costs, state["tried"], state["paid"], number, plain, best)
     prefix, n_tests = rng.prefix(space.random_seed, FOR_KIND), len(number)
-    library.themis_choose_kinds(
-        prefix, n_tests, n_plain, n, len(hope), *kinds, *addresses(INTEGER, number, plain, best)
-    )
+    library.themis_choose_kinds(prefix, n_tests, n_plain, n, len(hope), *arrays)
     return plain, best
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -93,9 +92,9 @@ def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
 
 def pay_faults(state: State, kind: NDArray[np.str_]) -> None:
     """Credit each kind with its new faults, given the kind of each."""
-    for name, n in Counter(kind.tolist()).items():
-        if name in NUMBERS:
-            state["paid"][NUMBERS[name]] += n
+    names = kind.tolist()
+    for name in set(names) & NUMBERS.keys():
+        state["paid"][NUMBERS[name]] += names.count(name)
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:

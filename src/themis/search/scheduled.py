@@ -157,7 +157,7 @@ class Scheduled(Policy):
             theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
             kind[corner[~is_new]] = "draw"
         np.add.at(state["corners"], position[corner], 1)
-        if state["reach"] < 1:
+        if state["reach"].item() < 1:
             theta[corner] = space.identity + state["reach"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
@@ -214,7 +214,7 @@ class Scheduled(Policy):
 
     def _move_corners(self, kind: NDArray[np.str_], is_dropped: Bools | None) -> None:
         """Move corners inwards if too many tests at them were dropped, or outwards again."""
-        if is_dropped is None and self.state["reach"] == 1:
+        if is_dropped is None and self.state["reach"].item() == 1:
             return
         at_corner = _are_any(kind, AT_CORNER)
         if at_corner.any():
@@ -230,10 +230,10 @@ class Scheduled(Policy):
         new = learn_faults(state, position, outcome, self._compiled)
         if not len(new):
             return
-        theta, kind = tests.theta[at[new]], tests.kind[at[new]]
-        state["fault_theta"] = np.concatenate([state["fault_theta"], theta])[-REMEMBERED:]
-        state["fault_answer"] = np.concatenate([state["fault_answer"], self.space.answer[position[new]]])[-REMEMBERED:]
-        pay_faults(state, kind)
+        at, answer = at[new], self.space.answer[position[new]]
+        state["fault_theta"] = np.concatenate([state["fault_theta"], tests.theta[at]])[-REMEMBERED:]
+        state["fault_answer"] = np.concatenate([state["fault_answer"], answer])[-REMEMBERED:]
+        pay_faults(state, tests.kind[at])
 
     # Which seeds
 
