@@ -118,7 +118,7 @@ def cover(
         sampled = int((~is_open).sum()) / max(len(sample), 1)
         open_neurons = sample[is_open].sort().values
         needed = _tests_needed(chosen, rule)
-    by_layer = _share(_count(converged, layers), _count(is_judged, layers))
+    by_layer = _share(*_count(torch.stack([converged, is_judged]), layers))
     coverage = Coverage(
         sampled=sampled,
         all=int(converged.sum()) / max(n_judged, 1),
@@ -164,10 +164,10 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
     return max(0, math.ceil(min(float(last), MANY_TESTS)) - n_tests)
 
 
-def _count(mask: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """The number of true values by layer."""
-    last = torch.tensor([layer.stop - 1 for layer in layers], device=mask.device)
-    return mask.cumsum(0)[last].diff(prepend=last.new_zeros(1))
+def _count(masks: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """The number of true values of each mask by layer, `[masks, layers]`."""
+    last = torch.tensor([layer.stop - 1 for layer in layers], device=masks.device)
+    return masks.cumsum(1)[:, last].diff(prepend=last.new_zeros(len(masks), 1))
 
 
 def _share(part: Tensor, whole: Tensor) -> list[float]:

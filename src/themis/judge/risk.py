@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -114,7 +113,7 @@ def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
 
 
 def _counts(values: Counts) -> Floats:
-    array = torch.as_tensor(values).detach().cpu().numpy().astype(np.float64)
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values).astype(np.float64)
     if array.ndim != 1 or (array < 0).any():
         raise UsageError(f"counts must be one-dimensional and not negative, got shape {array.shape}")
     return array

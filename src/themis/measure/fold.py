@@ -13,7 +13,7 @@ from themis.compute.native import NO_NEURONS, CompiledFold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Tests
-from themis.target.activations import Layer, check_shape, flatten
+from themis.target.activations import Layer, flatten
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps disturbed inputs, outputs and the tests' seeds to a term of the objective, summed over the tests."""
@@ -107,6 +107,12 @@ def signature(by_layer: Tensor) -> Tensor:
     return share.nan_to_num_(0.0, 0.0, 0.0)
 
 
+def _are_numbers(activation: Tensor, n: int) -> bool:
+    """Whether an activation is `n` numbers of float32, one after another in the memory of a CPU."""
+    is_float = activation.dtype == torch.float32 and activation.is_cpu
+    return is_float and activation.numel() == n and activation.is_contiguous()
+
+
 class ObjectiveMeter:
     """Sums the objective of each test of a chunk over the layers of one forward pass, `[tests]`."""
 
@@ -159,18 +165,16 @@ class ChunkFold:
 
     def on_activation(self, layer: Layer, activation: Tensor) -> None:
         """Fold one layer's activation of the disturbed inputs, as the model computed it."""
-        clean, rows = self.locate(layer)
-        compiled, is_plain = self._compiled_for(activation), layer.channel_axis is None and activation.is_contiguous()
-        if self.objective is None and compiled is not None and is_plain and self.into.count:
-            check_shape(activation, layer, rows.shape[0])
+        (clean, rows), compiled = self.locate(layer), self.compiled
+        is_plain = self.objective is None and layer.channel_axis is None and self.into.count > 0
+        if compiled is not None and is_plain and _are_numbers(activation, rows.shape[0] * layer.n_neurons):
             self._fold_compiled(compiled, layer, activation, clean, rows)  # without an operation of torch
             return
         activations, rows = flatten(activation, layer, len(rows))[: self.n_tests], rows[: self.n_tests]
         if self.objective is not None and len(self.objective.selection.within[layer.name]):
             self._add_objective(self.objective, layer, activations, clean, rows)
         activations = activations.detach()
-        compiled = self._compiled_for(activations)
-        if compiled is None:
+        if compiled is None or library_for(activations) is None:
             self._take_panel(layer, activations, clean, rows)
             self._fold_by_torch(layer, activations, clean, rows)
             return
@@ -178,9 +182,6 @@ class ChunkFold:
             shift, _, _ = self.into.part(layer.start, layer.stop)
             torch.sub(activations[0], clean[rows[0]], out=shift).abs_()
         self._fold_compiled(compiled, layer, activations.contiguous(), clean, rows)
-
-    def _compiled_for(self, activations: Tensor) -> CompiledFold | None:
-        return None if library_for(activations) is None else self.compiled
 
     def _fold_compiled(
         self, compiled: CompiledFold, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor

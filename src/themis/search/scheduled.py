@@ -257,7 +257,8 @@ class Scheduled(Policy):
     def _choose_seeds(self, n: int, first: int) -> tuple[Ints, Numbers]:
         """The positions of the `n` most valuable tests, ascending, and `spreads_above`; ties are broken at random."""
         state, space, n_seeds = self.state, self.space, len(self.space.seeds)
-        depth = 1 if state["tests"].sum() < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
+        n_tests = state["fallen"][0].sum()  # those of each clean answer
+        depth = 1 if n_tests < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
         depth = max(depth, -(-n // n_seeds))
         if self._compiled is not None:
             return self._compiled.choose_seeds(state, depth, n, first)
