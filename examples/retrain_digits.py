@@ -25,7 +25,8 @@ target, data = themis.Target(net, bounds=(0, 16), preprocess=normalise), (inputs
 run = themis.run(target, data, "gaussian", magnitude=0.5, max_tests=2000, split=(0.4, 0.3, 0.3))
 print(run.stop)
 
-result = themis.retrain(run, data=data, random_seeds=2, epochs=8, also=["rotate"])
+# So few digits make few batches per epoch: more of them gain more.
+result = themis.retrain(run, data=data, random_seeds=3, batches=200, also=["rotate"])
 for sentence in result.verdict:
     print(sentence)
 print(f"The returned model was trained with random seed {result.stage.model.random_seed}.")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import themis
 from themis import BlackBox, DataError, ModelError, Target
-from themis.compute.native import library
+from themis.compute.native import CompiledFold, library
 from themis.measure.distance import l2, ssim
 
 OPTIONS = {"magnitude": 0.3, "max_tests": 640, "coverage": None}
@@ -44,11 +44,13 @@ def test_the_default_dtype_changes_nothing(net, inputs):
 
 @pytest.mark.skipif(library() is None, reason="not compiled on this machine")
 def test_buffers_of_another_type_or_shape_never_reach_the_compiled_functions():
-    from themis.compute import native
-
     rows, single = torch.zeros(2, dtype=torch.int64), torch.zeros(3)
     arguments = [torch.zeros(2, 3), torch.zeros(4, 3), rows, 2, single.clone(), single.clone(), single.clone()]
-    native.fold(library(), *arguments)
+
+    def fold(activations, clean, rows, n_tests, *sums):
+        CompiledFold(library(), 1, n_tests, *sums).add(activations, clean, rows, 0, slice(0, 0))
+
+    fold(*arguments)
     wrong = {
         0: torch.zeros(3, 2).T,
         1: torch.zeros(4, 3).double(),
@@ -60,7 +62,7 @@ def test_buffers_of_another_type_or_shape_never_reach_the_compiled_functions():
     }
     for position, argument in wrong.items():
         with pytest.raises(TypeError, match="must"):
-            native.fold(library(), *arguments[:position], argument, *arguments[position + 1 :])
+            fold(*arguments[:position], argument, *arguments[position + 1 :])
 
 
 class OverwritesItsInput(nn.Module):

@@ -24,6 +24,7 @@ from themis.experiments.retraining.frontier import (
     FrontierPoint,
     choose_point,
     estimate_losses,
+    is_still_rising,
     join_frontiers,
     measure_falls,
     next_point,
@@ -388,6 +389,18 @@ def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
     points = [point(0, 0, 0.5), point(0.5, 0.002, 0.7), point(0.7, 0.004, 0.69), point(1, 0.006, 0.8)]
     assert [choose_point(points, tolerance) for tolerance in (0, 0.0025, 0.005, 1)] == [0, 1, 1, 3]
     assert [next_point(points, k) for k in range(4)] == [1, 3, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_rising"),
+    [((0.5, 0.6, 0.7), True), ((0.5, 0.52, 0.7), True), ((0.5, 0.65, 0.7), False), ((0.5, 0.5, 0.5), False)],
+)
+def test_a_score_that_still_rises_at_the_end_of_the_way_is_noticed(scores, is_rising):
+    points = [
+        FrontierPoint(share, 0.9, score, {"noise": score}, 1.0)
+        for share, score in zip((0, 0.5, 1), scores, strict=True)
+    ]
+    assert is_still_rising(points) is is_rising
 
 
 def simulated_frontier(rng, n_seeds):

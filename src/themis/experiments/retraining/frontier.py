@@ -155,3 +155,10 @@ def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:
     """The index of the next point that gains more than the chosen one; None if there is none."""
     better = (k for k in range(chosen + 1, len(points)) if points[k].disturbed > points[chosen].disturbed + ROUNDING)
     return next(better, None)
+
+
+def is_still_rising(points: Sequence[FrontierPoint]) -> bool:
+    """Whether the disturbed score rises as fast at the end of the way as on the whole of it: more training may pay."""
+    first, *_, before, last = points
+    gain = last.disturbed - first.disturbed
+    return gain > 0 and last.disturbed - before.disturbed >= gain * (last.share - before.share) / last.share

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from themis.experiments.retraining.changes import Shift, paired
+from themis.experiments.retraining.frontier import is_still_rising
 from themis.experiments.retraining.result import Retrained, RetrainingOutcome, Stage
 from themis.experiments.table import NONE, Table, format_count, format_number, plural
 from themis.judge.estimate import Estimate
@@ -177,6 +178,8 @@ def frontier_note(result: Retrained) -> str:
             f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on seeds held out, where a few say little."
         )
     if stage.next is None:
+        if stage.model.chosen == len(stage.frontier) - 1 and is_still_rising(stage.frontier):
+            return f"{reason} The disturbed score still rises there: more training (--batches, --epochs) may gain more."
         return f"{reason} No further point gains more."
     further = stage.frontier[stage.next]
     gain, cost = further.disturbed - point.disturbed, further.lost - point.lost
