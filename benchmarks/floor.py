@@ -1,11 +1,12 @@
 """The overhead of a campaign: its time divided by that of its bare forward passes, with the same model and batches.
 
     python benchmarks/floor.py [--device cuda] [--no-quick] [--models lenet5,resnet56] [--json FILE]
+    python benchmarks/floor.py --table FILE
 
 Campaigns and bare passes alternate, and the ratio is that of their medians. On a CPU that other programs use too, the
 ratio of the CPU times says more. The profile comes from another campaign whose parts are timed by wrapping them; it
 shows where the remaining time is spent. On a CPU, `--quick` is the default: a tenth of the tests, once, in which the
-clean passes and the start weigh more.
+clean passes and the start weigh more. `--table` prints the table of stored results, and runs nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from themis.runs.environment import describe_environment
 from themis.zoo import lenet5, resnet56
 
 AIMS = {"lenet5": 1.35, "resnet56": 1.25}
+TITLES = {"lenet5": "LeNet-5, Gaussian", "resnet56": "ResNet-56, Gaussian"}
+BEFORE = {"lenet5": (1.59, 1.44, 1.39, 1.37, 1.36), "resnet56": (1.30, 1.19, 1.19, 1.18, 1.19)}
+"""The ratios of CPU times of earlier versions, on one thread."""
 QUICK, FULL = {"repeats": 1, "scale": 0.1}, {"repeats": 3, "scale": 1.0}
 MODELS = {
     # builder, input shape, seeds, tests (about ten per seed, as in real campaigns), magnitude
@@ -158,6 +162,23 @@ def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict
     }
 
 
+def table_of_cpu_times(results: list[dict[str, object]]) -> str:
+    """The CPU times of campaigns and bare passes as a Markdown table."""
+    lines = [
+        "| campaign | tests | campaign, CPU s | bare passes, CPU s | ratio | before | aim |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        campaigns, floors = r["campaign_cpu_seconds"], r["bare_cpu_seconds"]
+        ratios = [campaign / floor for campaign, floor in zip(campaigns, floors, strict=True)]
+        lines.append(
+            f"| {TITLES[r['model']]} | {r['tests']:,} | {statistics.median(campaigns):.2f} | "
+            f"{statistics.median(floors):.2f} | {r['cpu_ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | "
+            f"{', '.join(f'{ratio:.2f}' for ratio in BEFORE[r['model']])} | {AIMS[r['model']]:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -165,8 +186,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--scale", type=float, help="multiplies the number of tests")
     parser.add_argument("--json", help="write the raw results to this file")
+    parser.add_argument("--table", metavar="FILE", help="print the table of these results, and run nothing")
     add_quick(parser)
-    arguments = complete(parser.parse_args(), QUICK, FULL)
+    arguments = parser.parse_args()
+    if arguments.table:
+        with open(arguments.table) as file:
+            print(table_of_cpu_times(json.load(file)["results"]))
+        return
+    complete(arguments, QUICK, FULL)
     device, console = torch.device(arguments.device), Console(width=None if sys.stdout.isatty() else 120)
     results = [measure(name, device, arguments.repeats, arguments.scale) for name in arguments.models.split(",")]
     table = Table(title=f"Campaign over bare passes, {device}, {torch.get_num_threads()} threads")

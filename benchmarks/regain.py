@@ -457,7 +457,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", help="file for the raw results, rewritten after each training")
     parser.add_argument("--table", nargs="+", metavar="FILE", help="print the table of these results, and run nothing")
     parser.add_argument("--loss", type=float, default=TOLERANCE, help="clean loss of the last column of --table")
-    return complete(parser.parse_args(), QUICK, FULL)
+    arguments = parser.parse_args()
+    return arguments if arguments.table else complete(arguments, QUICK, FULL)
 
 
 def main() -> None:

@@ -26,6 +26,13 @@ def test_the_table_of_criteria_is_made_from_the_results():
     assert made in (ROOT / "docs" / "results.md").read_text()
 
 
+def test_the_table_of_campaigns_on_a_cpu_is_made_from_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table = importlib.import_module("floor").table_of_cpu_times
+    results = json.loads((ROOT / "benchmarks" / "results" / "floor_cpu.json").read_text())["results"]
+    assert table(results) in (ROOT / "docs" / "performance.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["scale_cpu.json", "scale_stream.json"])
 def test_the_tables_of_scaling_are_made_from_the_results(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
