@@ -26,6 +26,14 @@ def test_the_table_of_criteria_is_made_from_the_results():
     assert made in (ROOT / "docs" / "results.md").read_text()
 
 
+def test_the_table_of_retraining_is_made_from_the_results():
+    files = [f"benchmarks/results/regain_{device}.json" for device in ("gpu", "cpu")]
+    command = [sys.executable, "benchmarks/regain.py", "--table", *files]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert len(made.splitlines()) == 17
+    assert made in (ROOT / "docs" / "retrain.md").read_text()
+
+
 def test_the_table_of_campaigns_on_a_cpu_is_made_from_the_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     table = importlib.import_module("floor").table_of_cpu_times
