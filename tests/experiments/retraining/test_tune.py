@@ -393,7 +393,7 @@ def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
 
 @pytest.mark.parametrize(
     ("scores", "is_rising"),
-    [((0.5, 0.6, 0.7), True), ((0.5, 0.52, 0.7), True), ((0.5, 0.65, 0.7), False), ((0.5, 0.5, 0.5), False)],
+    [((0.5, 0.6, 0.7), True), ((0.5, 0.64, 0.7), True), ((0.5, 0.66, 0.7), False), ((0.5, 0.5, 0.5), False)],
 )
 def test_a_score_that_still_rises_at_the_end_of_the_way_is_noticed(scores, is_rising):
     points = [

@@ -158,7 +158,7 @@ def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:
 
 
 def is_still_rising(points: Sequence[FrontierPoint]) -> bool:
-    """Whether the disturbed score rises as fast at the end of the way as on the whole of it: more training may pay."""
+    """Whether the disturbed score rises at the end at least half as fast as on the whole way: more training may pay."""
     first, *_, before, last = points
     gain = last.disturbed - first.disturbed
-    return gain > 0 and last.disturbed - before.disturbed >= gain * (last.share - before.share) / last.share
+    return gain > 0 and last.disturbed - before.disturbed >= gain / 2 * (last.share - before.share) / last.share
