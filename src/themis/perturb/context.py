@@ -75,7 +75,7 @@ class Context:
         return Context(
             target.bounds,
             target,
-            oracle.reference(*answers()) if reference is None else _rows_of(reference, rows),
+            oracle.reference(*answers()) if reference is None else reference[rows],
             oracle.loss,
             margin,
             features,
@@ -128,10 +128,6 @@ class Context:
         if self.target is None:
             raise UsageError("an attack needs the model it attacks, got none: pass target=...")
         return self.target
-
-
-def _rows_of(tensor: Tensor, rows: Tensor | slice) -> Tensor:
-    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
 @contextmanager
