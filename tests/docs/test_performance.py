@@ -11,37 +11,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_table_is_made_from_the_results():
-    command = [sys.executable, "benchmarks/throughput.py", "--table", "benchmarks/results/throughput.json"]
+@pytest.mark.parametrize(
+    ("script", "results", "n_lines", "page"),
+    [
+        ("throughput", ("throughput",), 11, "performance.md"),
+        ("floor", ("floor_cpu",), 4, "performance.md"),
+        ("criteria", ("criteria_gpu", "criteria_cpu"), 17, "results.md"),
+        ("regain", ("regain_gpu", "regain_cpu"), 17, "retrain.md"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_table_is_made_from_the_results(script, results, n_lines, page):
+    files = [f"benchmarks/results/{name}.json" for name in results]
+    command = [sys.executable, f"benchmarks/{script}.py", "--table", *files]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    assert len(made.splitlines()) == 11
-    assert made in (ROOT / "docs" / "performance.md").read_text()
+    assert len(made.splitlines()) == n_lines
+    assert made in (ROOT / "docs" / page).read_text()
 
 
-def test_the_table_of_criteria_is_made_from_the_results():
-    files = [f"benchmarks/results/criteria_{device}.json" for device in ("gpu", "cpu")]
-    command = [sys.executable, "benchmarks/criteria.py", "--table", *files]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    assert len(made.splitlines()) == 17
-    assert made in (ROOT / "docs" / "results.md").read_text()
-
-
-def test_the_table_of_retraining_is_made_from_the_results():
-    files = [f"benchmarks/results/regain_{device}.json" for device in ("gpu", "cpu")]
-    command = [sys.executable, "benchmarks/regain.py", "--table", *files]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    assert len(made.splitlines()) == 17
-    assert made in (ROOT / "docs" / "retrain.md").read_text()
-
-
-def test_the_table_of_campaigns_on_a_cpu_is_made_from_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    table = importlib.import_module("floor").table_of_cpu_times
-    results = json.loads((ROOT / "benchmarks" / "results" / "floor_cpu.json").read_text())["results"]
-    assert table(results) in (ROOT / "docs" / "performance.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["scale_cpu.json", "scale_stream.json"])
+@pytest.mark.parametrize("name", ["scale_cpu.json", "scale_stream.json", "scale_gpu.json"])
 def test_the_tables_of_scaling_are_made_from_the_results(monkeypatch, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     tables = importlib.import_module("scale").tables
