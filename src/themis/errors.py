@@ -35,14 +35,23 @@ class MissingExtraError(ThemisError, ImportError):
     """An optional package is required but not installed."""
 
 
+N_KNOWN = 50
+"""Known names that a message lists at most: a table may have thousands of columns."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a remedy for an unknown name: the closest known name, then all of them."""
+    """Return a remedy for an unknown name: the closest known name, then the known names."""
+    names = sorted(known)
+    close = closest(name, names)
+    hint = "" if close is None else f"did you mean {close!r}? "
+    return f"{hint}known: {', '.join(names[:N_KNOWN])}{', ...' * (len(names) > N_KNOWN)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that an unknown one is probably meant for, if there is one."""
     from difflib import get_close_matches
 
-    names = sorted(known)
-    close = get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(names)}"
+    return next(iter(get_close_matches(name, known, n=1)), None)
 
 
 def first_line(error: BaseException) -> str:

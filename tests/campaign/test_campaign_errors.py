@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import themis
-from themis import Callback, DataError, ModelError, Target, UsageError
+from themis import BlackBox, Callback, DataError, ModelError, Target, UsageError
 from themis.runs.store import Reader
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -119,6 +119,9 @@ def test_wrong_data_is_rejected():
         ((good, torch.tensor([0.0, 0.5, 1.0])), "labels must be class numbers, got 0.5"),
         ((good, torch.tensor([0, 1, 3])), r"labels must lie in 0\.\.2"),
         (good * 255, "divide by 255"),
+        (good * 16, r"got .*: rescale the inputs or pass their true bounds$"),
+        (good.flatten(1) * 9, "rescale the inputs or pass their true bounds; --bounds auto"),
+        ({"image": good, "label": torch.zeros(3)}, r"pass the labels apart, as \(inputs, data\['label'\]\)"),
         (good.index_fill(0, torch.tensor([1]), float("nan")), "seed 1 has a NaN"),
         (iter([good]), "an iterable without length"),
         ([torch.rand(1, 8, 8), torch.rand(1, 9, 9), torch.rand(1, 8, 8)], "all inputs must have the same shape"),
@@ -126,6 +129,27 @@ def test_wrong_data_is_rejected():
     for data, message in cases:
         with pytest.raises(DataError, match=message):
             themis.run(Conv(), data, "gaussian")
+
+
+@pytest.mark.parametrize("perturbation", [None, ["gaussian"], torch.relu], ids=["None", "list", "function"])
+def test_something_other_than_a_perturbation_is_rejected(perturbation):
+    with pytest.raises(UsageError, match=r"perturbation must be a name, such as 'gaussian' or 'rain [+] fog'"):
+        themis.run(Conv(), torch.rand(3, 1, 8, 8), perturbation)
+
+
+@pytest.mark.parametrize("option", ["oracle", "bounds", "preprocess", "layers"])
+def test_an_option_of_the_target_is_sent_there(option, tmp_path):
+    data, message = torch.rand(3, 1, 8, 8), rf"pass themis\.Target\(model, {option}=\.\.\.\)"
+    with pytest.raises(UsageError, match=message):
+        themis.run(Conv(), data, "gaussian", **{option: None})
+    with pytest.raises(UsageError, match=message):
+        themis.run_suite(Conv(), data, "noise", out=tmp_path / "suite", **{option: None})
+
+
+@pytest.mark.parametrize("make", [Target, BlackBox])
+def test_a_preprocessing_that_is_no_function_is_rejected(make):
+    with pytest.raises(UsageError, match=r"preprocess must be a function of a batch of inputs, .* got 3"):
+        make(Conv(), preprocess=3)
 
 
 def test_a_model_that_returns_nan_is_rejected():

@@ -43,6 +43,7 @@ def one_array():
 WRONG = {
     # models
     "no such module": (run("--model nowhere:net"), 2, "No module named 'nowhere'"),
+    "a package with a typo": (run("--model torchvison:vgg11"), 2, "did you mean torchvision:vgg11?"),
     "no factory": (run("--model mine"), 2, "--model must be module:factory, got 'mine'"),
     "no such factory": (run("--model mine:nett"), 2, "no attribute 'nett': did you mean 'net'?"),
     "a file for a module": (run("--model mine.py:net"), 2, "'mine.py:net'"),
@@ -137,6 +138,20 @@ WRONG = {
         3,
         "must hold an array named 'inputs', got ['x']",
         archive(x=np.zeros(3)),
+    ),
+    "an archive without its reader": (run("--data data.npz"), 2, "write npz:data.npz", archive(inputs=np.zeros(3))),
+    "a folder without its reader": (
+        run("--data pictures"),
+        2,
+        "write images:pictures",
+        lambda: Path("pictures").mkdir(),
+    ),
+    "a reader with a typo": (run("--data image:photos"), 2, "No module named 'image'; did you mean images:photos?"),
+    "a column beyond those listed": (
+        run("--data csv:wide.csv?label=dgit"),
+        2,
+        "did you mean 'digit'? known: digit, p0",
+        write("wide.csv", ",".join([*(f"p{k}" for k in range(60)), "digit"]) + "\n" + ",".join("0" * 61) + "\n"),
     ),
     "no data folder": (run("--data cifar10"), 2, "set THEMIS_DATA"),
     "pictures missing": (run("--data cifar10:nowhere"), 3, "nowhere/test_batch.webp does not"),

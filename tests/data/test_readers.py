@@ -210,7 +210,7 @@ FEATURES = np.array([[0.5, -1], [2, 1e-3], [3, 4]])
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("label", ["label", "y", "class"])
+@pytest.mark.parametrize("label", ["label", "y", "class", "Target"])
 def test_a_csv_table_is_read(here, separator, label):
     lines = [f"a,{label},b", "0.5,0,-1", '2,"1", 1e-3', "", "3,1,4"]
     (here / "t.csv").write_text("\n".join(lines).replace(",", separator), encoding="utf-8-sig")

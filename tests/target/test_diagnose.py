@@ -122,6 +122,14 @@ def test_check_describes_the_model_and_how_to_start(here, capsys):
     assert "Start the campaign: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
 
 
+def test_check_of_a_model_at_chance_asks_to_fix_it_first(tmp_path, monkeypatch, capsys):
+    labels = "def shifted(): x = data(); return x, (net()(x).argmax(1) + 1) % 3"
+    go_to(tmp_path, monkeypatch, f"{TROUBLED}\n{labels}\n")
+    assert main(["check", "--model", "mine:net", "--data", "mine:shifted"]) == 3
+    said = capsys.readouterr().out
+    assert "Once this is fixed, start the campaign: themis run --model mine:net --data mine:shifted" in said
+
+
 def test_check_prints_json(here, capsys):
     assert main(["check", "--model", "mine:net", "--data", "mine:data", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)

@@ -47,7 +47,7 @@ from themis.search import POLICIES, DeepXplore, Policy, choose_policy
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
-from themis.target.target import AnyTarget, as_target
+from themis.target.target import AnyTarget, as_target, refuse_target_options
 from themis.target.tokens import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
@@ -87,6 +87,7 @@ def run(
         executor: Where tests run: by default in this process; `RayExecutor` runs them in workers on Ray, with the same
             results.
     """
+    refuse_target_options(options)
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
     policy = _with_rivals(choose_policy(settings.policy), rivals)

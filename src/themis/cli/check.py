@@ -65,7 +65,9 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print(json.dumps(asdict(result), indent=2, default=str))
     else:
         print_text("\n".join(describe(result, settings)))
-        print_text(f"\nStart the campaign: {_run_command(arguments, explicit_options)}")
+        is_ready = result.problem is None and not result.is_near_chance
+        start = "Start the campaign" if is_ready else "Once this is fixed, start the campaign"
+        print_text(f"\n{start}: {_run_command(arguments, explicit_options)}")
     return DONE if result.problem is None else RUN_FAILED
 
 

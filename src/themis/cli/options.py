@@ -12,11 +12,10 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from themis.errors import MissingExtraError, UsageError
+from themis.errors import MissingExtraError, UsageError, closest
 from themis.reading import parse_yaml, read_regular
 
 if TYPE_CHECKING:
@@ -275,8 +274,8 @@ def _reject_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
 
 
 def _closest(name: str, known: Collection[str], otherwise: str) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else otherwise
+    close = closest(name, known)
+    return otherwise if close is None else f"did you mean {close}?"
 
 
 def read_yaml(path: str) -> dict[Any, Any]:

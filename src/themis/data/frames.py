@@ -13,6 +13,7 @@ from themis.errors import DataError, UsageError, nearest
 
 LIBRARIES = ("pandas", "polars")
 LABEL_NAMES = ("label", "y", "class", "target")
+"""Columns that are labels unless the user names another one, in capital or small letters."""
 
 
 def is_frame(data: Any) -> bool:
@@ -37,7 +38,7 @@ def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Feat
     if len(set(names)) < len(names):
         raise DataError(f"a DataFrame must have distinct column names, got {names[:10]}: rename them")
     if label is not None and label not in names:
-        raise UsageError(f"the label column {label!r} must be in the DataFrame: {nearest(label, names[:50])}")
+        raise UsageError(f"the label column {label!r} must be in the DataFrame: {nearest(label, names)}")
     if label is None:
         found = [name for name in names if name.lower() in LABEL_NAMES]
         if len(found) > 1:

@@ -57,7 +57,9 @@ def read_data(spec: str) -> Seeds:
     name, _, rest = spec.partition(":")
     name, _, query_of_name = name.partition("?")
     if name not in READERS:
-        raise UsageError(f"the data must name a reader or a module:factory, got {spec!r}: {nearest(name, READERS)}")
+        reader = None if rest else _reader_of(Path(name))
+        remedy = nearest(name, READERS) if reader is None else f"write {reader}:{spec}"
+        raise UsageError(f"the data must name a reader or a module:factory, got {spec!r}: {remedy}")
     path, _, query = (rest, "", "") if os.path.exists(rest) else rest.partition("?")
     options = dict(parse_qsl(query or query_of_name, keep_blank_values=True))
     known = [
@@ -71,3 +73,11 @@ def read_data(spec: str) -> Seeds:
                 f"the reader {name!r} has no option {option!r}: {nearest(option, known) if known else 'leave it out'}"
             )
     return READERS[name](Path(path) if path else None, **options)
+
+
+def _reader_of(path: Path) -> str | None:
+    """The reader that a file or a folder is probably meant for."""
+    if path.is_dir() and path.name:
+        return "images"
+    ending = path.suffix.lstrip(".").lower()
+    return ending if path.exists() and ending in READERS else None

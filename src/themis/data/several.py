@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.frames import LABEL_NAMES
 from themis.errors import DataError, UsageError
 
 Key = str | int
@@ -54,12 +55,23 @@ def read_several(data: Any) -> tuple[dict[Key, Any], Any] | None:
     """
     inputs, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     if isinstance(inputs, Mapping):
+        _refuse_label_entry(inputs)
         entries: dict[Key, Any] = dict(inputs)
     elif isinstance(data, tuple) and len(data) == 2 and isinstance(inputs, tuple | list):
         entries = dict(enumerate(inputs))
     else:
         return None
     return (entries, labels) if has_several(entries) and any(map(_is_perturbable, entries.values())) else None
+
+
+def _refuse_label_entry(inputs: Mapping[Key, Any]) -> None:
+    """Refuse a dict that holds the labels as well: its entries are inputs, which are all passed to the model."""
+    for key in inputs:
+        if str(key).lower() in (*LABEL_NAMES, "labels", "targets"):
+            raise DataError(
+                f"a dict must hold the inputs of a model that takes several, got the entry {key!r}: pass the labels "
+                f"apart, as (inputs, data[{key!r}])"
+            )
 
 
 def has_several(inputs: Any) -> bool:

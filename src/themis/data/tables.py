@@ -13,12 +13,12 @@ from typing import IO, Any
 import numpy as np
 
 from themis.data.files import data_errors, existing_file, required_path
+from themis.data.frames import LABEL_NAMES
 from themis.data.memory import check_disk, check_memory
 from themis.data.rows import Numbers, held_bytes
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 
-LABEL_NAMES = ("label", "y", "class")
 SEPARATORS = (",", ";", "\t")
 MAX_LINE = 1 << 24
 """Characters per line at most: even a table of a million columns has shorter lines."""
@@ -27,9 +27,9 @@ MAX_LINE = 1 << 24
 def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
     """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
-    Features are converted to float32 and not scaled. label: the column of labels, by default `label`, `y` or `class`;
-    `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns to leave
-    out, such as `?drop=id,date`.
+    Features are converted to float32 and not scaled. label: the column of labels, by default `label`, `y`, `class` or
+    `target`; `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns
+    to leave out, such as `?drop=id,date`.
     """
     path = existing_file(required_path(path, "csv"))
     check_disk(3 * path.stat().st_size, str(path))  # a number takes at least two characters
@@ -71,7 +71,7 @@ class Columns:
         dropped = [name for name in drop.split(",") if name]
         for name in (*dropped, *([label] if label else [])):
             if name not in self.names:
-                raise UsageError(f"the column {name!r} must be in {path}: {nearest(name, self.names[:50])}")
+                raise UsageError(f"the column {name!r} must be in {path}: {nearest(name, self.names)}")
         self.label = self._find_label(label)
         excluded = {*dropped, self.label}
         self.features = [k for k, name in enumerate(self.names) if name not in excluded]

@@ -34,6 +34,10 @@ ROUNDING = 1e-6
 """Share of the range by which an input may be outside the bounds: as much as rounding does. It is clamped."""
 
 
+LEAST_OF_BYTES = 16
+"""Pictures whose largest value is above this are taken for bytes: the digits of scikit-learn reach 16."""
+
+
 def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> Tensor:
     """The inputs, clamped if rounding took them outside the bounds; refuses inputs that are further outside.
 
@@ -51,8 +55,8 @@ def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) 
     remedy = "rescale the inputs or pass their true bounds"
     if inputs.ndim == 2:
         remedy += "; --bounds auto, or bounds=(-inf, inf), takes those of a table"
-    if high <= 1 and most > 2 and least >= 0:
-        remedy = "divide by 255 or pass bounds=(0, 255)"
+    elif high <= 1 and LEAST_OF_BYTES < most <= 255 and least >= 0:
+        remedy = "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255"
     elif least < 0 <= low:
         remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
     raise DataError(

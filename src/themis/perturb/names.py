@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from themis.errors import UsageError
 from themis.perturb.attack import ATTACKS
 from themis.perturb.blur import BLUR
 from themis.perturb.geometry import GEOMETRY
@@ -48,4 +49,9 @@ def choose_perturbation(
     if isinstance(perturbation, str):
         known = PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
         perturbation = read_perturbation(perturbation, known, imports=imports)
+    if not isinstance(perturbation, Perturbation):
+        raise UsageError(
+            f"perturbation must be a name, such as 'gaussian' or 'rain + fog', or a Perturbation, got "
+            f"{type(perturbation).__name__}: make one of a function with @themis.perturb"
+        )
     return perturbation.at(magnitude)

@@ -282,7 +282,7 @@ class Origin:
 
         name, _, rest = text.partition(":")
         with self.in_folder():
-            return read_data(text) if name in READERS or not rest else call_factory(text, flag)
+            return read_data(text) if name in READERS or not rest else call_factory(text, flag, READERS)
 
     def weights_path(self) -> Path | None:
         """Return the weights file, if it exists."""

@@ -36,7 +36,7 @@ from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
 from themis.suites.result import SuiteRun
 from themis.suites.slices import SliceColumn, class_column, metadata_columns
 from themis.target.alignment import align_seeds
-from themis.target.target import AnyTarget, as_target
+from themis.target.target import AnyTarget, as_target, refuse_target_options
 
 
 class SuiteListener:
@@ -84,6 +84,7 @@ def run_suite(
         callbacks: Called as each campaign proceeds, see `Callback`.
         listener: Notified as the suite proceeds.
     """
+    refuse_target_options(options)
     suite_options, settings = read_options(options)
     seeds = read_seeds(data, settings.max_seeds)
     definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])

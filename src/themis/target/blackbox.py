@@ -26,7 +26,7 @@ from themis.target.fingerprint import hash_text
 from themis.target.output import check_label_order, in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Examples, Requests
 from themis.target.several import Beside
-from themis.target.target import AnyTarget, check_options, explain_errors
+from themis.target.target import AnyTarget, check_options, check_preprocess, explain_errors
 
 Array = NDArray[Any]
 
@@ -90,6 +90,7 @@ class BlackBox:
             if function is not None and not callable(function):
                 raise UsageError(f"BlackBox: {name} must be a function of an array, got {type(function).__name__}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+        check_preprocess(self.preprocess)
         check_label_order(self.label_order)
         object.__setattr__(self, "channels", choose_channels(self.channels))
         if isinstance(self.output, str | int) and self.output not in FORMS:

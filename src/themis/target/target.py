@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -172,6 +172,7 @@ class Target:
                 remedy = "pass it to themis.run as it is, or as themis.BlackBox(estimator, ...) with options"
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
+        check_preprocess(self.preprocess)
         object.__setattr__(self, "output", choose_output(self.output))
         check_label_order(self.label_order)
         if self.autocast is not None and self.autocast not in AUTOCAST:
@@ -403,6 +404,25 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
         raise UsageError(f"neurons must be 'element' or 'channel', got {neurons!r}")
     choose_oracle(oracle)  # refuses an unknown name
     return low, high
+
+
+def check_preprocess(preprocess: object) -> None:
+    """Refuse a preprocessing that is no function."""
+    if preprocess is not None and not callable(preprocess):
+        raise UsageError(
+            "preprocess must be a function of a batch of inputs, such as themis.Normalize(mean, std), got "
+            f"{preprocess!r}"
+        )
+
+
+def refuse_target_options(options: Iterable[str]) -> None:
+    """Refuse options of a target that were passed to a campaign."""
+    of_target = {field.name for field in fields(Target)}
+    for name in options:
+        if name in of_target:
+            raise UsageError(
+                f"{name} is an option of the target, not of the campaign: pass themis.Target(model, {name}=...)"
+            )
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from themis.errors import DataError, ModelError, UsageError, first_line, nearest
+from themis.errors import DataError, ModelError, UsageError, closest, first_line, nearest
 from themis.user_code import StandardLibraryError, describe_location, import_named
 
 
@@ -39,8 +40,11 @@ def read_call(text: str, flag: str) -> Call:
         ) from None
 
 
-def call_factory(spec: str, flag: str) -> Any:
-    """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option it was given to."""
+def call_factory(spec: str, flag: str, others: Iterable[str] = ()) -> Any:
+    """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option it was given to.
+
+    others: what may stand before the colon instead of a module, such as `images`.
+    """
     name, _, rest = spec.partition(":")
     attribute, args, kwargs = read_call(rest, flag)
     if not attribute:
@@ -51,9 +55,11 @@ def call_factory(spec: str, flag: str) -> Any:
     except StandardLibraryError:
         raise
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--{flag} {spec!r}: {error}; modules are looked up in the environment and then in the working directory"
-        ) from error
+        meant = closest(name, others) if error.name == name else None
+        remedy = "modules are looked up in the environment and then in the working directory"
+        if meant is not None:
+            remedy = f"did you mean {meant}:{rest}?"
+        raise UsageError(f"--{flag} {spec!r}: {error}; {remedy}") from error
     except AttributeError as error:
         module = sys.modules.get(name)
         known = [key for key in vars(module) if not key.startswith("_")] if module else []

@@ -37,7 +37,7 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
             raise UsageError(f"--model {spec!r} must name a model: write {kind}:NAME")
         return PACKAGES[kind](name, trust, has_weights)
     if not is_file(spec):
-        return LoadedModel(call_factory(spec, "model"))
+        return LoadedModel(call_factory(spec, "model", PACKAGES))
     path = Path(spec)
     if not path.is_file():
         raise DataError(f"the model file must exist, but {path} does not: check the path")

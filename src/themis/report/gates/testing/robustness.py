@@ -172,6 +172,9 @@ class RobustnessTest:
                 "a robustness test must name its perturbation, got none: pass it to the fixture, for example "
                 "robustness(target, data, 'gaussian'), or to the marker"
             )
+        from themis.target.target import refuse_target_options
+
+        refuse_target_options(merged)
         known = {*(field.name for field in fields(Settings)), *ARGUMENTS, *GATES}
         for name in merged:
             if name not in known:
