@@ -6,10 +6,10 @@ import torch
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis.experiments.evaluation.cells import name_machine
-from themis.experiments.evaluation.claims import count_verdicts, judge_claims
+from themis.experiments.evaluation.claims import judge_claims, list_verdicts
 from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
 from themis.experiments.evaluation.figures import draw_ratios
-from themis.experiments.evaluation.page import progress_tables
+from themis.experiments.evaluation.page import opening, progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval, ratio_tables
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
@@ -70,6 +70,13 @@ def test_strong_correlations_are_counted_and_degenerate_cells_are_not_scored():
     assert counts.rows[1][1] == "1 of 2, 0.30"
     assert "1 of 3 cells by the error rate at full strength, 3 by that over the whole range" in counts.notes[0]
     assert full.rows == [("net fgsm", "10%..80%", "-", r, other) for r, other in (SCORED[:2], SCORED[2:])]
+
+
+def test_cells_without_a_grid_are_named_once_by_the_reason():
+    has_grid = {**cell({}), "grids": [{**cell({})["grids"][0], "name": "grid"}]}
+    without = [{**cell({}), "perturbation": name, "grid_refused": why} for name, why in zip("abc", "xyx", strict=True)]
+    rates = next(iter(capability_cells(Evaluation({"pairs": [has_grid, *without]}))))
+    assert rates.notes[1:] == ["No grid for net a, net c: x.", "No grid for net b: y."]
 
 
 def test_a_technique_that_few_cells_have_is_left_open_in_the_others():
@@ -180,8 +187,9 @@ def test_weak_correlations_everywhere_are_not_said_to_rise_with_the_error_rate()
 
 def cells_until_done(ratios):
     techniques = {
-        "nc": {"stops": {"tests": 2, "coverage": 1}, "campaigns": 3, "seconds_total": 1.0},
-        "random": {"stops": {"tests": 3}, "campaigns": 3, "seconds_total": 1.0},
+        "paper-preset": {"stops": {"coverage": 3}, "campaigns": 3, "tests": 500},
+        "nc": {"stops": {"tests": 2, "coverage": 1}, "campaigns": 3, "tests": 900},
+        "random": {"stops": {"tests": 3}, "campaigns": 3, "tests": 1000},
     }
     cells = [{"paper-preset": {"over_four": ratio, "over_best": 0.5}} for ratio in ratios]
     return {"done": [{"ratios": own, "techniques": techniques} for own in cells]}
@@ -203,6 +211,7 @@ def test_faults_when_done_are_judged_by_the_interval_of_the_presets_ratio(ratios
     assert (claim.verdict, claim.paper) == (verdict, "3.78 times as many")
     n_stopped, n = 2 * len(ratios), 3 * len(ratios)
     assert f"{n_stopped} of {n} campaigns of baselines reached the limit of tests before they were done" in claim.why
+    assert claim.why.endswith("after 900 tests on average; paper-preset took 500.")
 
 
 def test_a_cell_in_which_the_preset_found_nothing_counts_in_the_median():
@@ -224,6 +233,7 @@ def test_at_equal_budgets_a_model_under_a_perturbation_counts_once(budget):
         {"pairs": pairs}, f"Themis finds more faults than the mean of the four baselines, at equal {budget}"
     )
     assert claim.measured == "ratios with 95% intervals are 3.00 in 2 cells for paper-preset"
+    assert ("follows a gradient" in claim.why) is (budget == "passes")
 
 
 @pytest.mark.parametrize(
@@ -375,10 +385,40 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
     ]
 
 
-def test_verdicts_are_counted_in_one_sentence():
+def test_the_opening_says_how_many_campaigns_there_were():
+    pairs = [
+        {"model": f"net{k}", "limits": {"campaigns": n}, "budgets": {"passes": grids}}
+        for k, (n, grids) in enumerate([(2, [{}]), (3, [{}]), (2, [{}]), (1, [])])
+    ]
+    lines = opening(Evaluation({"version": "1", "pairs": pairs, "missing": {}, "unfinished": [], "failed": []}))
+    assert lines[1:] == ["Every technique had 3 campaigns per magnitude in 1 pair, 2 in 2."]
+
+
+@pytest.mark.parametrize(
+    ("sensitivities", "why"),
+    [
+        ([1.0, 2.0, 3000.0, 9e6], "(net fgsm), they rise together too, but not in proportion: the correlation of"),
+        ([1.0, 9.0, 2.0, 3.0], ""),
+    ],
+)
+def test_a_weak_correlation_is_explained_if_sensitivity_rises_with_the_error_rate(sensitivities, why):
+    weak = {"r": 0.5, "mean_sensitivity": sensitivities, "error_rates": [0.1, 0.5, 0.6, 0.7]}
+    pairs = [{**cell({}), "sensitivity": own} for own in (weak, {**weak, "r": 0.9}, {**weak, "r": None}, None)]
+    claim = verdict_of({"pairs": pairs}, "Greater sensitivity")
+    assert claim.headline == "r of at least 0.7 in 1 of 2 cells"
+    assert why in claim.why
+    assert bool(why) is bool(claim.why)
+
+
+def test_claims_are_listed_by_verdict():
     pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
     content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **cells_until_done([1.4] * 6)}
-    assert count_verdicts(Evaluation(content)) == "Of 2 claims: 1 holds in part, 1 does not hold."
+    assert list_verdicts(Evaluation(content)).splitlines() == [
+        "Of 2 claims:",
+        "",
+        "- **1 holds in part.** Themis finds more faults than the mean of the four baselines, when done.",
+        "- **1 does not hold.** Themis correlates strongly, baselines rarely (the paper's magnitudes).",
+    ]
 
 
 def test_techniques_are_averaged_over_the_same_cells_when_done():

@@ -54,13 +54,14 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
         for pair, grid in cells
     ]
     n_full, n_box = (sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values())
-    refused = [
-        f"{name_pair(pair)}: {pair['grid_refused']}" for pair in pairs if pair["grid_refused"] and name == "grid"
-    ]
+    refused: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair["grid_refused"] and name == "grid":
+            refused.setdefault(pair["grid_refused"], []).append(name_pair(pair))
     notes = [
         f"Error rates by magnitude. Degenerate are {n_full} of {plural(len(cells), 'cell')} at full strength and "
         f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
-        *(f"No grid for {text}." for text in refused),
+        *(f"No grid for {', '.join(names)}: {reason}." for reason, names in refused.items()),
     ]
     columns = ("cell", "at full strength", "over the whole range")
     return Table(f"Error rates, {TITLES[name]}", columns, rows, notes)

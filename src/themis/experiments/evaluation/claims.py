@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
+from scipy.stats import spearmanr
+
 from themis.experiments.evaluation.cells import RETRAINED
 from themis.experiments.evaluation.ratios import (
+    AT_EQUAL_PASSES,
     LEAST_CELLS,
     WHEN_DONE,
     describe_ratios,
@@ -16,7 +18,7 @@ from themis.experiments.evaluation.ratios import (
     list_ratios,
     median_interval,
 )
-from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, with_times
+from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, with_times
 from themis.experiments.evaluation.theory import CLOSE, count_reached, list_shares
 from themis.experiments.evaluation.variant_tables import compare_judging
 from themis.experiments.table import Table, plural
@@ -36,6 +38,8 @@ SAMPLED = 0.005
 """How far the coverage of a sample may be from that of all neurons."""
 SEEN = 0.95
 """The share of the faults that must have been seen at coverage 100%."""
+GRADIENTS = f"A test of {PRESET} takes two passes more than one of a baseline, since it follows a gradient."
+"""What an equal number of passes means for it."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +86,27 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate; counted "
         f"are cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by "
         f"the sign test, which need {LEAST_CELLS} cells and take them for independent. At equal budgets they are on "
-        f"magnitudes chosen in advance, or else on the paper's, unless these are degenerate. A test of {PRESET} takes "
-        "two passes more than one of a baseline, since it follows a gradient. Verdicts are about "
-        f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
+        f"magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about {PRESET}, "
+        f"the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
     ]
     columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
     return Table("The paper's claims", columns, rows, notes) if rows else None
 
 
-def count_verdicts(evaluation: Evaluation) -> str:
-    """How many claims hold, in one sentence; empty if none was measured."""
-    counts = Counter(claim.verdict for claim in judge_claims(evaluation))
+def list_verdicts(evaluation: Evaluation) -> str:
+    """Which claims hold, which do in part, and which do not, as a list in Markdown; empty if none was measured."""
     words = {
         HOLDS: (HOLDS, "hold"),
         IN_PART: (IN_PART, "hold in part"),
         FAILS: (FAILS, "do not hold"),
         OPEN: ("is undecided", "are undecided"),
     }
-    parts = [f"{n} {forms[n > 1]}" for verdict, forms in words.items() if (n := counts[verdict])]
-    return f"Of {plural(counts.total(), 'claim')}: {', '.join(parts)}." if parts else ""
+    claims = judge_claims(evaluation)
+    groups = {verdict: [claim.text for claim in claims if claim.verdict == verdict] for verdict in words}
+    lines = [
+        f"- **{len(own)} {words[verdict][len(own) > 1]}.** {'. '.join(own)}." for verdict, own in groups.items() if own
+    ]
+    return "\n".join([f"Of {plural(len(claims), 'claim')}:", "", *lines]) if lines else ""
 
 
 def summarise_claims(evaluation: Evaluation) -> list[str]:
@@ -171,7 +177,8 @@ def _faults(content: Record) -> Iterator[Claim]:
     """Faults relative to the mean of the four baselines: when done, and at equal budgets."""
     for when, ratios in fault_ratios(content).items():
         if claim := _compare_faults(when, ratios, PAPER_FAULTS if when == WHEN_DONE else None):
-            yield replace(claim, why=f"{claim.why} {_unfinished(content['done'])}") if when == WHEN_DONE else claim
+            reason = _unfinished(content["done"]) if when == WHEN_DONE else GRADIENTS if when == AT_EQUAL_PASSES else ""
+            yield replace(claim, why=f"{claim.why} {reason}".strip())
 
 
 def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Claim | None:
@@ -223,9 +230,11 @@ def _unfinished(done: list[Record]) -> str:
     rows = [pair["techniques"][name] for pair in done for name in BASELINES if name in pair["techniques"]]
     n_stopped = sum(row["stops"].get("tests", 0) for row in rows)
     n_campaigns = sum(row["campaigns"] for row in rows)
+    preset = [pair["techniques"][PRESET]["tests"] for pair in done if PRESET in pair["techniques"]]
     return (
         f"{n_stopped} of {plural(n_campaigns, 'campaign')} of baselines reached the limit of tests before they were "
-        "done, and count with what they had found by then."
+        f"done, and count with what they had found by then, after {mean(row['tests'] for row in rows):,.0f} tests on "
+        f"average; {PRESET} took {mean(preset):,.0f}."
     )
 
 
@@ -465,4 +474,21 @@ def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
             f"{min(found):.2f}",
             HOLDS if n_strong >= NEARLY_ALL * len(found) else IN_PART if n_strong > len(found) / 2 else FAILS,
             f"r is strong in {percent(NEARLY_ALL, 0)} of the cells; in part, in most",
+            _explain_weak(pairs),
         )
+
+
+def _explain_weak(pairs: list[Record]) -> str:
+    """Whether sensitivity rises with the error rate, if not in proportion, where r is not strong."""
+    weak = [pair for pair in pairs if pair["sensitivity"] and (pair["sensitivity"]["r"] or STRONG) < STRONG]
+    ranks = [
+        float(spearmanr(pair["sensitivity"]["mean_sensitivity"], pair["sensitivity"]["error_rates"])[0])
+        for pair in weak
+    ]
+    if not ranks or min(ranks) < STRONG:
+        return ""
+    cells = ", ".join(map(name_pair, weak))
+    return (
+        f"In the others ({cells}), they rise together too, but not in proportion: the correlation of their ranks is at "
+        f"least {min(ranks):.2f}."
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
-from themis.experiments.evaluation.claims import CHOOSERS, claims_table, count_verdicts, summarise_claims
+from themis.experiments.evaluation.claims import CHOOSERS, claims_table, list_verdicts, summarise_claims
 from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
 from themis.experiments.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
 from themis.experiments.evaluation.ratios import ratio_tables
@@ -42,7 +43,7 @@ def evaluation_page(evaluation: Evaluation, figures: Mapping[str, str]) -> str:
     claims, parts = claims_table(evaluation), []
     if claims is not None:
         heading = "## What holds, and what does not"
-        parts += [heading, count_verdicts(evaluation), claims.markdown(), *summarise_claims(evaluation)]
+        parts += [heading, list_verdicts(evaluation), claims.markdown(), *summarise_claims(evaluation)]
     for title in [title for title in SUMMARIES if title in {*summaries, *cells}]:
         parts += [f"## {title}", *(opening(evaluation) if title == MEASURED else [])]
         parts += [table.markdown() for table in summaries.get(title, [])]
@@ -72,12 +73,21 @@ def opening(evaluation: Evaluation) -> list[str]:
     if n_run < len(content["pairs"]):
         pairs += f", {n_run} of them with campaigns, the rest with error rates only"
     lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
+    lines += [_count_campaigns(content["pairs"])] if n_run else []
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
     if content["failed"]:
         lines.append(f"{plural(len(content['failed']), 'cell')} failed and will run again with the next call.")
     return lines
+
+
+def _count_campaigns(pairs: list[Record]) -> str:
+    """Such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
+    counts = Counter(pair["limits"]["campaigns"] for pair in pairs if any(pair["budgets"].values()))
+    (most, n_pairs), *others = sorted(counts.items(), reverse=True)
+    first = f"{plural(most, 'campaign')} per magnitude in {plural(n_pairs, 'pair')}"
+    return f"Every technique had {', '.join([first, *(f'{n} in {own}' for n, own in others)])}."
 
 
 def progress_tables(evaluation: Evaluation) -> Iterable[Table]:

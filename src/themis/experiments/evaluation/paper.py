@@ -39,7 +39,8 @@ PAPER_R: dict[str, dict[str, float]] = {
 def paper_plan() -> EvaluationPlan:
     """The plan for the models of the paper.
 
-    One test of CW costs 304 passes, so its budget in tests is small, and only the paper's magnitudes are used.
+    One test of CW costs 304 passes, so its budget in tests is small. It finds a wrong answer of any confidence, its
+    magnitude, so that no magnitudes with other error rates can be chosen: only the paper's are used.
     """
     return EvaluationPlan.of(
         {

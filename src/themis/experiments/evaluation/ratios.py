@@ -11,7 +11,8 @@ from themis.experiments.comparison.plan import PAPER
 from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
 from themis.experiments.table import NONE, Table, format_estimate, plural
 
-WHEN_DONE = "when done"
+WHEN_DONE, AT_EQUAL_PASSES, AT_EQUAL_TESTS = "when done", "at equal passes", "at equal tests"
+"""When faults are compared."""
 RIVALS = {"over_best": "best rival", "over_four": "mean of the four baselines", "over_random": "random"}
 """What faults are compared with, by the key of the ratio."""
 LEAST_CELLS = 6
@@ -21,9 +22,9 @@ LEAST_CELLS = 6
 def fault_ratios(content: Record) -> dict[str, list[Record]]:
     """The ratios of faults of every cell when done and at equal budgets."""
     ratios = {WHEN_DONE: [pair["ratios"] for pair in content["done"]]}
-    for budget in ("passes", "tests"):
+    for budget, when in (("passes", AT_EQUAL_PASSES), ("tests", AT_EQUAL_TESTS)):
         found = [choose_grid(pair["budgets"].get(budget, [])) for pair in content["pairs"]]
-        ratios[f"at equal {budget}"] = [grid["ratios"] for grid in found if grid]
+        ratios[when] = [grid["ratios"] for grid in found if grid]
     return ratios
 
 
