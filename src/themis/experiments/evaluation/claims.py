@@ -86,8 +86,8 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate; counted "
         f"are cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by "
         f"the sign test, which need {LEAST_CELLS} cells and take them for independent. At equal budgets they are on "
-        f"magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about {PRESET}, "
-        f"the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
+        "magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
+        f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
     ]
     columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
     return Table("The paper's claims", columns, rows, notes) if rows else None
