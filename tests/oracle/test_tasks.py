@@ -226,13 +226,16 @@ def test_the_command_line_runs_lists_and_replays_a_task_in_separate_processes(or
     replayed = themis_says("replay", "run", *ids)
     assert "2 of 2 reproduced" in replayed
     if ":" not in oracle or oracle.startswith("regression"):
-        assert f"answer  clean {faults[0]['clean_value']:.6g}, recorded {faults[0]['answer']}" in replayed
+        direction = ("smaller", "larger")[faults[0]["answer"]]
+        assert f"answer  clean {faults[0]['clean_value']:.6g}, recorded {direction} (" in replayed
+        for command in ("faults", "groups", "shrink"):
+            assert direction in themis_says(command, "run")
     assert "clean value" in themis_says("faults", "run") or oracle.startswith("mine")
 
 
 SAID = {
     "regression": "says -?[0-9]",
-    "multilabel": "breaks: [0-3]",
+    "multilabel": "label [0-3] flipped",
     "threshold": "says [01], [5-9]",
     "changed": "says [0-2],",
 }

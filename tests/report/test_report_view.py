@@ -239,7 +239,7 @@ def test_a_view_of_each_task(task, tmp_path):
     assert np.sum(view.matrix.distinct) == run.rounds[-1].distinct_faults
     columns = view.faults.columns
     if task == "regression":
-        assert set(view.outcomes.values()) <= {"smaller (left)", "larger (right)"}
+        assert set(view.outcomes.values()) <= {"smaller", "larger"}
         assert None not in columns.value + columns.clean_value
     if task == "multilabel":
         assert all(each.endswith("flipped") for each in view.outcomes.values())

@@ -214,12 +214,10 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
         return "no" if value is None else "yes"
     if value is None:
         return "-"
-    if name == "answer" and value < 0:
-        return "not finite"
-    if name == "answer" and task == "detection":
-        from themis.report.names import outcome_names
+    if name == "answer":
+        from themis.runs.outcomes import show_outcome
 
-        return outcome_names(task, [value], classes)[value]
+        return show_outcome(task, value, classes)
     if name == "confidence":
         return f"{value:.1%}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -109,7 +109,10 @@ def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> No
     if not shrunk and not lost:
         print_text(f"{replayer.run.path} has no faults to shrink")
         return
-    rows = [HEADERS, *map(_row, shrunk)] if shrunk else []
+    from themis.report.names import class_names, task_of
+
+    task, classes = task_of(replayer.run), class_names(replayer.run)
+    rows = [HEADERS, *(_row(fault, task, classes) for fault in shrunk)] if shrunk else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
@@ -121,14 +124,16 @@ def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> No
         print_text(f"{len(lost)} {noun} no longer {verb} the model: {', '.join(map(str, lost))}")
 
 
-def _row(fault: ShrunkFault) -> tuple[str, ...]:
-    answer = "not finite" if fault.answer < 0 else str(fault.answer)
+def _row(fault: ShrunkFault, task: str, classes: list[str] | None) -> tuple[str, ...]:
+    from themis.runs.outcomes import show_outcome
+
+    answer, before = (show_outcome(task, outcome, classes) for outcome in (fault.answer, fault.answer_before))
     return (
         str(fault.id),
         str(fault.seed_id),
         f"{fault.strength_before:.3g} -> {fault.strength:.3g}",
         f"{fault.distance:.3g}",
-        answer if fault.is_same else f"{answer}, was {fault.answer_before}",
+        answer if fault.is_same else f"{answer}, was {before}",
         fault.sentence,
     )
 

@@ -5,7 +5,6 @@ Places are in pixels from the upper left corner of the picture, so that the cent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -146,11 +145,6 @@ class KeyPoints(Oracle):
         """Return which points count, `[tests, points]`."""
         is_near = _distances(clean_outputs, reference) <= reach[:, None]
         return (reference[..., 2] == COUNTS) & is_near & (reach > 0)[:, None]
-
-
-def describe_point(number: int, names: Sequence[str] | None) -> str:
-    """Return the name of a point, or its number in words."""
-    return names[number] if names is not None and number < len(names) else f"point {number}"
 
 
 def _distances(outputs: Tensor, reference: Tensor) -> Tensor:

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.reading import read_regular
+from themis.runs.outcomes import gives_answers, name_outcome
 from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
 
-DIRECTIONS = {0: "smaller (left)", 1: "larger (right)"}
 MAX_FEATURES = 16 << 20
 """Bytes of a features file."""
-ANSWER_TASKS = ("wrong", "changed", "top5", "threshold")
-"""Tasks whose outcome is an answer of the model."""
 
 
 def task_of(run: Reader) -> str:
@@ -33,33 +31,12 @@ def class_names(run: Reader) -> list[str] | None:
 
 def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[int, str]:
     """A name for each of the outcomes."""
-    return {outcome: _outcome(task, outcome, classes) for outcome in outcomes}
+    return {outcome: name_outcome(task, outcome, classes) for outcome in outcomes}
 
 
 def answer_names(task: str, answers: Iterable[int], classes: list[str] | None) -> dict[int, str]:
     """A name for each of the answers to clean inputs, in tasks that have them."""
-    return outcome_names(task if task in ANSWER_TASKS else "wrong", answers, classes)
-
-
-def _outcome(task: str, outcome: int, classes: list[str] | None) -> str:
-    if outcome < 0:
-        return "not finite"
-    if task == "detection":
-        from themis.oracle.detection import describe_outcome
-
-        return describe_outcome(outcome, classes)
-    if task in ("regression", "off"):
-        return DIRECTIONS.get(outcome, str(outcome))
-    name = classes[outcome] if classes is not None and outcome < len(classes) else str(outcome)
-    if task == "multilabel":
-        return f"label {name} flipped"
-    if task == "segmentation":
-        return f"class {name} lost"
-    if task == "keypoints":
-        from themis.oracle.keypoints import describe_point
-
-        return f"{describe_point(outcome, classes)} off"
-    return name if task in ANSWER_TASKS else f"outcome {outcome}"
+    return outcome_names(task if gives_answers(task) else "wrong", answers, classes)
 
 
 def feature_names(run: Reader) -> list[str] | None:

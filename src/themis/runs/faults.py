@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import MissingExtraError, UsageError
+from themis.runs.outcomes import NUMBER_TASKS, gives_answers, name_outcome, name_point
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,14 +174,15 @@ class Fault:
     def outcome(self) -> str | None:
         """What happened, in words, in tasks whose outcomes are not answers, such as `dog lost`; otherwise None."""
         if self._task == "keypoints" and self.answer >= 0 and self.value is not None:
-            from themis.oracle.keypoints import describe_point
-
-            return f"{describe_point(self.answer, self._classes)} off by {self.value:.3g} pixels"
-        if self._task != "detection" or self.answer < 0:
+            return f"{name_point(self.answer, self._classes)} off by {self.value:.3g} pixels"
+        if not self._task or gives_answers(self._task) or self.answer < 0:
             return None
-        from themis.oracle.detection import describe_outcome
+        return name_outcome(self._task, self.answer, self._classes)
 
-        return describe_outcome(self.answer, self._classes)
+    @property
+    def is_number(self) -> bool:
+        """Whether the answers are numbers, `clean_value` and `value`, as in a regression."""
+        return self._task in NUMBER_TASKS and self.clean_value is not None and self.value is not None
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""

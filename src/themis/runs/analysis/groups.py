@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.runs.analysis.latent_classes import CategoryTable, find_classes, order_by_size
 from themis.runs.faults import Column, Fault, Faults, telling
+from themis.runs.outcomes import gives_answers, name_outcome
 from themis.runs.run import percent
 
 Ints = NDArray[np.int64]
@@ -367,8 +368,8 @@ def _grown_layers(
 def _describe_outcomes(faults: Faults, columns: dict[str, Column], at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
     answers, n = np.unique(columns["answer"][at], return_counts=True)
     share = float(n.max() / len(at))
-    if faults.task == "detection":
-        return ", ".join(_describe_objects(faults, answers, n / len(at)))
+    if faults.task and not gives_answers(faults.task):
+        return ", ".join(_describe_most_frequent(faults, answers, n / len(at)))
     most_frequent = _describe_answer(int(answers[n.argmax()]))
     first = outcomes[0]
     if first.share >= 0.5 and first.clean_answer is not None:
@@ -381,11 +382,9 @@ def _describe_outcomes(faults: Faults, columns: dict[str, Column], at: Ints, out
     return f"several outcomes ({', '.join(texts)})"
 
 
-def _describe_objects(faults: Faults, answers: Ints, shares: NDArray[np.float64]) -> list[str]:
-    """What happened most often to which objects."""
-    from themis.oracle.detection import describe_outcome
-
-    names = ["not finite" if answer < 0 else describe_outcome(answer, faults.classes) for answer in answers.tolist()]
+def _describe_most_frequent(faults: Faults, answers: Ints, shares: NDArray[np.float64]) -> list[str]:
+    """What happened most often, in tasks whose outcomes are not answers."""
+    names = [name_outcome(faults.task, answer, faults.classes) for answer in answers.tolist()]
     order = np.argsort(-shares, kind="stable").tolist()[:3]
     return [f"{names[k]}{_describe_share(float(shares[k]))}" for k in order]
 

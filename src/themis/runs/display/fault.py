@@ -27,7 +27,7 @@ def answers(fault: Fault) -> tuple[str, str]:
     """The answers to the clean and to the disturbed input."""
     confidence = "" if math.isnan(fault.confidence) else f" ({fault.confidence:.0%})"
     after = "not finite" if fault.answer < 0 else f"{fault.answer}{confidence}"
-    if fault.outcome is not None:
+    if fault.outcome is not None and not fault.is_number:
         return "as expected", fault.outcome
     if fault.clean_answer is not None:
         return str(fault.clean_answer), after

@@ -169,7 +169,7 @@ def blank_figure(width: float, height: float) -> Any:
 
 def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
     """Titles with the answers to the clean and to the disturbed input."""
-    if fault.outcome is not None:
+    if fault.outcome is not None and not fault.is_number:
         return "clean", fault.outcome
     wrong = _class(fault.answer, classes)
     if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
