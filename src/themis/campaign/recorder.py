@@ -29,7 +29,8 @@ class Recorder:
 
     def __init__(self, faults: Faults, callbacks: Callbacks, store: Writer | None) -> None:
         self.faults, self.callbacks, self.store = faults, callbacks, store
-        self._pending_events: deque[tuple[str, Any]] = deque()
+        self._events: deque[tuple[int, str, Any]] = deque()
+        """What callbacks will be informed of, each with the number of its addition to the store."""
         self.interrupts = Interrupts()
         self.is_torn = False
 
@@ -58,12 +59,10 @@ class Recorder:
         clean_outputs: Tensor | None = None,
     ) -> None:
         """Take the faults among `tests`; they are written by `keep`, with the clean outputs of their seeds if given."""
-        columns, tensors = None, None
+        columns, tensors, addition = None, None, 0
         if len(measurement.faults.position):
             columns = fault_columns(tests, measurement, facts, round, stream)
             self.faults.add(**columns)
-            if self.callbacks.wants("on_fault"):
-                self._pending_events += [("on_fault", fault) for fault in self.faults.latest()]
             if self.store:
                 rows = torch.from_numpy(tests.seed[measurement.results.is_fault])
                 details = measurement.faults
@@ -71,23 +70,27 @@ class Recorder:
                 ids = torch.from_numpy(columns["id"])
                 tensors = Tensors(ids, seeds.take(rows), details.inputs, details.outputs, answers)
         if self.store:
-            self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
+            addition = self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
+        if columns is not None and self.callbacks.wants("on_fault"):
+            self._events += [(addition, "on_fault", fault) for fault in self.faults.latest()]
 
     def add_round(self, round: Round) -> None:
         """Take a finished round; it is written by `keep`."""
-        if self.store:
-            self.store.add_round(round)
-        self._pending_events.append(("on_round", round))
+        addition = self.store.add_round(round) if self.store else 0
+        self._events.append((addition, "on_round", round))
 
     def keep(self, checkpoint: Callable[[], Checkpoint] | None, *, now: bool = False) -> None:
-        """Write faults, rounds and a checkpoint if they are due, then inform the callbacks of what is on disk."""
+        """Write faults, rounds and a checkpoint if they are due, and inform the callbacks of what is on disk.
+
+        They are written while the next tests run, unless `now` is given.
+        """
+        n_stored = 0
         if self.store is not None:
             with self.interrupts.deferred():
-                is_written = self.store.flush(checkpoint, now=now)
-            if not is_written:
-                return
-        while self._pending_events:
-            self.callbacks.call(*self._pending_events.popleft())
+                n_stored = self.store.flush(checkpoint, now=now)
+        while self._events and self._events[0][0] <= n_stored:
+            _, name, value = self._events.popleft()
+            self.callbacks.call(name, value)
 
     def end(self, run: Run) -> None:
         """Record the result of a campaign."""

@@ -199,8 +199,6 @@ class Calculator:
         self._own_passes = perturbation.passes  # at least; some tasks take more
         self._reruns_clean = False  # whether clean inputs are run again with each test because memory is short
         self.passes = 0
-        self.keeps_inputs = True
-        """Whether measurements have the inputs and outputs of faults; they need not if nothing is stored."""
         self.captures = target.device.type == "cuda"
         """Whether chunks are captured as a CUDA graph if they can be."""
         self.graphs = self._no_graphs(None if self.captures and batch_size is None else 0)
@@ -853,8 +851,6 @@ class Calculator:
         # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
         shares = signature(by_layer).cpu().numpy()
         arrays["signature"] = np.rint(shares * np.float32(1e4)) / np.float32(1e4)
-        if not self.keeps_inputs:
-            disturbed, outputs = disturbed[:0], outputs[:0]
         return FaultDetails(**arrays, position=position, inputs=disturbed.cpu(), outputs=outputs.cpu())
 
     def _no_faults(self, inputs: Tensor) -> FaultDetails:

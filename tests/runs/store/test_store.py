@@ -1,5 +1,6 @@
 """The run folder: what is kept, who can read it, and what happens when the disk fails."""
 
+import errno
 import json
 import sqlite3
 import subprocess
@@ -118,9 +119,9 @@ def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trai
     pending, flush = [], writer.Writer.flush
 
     def watch(self, *arguments, **options):
-        is_written = flush(self, *arguments, **options)
-        pending.append(sum(part.nbytes for part in self._tensors))
-        return is_written
+        n_stored = flush(self, *arguments, **options)
+        pending.append(sum(part.nbytes for part in self._pending.tensors))
+        return n_stored
 
     monkeypatch.setattr(writer.Writer, "flush", watch)
     result = campaign(trained, out=tmp_path / "run")
@@ -129,6 +130,58 @@ def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trai
     assert len(files) > 1
     stored = torch.cat([read_tensors(path).id for path in files])
     assert sorted(stored.tolist()) == sorted(result.faults.columns["id"].tolist())
+
+
+def test_tests_run_while_faults_are_written_and_nobody_hears_of_them_before(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SHARE", 1e-12)  # writing takes more than its share of the time, so nobody waits for it
+    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
+    path, has_run, overlaps, heard = tmp_path / "run", threading.Event(), [], []
+    write = writer.Writer._write_rows
+
+    def write_after_more_tests(self, pending, stop, state):
+        has_run.clear()
+        # The first batch is waited for, since none has shown how long writing takes; after the last, no test is left.
+        overlaps.append(has_run.wait(5) if overlaps and stop < 1280 else None)
+        write(self, pending, stop, state)
+
+    class Listener(themis.Callback):
+        def on_fault(self, fault):
+            with closing(sqlite3.connect(path / "run.sqlite")) as database:
+                heard.append(database.execute("SELECT COUNT(*) FROM faults WHERE id = ?", (fault.id,)).fetchone())
+
+    monkeypatch.setattr(writer.Writer, "_write_rows", write_after_more_tests)
+    options = {"magnitude": 0.9, "max_tests": 1280, "batch_size": 64, "tolerance": 1e-9, "plateau": None}
+    with trained[0].register_forward_pre_hook(lambda *_: has_run.set()):
+        result = campaign(trained, out=path, callbacks=[Listener()], **options)
+    assert len(overlaps) > 3
+    assert False not in overlaps
+    assert heard == [(1,)] * len(result.faults)
+    assert len(heard) > 100
+
+
+def test_a_disk_that_fails_beside_the_campaign_stops_it(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
+    heard, written, write = [], [], writer.Writer._write_rows
+
+    def fail_later(self, pending, stop, state):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, pending, stop, state)
+        written.append(stop)
+
+    class Listener(themis.Callback):
+        def on_fault(self, fault):
+            heard.append(fault.id)
+
+    monkeypatch.setattr(writer.Writer, "_write_rows", fail_later)
+    with pytest.raises(StoreError, match="No space left on device; free some space, or lower max_stored"):
+        campaign(trained, out=tmp_path / "run", magnitude=0.9, callbacks=[Listener()])
+    with closing(Reader(tmp_path / "run")) as run:
+        assert heard == [id for (id,) in run.select("id")] != []
+    monkeypatch.setattr(writer.Writer, "_write_rows", write)
+    resumed = themis.resume(tmp_path / "run", *trained)
+    whole = campaign(trained, magnitude=0.9)
+    assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
 
 
 def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
@@ -279,7 +332,7 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, limit):
     assert done.returncode == 0, done.stderr
     said, outcome = done.stdout.splitlines()
     assert "run cannot be written: " in said
-    assert "free some space, or lower max_stored; everything found so far is stored" in said or "disk" in said
+    assert "free some space, or lower max_stored; what was written before is safe" in said or "disk" in said
     assert outcome.startswith("True True")
 
 

@@ -196,7 +196,7 @@ def _remedy_for(error: OSError, is_run: bool) -> str:
 
 
 def _remedy(text: str, is_run: bool) -> str:
-    safe = "; everything found so far is stored, and the run can be resumed" if is_run else ""
+    safe = "; what was written before is safe, and themis resume runs the rest again" if is_run else ""
     if "full" in text:
         return f"free some space{', or lower max_stored' if is_run else ''}{safe}"
     if "readonly" in text or "unable to open" in text:

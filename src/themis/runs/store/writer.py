@@ -1,4 +1,4 @@
-"""Writing a run folder: one writer, and every fault is on disk before callbacks see it."""
+"""Writing a run folder: one writer, beside the campaign; every fault is on disk before callbacks see it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -61,8 +62,33 @@ class Checkpoint:
     values: dict[str, Any]
 
 
+@dataclass
+class _Pending:
+    """What has been added and is not being written yet."""
+
+    columns: list[dict[str, Column]] = field(default_factory=list)
+    tensors: list[Tensors] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    nbytes: int = 0
+    """The size of the tensors."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A checkpoint as it is written."""
+
+    tests: int
+    rounds: int
+    content: bytes
+    seconds: float
+    """The time that it took to make."""
+
+
 class Writer:
-    """The only writer of a run folder, which it locks."""
+    """The only writer of a run folder, which it locks.
+
+    What a campaign adds is written by a thread while the campaign goes on; whoever else needs the files waits for it.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -83,11 +109,13 @@ class Writer:
         except BaseException:
             self.close()
             raise
-        self._columns: list[dict[str, Column]] = []
-        self._tensors: list[Tensors] = []
-        self._rounds: list[Round] = []
+        self._pending = _Pending()
+        self._n_added = self._n_stored = 0  # batches of faults, and rounds
         self._written = 0  # tests up to here are on disk
         self._seen = 0
+        self._thread = ThreadPoolExecutor(1, "themis-store")
+        self._writing: Future[None] | None = None
+        self._last_seconds, self._last_ended = 0.0, perf_counter()
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
     def _make_folder(self, path: Path) -> None:
@@ -191,6 +219,7 @@ class Writer:
 
     def note(self, name: str, value: Any) -> None:
         """Add to the record."""
+        self._wait()
         row = (name, as_json(value).decode())
         with self._explained(), _transaction(self._database) as database:
             database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", row)
@@ -212,53 +241,79 @@ class Writer:
                 warnings.warn(f"the run cannot be signed, {problem}: {remedy}", RuntimeWarning, stacklevel=2)
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
-    def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> None:
-        """Add the faults of the tests up to number `stop`; the next `flush` writes them."""
+    def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> int:
+        """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition."""
         self._seen = stop
         if columns is not None and tensors is not None:
-            self._columns.append(columns)
-            self._tensors.append(tensors)
+            self._pending.columns.append(columns)
+            self._pending.tensors.append(tensors)
+            self._pending.nbytes += tensors.nbytes
+        self._n_added += 1
+        return self._n_added
 
-    def add_round(self, round: Round) -> None:
-        """Add a round; the next `flush` writes it."""
-        self._rounds.append(round)
+    def add_round(self, round: Round) -> int:
+        """Add a round, and return the number of this addition."""
+        self._pending.rounds.append(round)
+        self._n_added += 1
+        return self._n_added
 
-    def flush(self, checkpoint: Callable[[], Checkpoint] | None = None, *, now: bool = False) -> bool:
-        """Write what is pending, and a checkpoint, if they are due; return whether anything was written.
+    def flush(self, checkpoint: Callable[[], Checkpoint] | None = None, *, now: bool = False) -> int:
+        """Begin to write what was added, and a checkpoint, if they are due; return how many additions are on disk.
 
-        Everything is written in one transaction: after a crash the folder is as before or as after this flush.
+        All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign goes
+        on meanwhile, unless waiting takes less than its share of the time, so that callbacks hear of it at once.
+
+        now: write whether or not it is due, and wait for it.
         """
+        is_full = self._pending.nbytes >= AT_ONCE_BYTES
+        if self._writing is not None and not (now or is_full or self._writing.done()):
+            return self._n_stored
+        self._wait()
         began = perf_counter()
-        is_full = sum(tensors.nbytes for tensors in self._tensors) >= AT_ONCE_BYTES
-        is_due = now or is_full or (began >= self._due_faults and bool(self._columns or self._rounds))
+        is_due = now or is_full or (began >= self._due_faults and bool(self._pending.columns or self._pending.rounds))
         is_checkpoint_due = checkpoint is not None and (now or began >= self._due_checkpoint)
-        if not (is_due or is_checkpoint_due):
-            return False
+        if is_due or is_checkpoint_due:
+            state = _make_state(checkpoint(), began) if checkpoint is not None and is_checkpoint_due else None
+            pending, self._pending = self._pending, _Pending()
+            self._writing = self._thread.submit(self._write, pending, self._seen, self._n_added, state)
+            if now or self._last_seconds <= SHARE * (began - self._last_ended):
+                self._wait()
+        return self._n_stored
+
+    def _wait(self) -> None:
+        """Wait until nothing is being written; raises the error that prevented it."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, pending: _Pending, stop: int, n_added: int, state: _State | None) -> None:
+        """Write what was added up to test number `stop`, `n_added` additions in all, and a checkpoint after them."""
+        began = perf_counter()
         with self._explained():
-            state = self._write_state(checkpoint()) if checkpoint is not None and is_checkpoint_due else None
+            row = None if state is None else (state.tests, state.rounds, self._write_state(state))
             stated = perf_counter()
-            self._write_rows(state)
+            self._write_rows(pending, stop, row)
+        self._n_stored = n_added
         ended = perf_counter()
+        self._last_seconds, self._last_ended = ended - began, ended
         self._due_faults = ended + min(LATEST_FAULTS, (ended - stated) / SHARE)
         if state is not None:
-            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / SHARE)
-        return True
+            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (state.seconds + stated - began) / SHARE)
 
-    def _write_rows(self, state: tuple[int, int, str] | None) -> None:
+    def _write_rows(self, pending: _Pending, stop: int, state: tuple[int, int, str] | None) -> None:
         database = self._database
-        has_forgotten = self._tensor_store.forget(self._written, self._seen)
-        rows, dropped = self._prepare_faults()
+        has_forgotten = self._tensor_store.forget(self._written, stop)
+        rows, dropped = self._prepare_faults(pending)
         with _transaction(database):
-            database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, self._seen))
+            database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, stop))
             if rows:
                 database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
             database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
-            for row in map(_round_row, self._rounds):
+            for row in map(_round_row, pending.rounds):
                 database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
             if state is not None:
                 database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
-        self._written = self._seen
-        self._columns, self._tensors, self._rounds = [], [], []
+        self._written = stop
         moved = self._tensor_store.merge_files() if rows else {}
         if moved:
             pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
@@ -269,21 +324,20 @@ class Writer:
         if state is not None:
             self._drop_states(state[2])
 
-    def _prepare_faults(self) -> tuple[list[tuple[Any, ...]], list[int]]:
+    def _prepare_faults(self, pending: _Pending) -> tuple[list[tuple[Any, ...]], list[int]]:
         """Write the tensors of the pending faults; return their rows, and the faults whose tensors were dropped."""
-        if not self._columns:
+        if not pending.columns:
             return [], []
-        columns = {name: np.concatenate([batch[name] for batch in self._columns]) for name in self._columns[0]}
-        files, dropped = self._tensor_store.put(columns, self._tensors)
+        columns = {name: np.concatenate([batch[name] for batch in pending.columns]) for name in pending.columns[0]}
+        files, dropped = self._tensor_store.put(columns, pending.tensors)
         names = [file_name(file) if file else None for file in files.tolist()]
         return _fault_rows(columns, self._perturbation, names), dropped.tolist()
 
-    def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
+    def _write_state(self, state: _State) -> str:
         # Every state has its own name: the last checkpoint's file must not change until the row is written.
-        content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
-        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(content)}.safetensors"
-        write_file(self.path / "state" / name, content)
-        return checkpoint.tests, checkpoint.rounds, name
+        name = f"{state.tests:09d}-{state.rounds:06d}-{digest(state.content)}.safetensors"
+        write_file(self.path / "state" / name, state.content)
+        return name
 
     def _drop_states(self, current: str) -> None:
         for path in (self.path / "state").iterdir():
@@ -292,11 +346,14 @@ class Writer:
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
+        self._wait()
         with self._explained():
             write_file(self.path / "summary.json", as_json(summary, indent=2))
 
     def close(self) -> None:
         """Let others write to the folder; remove what this writer created if the campaign did not begin its tests."""
+        if hasattr(self, "_thread"):
+            self._thread.shutdown()  # after what is being written
         if hasattr(self, "_database"):
             self._database.close()
         if not self._has_begun:
@@ -310,9 +367,15 @@ class Writer:
 
 
 def _database(path: Path) -> sqlite3.Connection:
-    """A connection to an existing file; a missing one is not created."""
+    """A connection to an existing file, for one thread at a time; a missing file is not created."""
     uri = f"{path.resolve().as_uri()}?mode=rw"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30, check_same_thread=False)
+
+
+def _make_state(checkpoint: Checkpoint, began: float) -> _State:
+    """A copy of a checkpoint, whose arrays the campaign goes on to change."""
+    content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
+    return _State(checkpoint.tests, checkpoint.rounds, content, perf_counter() - began)
 
 
 def _config(record: dict[str, Any]) -> bytes:
