@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import themis
 from themis import BlackBox, Callback, DataError, ModelError, Target, UsageError
+from themis.data.seeds import read_seeds
 from themis.runs.store import Reader
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -157,6 +158,18 @@ def test_a_model_that_returns_nan_is_rejected():
     nn.init.constant_(net.fc.weight, float("nan"))
     with pytest.raises(ModelError, match="finite outputs on clean inputs, but 3 of 3"):
         themis.run(net, torch.rand(3, 1, 8, 8), "gaussian")
+
+
+def test_the_first_seed_without_a_finite_output_is_named_by_its_place_in_the_data():
+    class Breaks(Conv):
+        def forward(self, x):
+            return super().forward(x) / (x.mean((1, 2, 3)) < 2)[:, None]
+
+    data = torch.rand(40, 1, 8, 8)
+    tested = read_seeds(data, 5).seed_id
+    data[tested[3]] = 3.0
+    with pytest.raises(ModelError, match=rf"1 of 5 have a NaN or an infinity, first seed {tested[3]}:"):
+        themis.run(Target(Breaks(), bounds=(0, 3)), data, "gaussian", max_seeds=5)
 
 
 def test_something_other_than_a_model_is_rejected():

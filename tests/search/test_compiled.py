@@ -106,7 +106,7 @@ def test_arrays_that_do_not_fit_are_refused():
     policy = Scheduled()
     policy.init(make_space("gaussian", draws))
     policy.state["kin"][7] = 7
-    with pytest.raises(IndexError, match="the number of a seed's clean answer"):
+    with pytest.raises(IndexError, match="the number of its clean answer"):
         policy.propose(np.arange(10))
     policy.state["kin"] = policy.state["kin"].astype(np.int32)
     with pytest.raises(TypeError, match="expected int64"):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from themis.perturb import choose_perturbation
+from themis.search.effects import turns
 from themis.search.kinds import KINDS, pay_faults
 from themis.search.policy import FOR_PICK, Novelty, Space
-from themis.search.scheduled import FOR_BORROWED, FOR_LEADING, FOR_MOVE, FOR_STEP, Picks, _least, _merged, _turns
+from themis.search.scheduled import FOR_BORROWED, FOR_LEADING, FOR_MOVE, FOR_STEP, Picks, _least, _merged
 
 pytestmark = pytest.mark.quick
 SIX = "rotate + shift + brightness + contrast + gaussian_blur"
@@ -66,7 +67,7 @@ def test_kinds_are_paid_for_their_new_faults():
 def test_turns_count_earlier_tests_of_the_same_seed():
     position = np.random.default_rng().integers(0, 9, 60)
     expected = [int((position[:k] == seed).sum()) for k, seed in enumerate(position)]
-    np.testing.assert_array_equal(_turns(position), expected)
+    np.testing.assert_array_equal(turns(position), expected)
 
 
 @pytest.mark.parametrize("perturbation", ["gaussian", "fog"])

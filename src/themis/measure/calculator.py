@@ -303,11 +303,10 @@ class Calculator:
         clean_outputs = torch.cat(outputs).float()
         is_finite = are_finite(clean_outputs)
         if not bool(is_finite.all()):
+            broken = self.seeds.seed_id[(~is_finite).cpu()]
             raise ModelError(
-                f"the model must give finite outputs on clean inputs, but {int((~is_finite).sum())} of "
-                f"{len(is_finite)} "
-                f"have a NaN or an infinity, first seed {int((~is_finite).nonzero()[0])}: check the weights and the "
-                "preprocessing"
+                f"the model must give finite outputs on clean inputs, but {len(broken)} of {len(is_finite)} have a NaN "
+                f"or an infinity, first seed {int(broken[0])}: check the weights and the preprocessing"
             )
         self.oracle = self.oracle.settle(clean_outputs, self.labels)
         self.usable = self.oracle.check(clean_outputs, self.labels).nonzero().squeeze(1)

@@ -487,10 +487,11 @@ def check_objects(labels: Tensor, n_seeds: int) -> None:
     is_box = (labels[..., 2] >= labels[..., 0]) & (labels[..., 3] >= labels[..., 1])
     is_wrong = ~(is_class & labels.isfinite().all(2)) | (~is_box & (classes != PADDING))
     if bool(is_wrong.any()):
-        seed, row = is_wrong.nonzero()[0].tolist()
+        tested, row = is_wrong.nonzero()[0].tolist()
         raise DataError(
             "labels must be boxes (left, top, right, bottom) with left <= right and top <= bottom and a class number, "
-            f"got {[round(number, 3) for number in labels[seed, row].tolist()]} for seed {seed}: correct the label"
+            f"got {[round(number, 3) for number in labels[tested, row].tolist()]} in row {row} of the labels of input "
+            f"{tested}, counting those that are tested: correct the label"
         )
 
 

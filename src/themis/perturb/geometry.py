@@ -132,7 +132,7 @@ _geometry = partial(Perturbation, is_random=False, inputs="picture", family="geo
 GEOMETRY = (
     _geometry(
         "rotate",
-        (Theta("angle", -30.0, 30.0, unit="degrees, counter-clockwise", limits=(-360, 360)),),
+        (Theta("angle", -30.0, 30.0, unit="degrees, anticlockwise", limits=(-360, 360)),),
         rotate,
         moves=rotate_source,
     ),

@@ -14,13 +14,10 @@ failing seed.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from themis.measure.tests import Bools, Ints, Results
 from themis.search.compiled import Compiled
-from themis.search.policy import Space, State
-
-Numbers = NDArray[np.float64]
+from themis.search.policy import Numbers, Space, State
 
 MEMORY = 1_500
 """Tests over which what was learned about kinds and margins fades by a factor of e, since what pays off changes."""

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from themis.compute import native, rng
 from themis.compute.native import Library, address, addresses
 from themis.measure.tests import Floats, Ints, Results
-from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH_STREAM, Space, State
+from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH_STREAM, Numbers, Space, State
 
-Numbers = NDArray[np.float64]
 AnyArray = NDArray[Any]
 DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
@@ -148,4 +147,4 @@ def sample_kinds(
 
 def _check(is_damaged: int) -> None:
     if is_damaged:
-        raise IndexError("cannot search: a position is no seed, or the number of a seed's clean answer is none")
+        raise IndexError("cannot search: the position of a seed, or the number of its clean answer, is out of range")

@@ -11,13 +11,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from themis.measure.tests import Bools, Floats, Ints, Tests
 from themis.search.chances import DOUBT, MEMORY
-from themis.search.policy import FOR_PICK, Space, State
-
-Numbers = NDArray[np.float64]
+from themis.search.policy import FOR_PICK, Numbers, Space, State
 
 MOST_DIMENSIONS = 6
 """The number of such dimensions up to which corners are compared; with more, each seed takes them in random order."""
@@ -36,9 +33,8 @@ def before_corners(space: Space) -> State:
     return {
         # By answer: the sums of products of terms, and of terms and shortfalls.
         "corner_sums": np.zeros((len(np.unique(space.answer)), n_terms, n_terms + 1)),
-        "visited": np.zeros(
-            len(space.seeds), dtype=np.int64
-        ),  # the corners at which each seed was tested, one bit each
+        # The corners at which each seed was tested, one bit each.
+        "visited": np.zeros(len(space.seeds), dtype=np.int64),
     }
 
 
@@ -84,10 +80,9 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
     bits = np.int64(1) << np.arange(len(terms))
     every = np.bitwise_or.reduce(bits)
     chosen, is_new = np.empty(len(position), dtype=np.int64), np.ones(len(position), dtype=bool)
-    order = np.argsort(position, kind="stable")
-    turn = np.arange(len(position)) - np.searchsorted(position[order], position[order])
+    turn = turns(position)
     for k in range(int(turn.max(initial=-1)) + 1):  # the tests of a seed, one after the other
-        rows = order[turn == k]
+        rows = np.flatnonzero(turn == k)
         visited = state["visited"][position[rows]]
         is_new[rows] = visited != every
         if space.is_random:
@@ -95,6 +90,15 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
         chosen[rows] = np.where(visited[:, None] & bits, -np.inf, scores[rows]).argmax(1)
         state["visited"][position[rows]] = visited | bits[chosen[rows]]
     return chosen, is_new
+
+
+def turns(position: Ints) -> Ints:
+    """How many tests before each one have the same seed."""
+    order = np.argsort(position, kind="stable")
+    ordered = position[order]
+    turn = np.empty_like(position)
+    turn[order] = np.arange(len(position)) - ordered.searchsorted(ordered)
+    return turn
 
 
 def _index(space: Space, theta: Floats) -> Ints:

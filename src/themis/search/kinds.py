@@ -12,9 +12,7 @@ from themis.measure.tests import Ints
 from themis.search import compiled
 from themis.search.ascent import ASCENTS
 from themis.search.chances import DOUBT, MEMORY
-from themis.search.policy import FOR_KIND, Space, State
-
-Numbers = NDArray[np.float64]
+from themis.search.policy import FOR_KIND, Numbers, Space, State
 
 KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
 """A corner not tried yet; the same for the seed with the fewest corners tried, whatever its chances; the theta of

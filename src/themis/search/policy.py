@@ -14,6 +14,7 @@ from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb.perturbation import Perturbation
 from themis.target.target import AnyTarget
 
+Numbers = NDArray[np.float64]
 State = dict[str, NDArray[Any]]
 """All that a policy remembers, as arrays that a store can save and restore."""
 
@@ -69,11 +70,11 @@ class Space:
         """The dimensions of theta that can move towards either bound; one bit each identifies a corner."""
         return np.flatnonzero((self.low != self.identity) & (self.high != self.identity))[:62]
 
-    def uniform(self, purpose: int, *words: int | Ints) -> NDArray[np.float64]:
+    def uniform(self, purpose: int, *words: int | Ints) -> Numbers:
         """Uniform numbers in [0, 1), identified by a purpose and counters."""
         return rng.uniform(self.random_seed, purpose, *words)
 
-    def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> NDArray[np.float64]:
+    def uniforms(self, purpose: int, columns: range, *words: int | Ints) -> Numbers:
         """`uniform(purpose, column, *words)` for several columns at once, `[tests, columns]`."""
         across = np.arange(columns.start, columns.stop, columns.step)
         return self.uniform(
@@ -125,7 +126,7 @@ class Space:
         """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""
         return self.corners_by(self.uniforms(FOR_PICK, range(len(self.low)), number))
 
-    def corners_by(self, draws: NDArray[np.float64]) -> Floats:
+    def corners_by(self, draws: Numbers) -> Floats:
         """The same, given the uniform numbers `[tests, dimensions]` that decide."""
         up = draws < 0.5
         if len(self.free_dimensions) < len(self.low):

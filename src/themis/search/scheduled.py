@@ -11,7 +11,6 @@ from themis.compute import rng
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.search.ascent import ASCENTS, climbers, follow, no_climbs
 from themis.search.chances import (
-    Numbers,
     are_in,
     before_tests,
     kept_margin,
@@ -28,6 +27,7 @@ from themis.search.effects import (
     before_corners,
     choose_corners,
     learn_corners,
+    turns,
     visit_corners,
 )
 from themis.search.kinds import (
@@ -46,7 +46,7 @@ from themis.search.kinds import (
     pay_faults,
     pay_kinds,
 )
-from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
+from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Numbers, Policy, Space, State
 
 AT_ONCE, WARM_UP = 2, 100
 """Maximum number of tests per seed in a portion with half as many tests as seeds, more in proportion in larger ones:
@@ -336,7 +336,7 @@ class Scheduled(Policy):
         if are_compared(space):
             index, is_new = choose_corners(self.state, space, position, number)
         else:
-            n_corners, turn = 1 << len(free), _turns(position) + self.state["corners"][position]
+            n_corners, turn = 1 << len(free), turns(position) + self.state["corners"][position]
             first, stride = self._walks
             # An odd stride visits all corners before it repeats one.
             index = (first[position] + turn * (stride[position] | 1)) % n_corners
@@ -406,12 +406,3 @@ def _least(numbers: Numbers, n: int) -> Ints:
         if len(few):  # none if even the smallest numbers include a NaN
             return few[numbers[few].argsort(kind="stable")][:n]
     return numbers.argsort(kind="stable")[:n]
-
-
-def _turns(position: Ints) -> Ints:
-    """How many tests before each one have the same seed."""
-    order = np.argsort(position, kind="stable")
-    ordered = position[order]
-    turn = np.empty_like(position)
-    turn[order] = np.arange(len(position)) - ordered.searchsorted(ordered)
-    return turn
