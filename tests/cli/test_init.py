@@ -1,6 +1,7 @@
 """`themis init`: the files that it writes work as they are, and none is ever replaced."""
 
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_project_with_its_own_functions_needs_no_model_of_ours(tmp_path, monke
     assert main(["init", "--model", "mine:net", "--data", "mine:data"]) == 0
     assert "Wrote themis.yaml and test_robustness.py\n" in capsys.readouterr().out
     assert main(["run", "--config", "themis.yaml", "--max-fault-rate", "1", "--max-tests", "100", "--json"]) == 0
+
+
+def test_a_project_in_a_folder_of_its_own_is_run_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my project"]) == 0
+    printed = capsys.readouterr().out
+    cd, check, *_ = [shlex.split(line, comments=True) for line in printed.splitlines() if line.startswith("  ")]
+    assert cd == ["cd", "my project"]
+    monkeypatch.chdir(cd[1])
+    assert main(check[1:]) == 0
 
 
 @pytest.mark.parametrize("taken", ["themis.yaml", "test_robustness.py", "model_under_test.py"])

@@ -53,3 +53,8 @@ def test_another_name_is_other_memory():
     first, second = _take(f"test-{uuid4().hex}"), _take(f"test-{uuid4().hex}")
     first[2].fill_(7)
     assert not second[2].any()
+
+
+def test_a_name_that_cannot_be_locked_is_refused():
+    with pytest.raises(OSError, match="too long"):
+        SharedMemory("x" * 200, 64)

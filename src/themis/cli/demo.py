@@ -34,6 +34,8 @@ themis demo --perturb fgsm --policy paper --out runs/attack
 RECIPE = "lenet5-digits-1"
 """Name of the cached weights; it changes with the training recipe."""
 EPOCHS = 15
+MAX_SECONDS = 50
+"""The longest campaign, so that the demo takes about a minute on any machine."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -43,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
         campaign, "magnitude", float | None, None, "its largest strength (default: 0.25 for gaussian, 0.1 for fgsm)"
     )
     add_option(campaign, "policy", str, "scheduled", "random, corners, paper or scheduled")
-    add_option(campaign, "max_tests", int, 20_000, "stop after this many tests")
+    add_option(campaign, "max_tests", int, 20_000, f"stop after this many tests, or after {MAX_SECONDS} seconds")
     add_option(campaign, "random_seed", int, 0, "the same seed gives the same campaign")
     output = parser.add_argument_group("output")
     add_option(output, "out", str, "runs/demo", "folder for the results; a number is appended if it exists")
@@ -66,7 +68,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         magnitude=default_magnitude if arguments.magnitude is None else arguments.magnitude,
         policy=arguments.policy,
         max_tests=arguments.max_tests,
-        max_seconds=50,
+        max_seconds=MAX_SECONDS,
         random_seed=arguments.random_seed,
     )
     check_names(arguments.perturb, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
@@ -122,7 +123,8 @@ def bright_quarters(n, random_seed):
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write (default: the current folder)")
+    text = "where to write, and where the model and the data are looked up (default: the current folder)"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help=text)
     add_option(parser, "model", str | None, None, "the model, as in themis run")
     add_option(parser, "data", str | None, None, "the data, as in themis run")
     add_option(parser, "perturb", str, "gaussian", PERTURB_HELP)
@@ -151,6 +153,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     print_text(f"Wrote {', '.join(others)} and {last}{'' if arguments.folder is None else f' in {folder}'}")
     if arguments.model is None:
         print_text(f"Replace the functions in {MODEL_FILE} with those of your model and data. Then, or now:")
+    if arguments.folder is not None:
+        print_text(f"  cd {quote(str(folder))}")
     print_text("  themis check --config themis.yaml     # inspect the model and the data")
     print_text("  themis run --config themis.yaml       # search for faults")
     print_text("  pytest test_robustness.py             # the same as a test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -75,6 +76,8 @@ def _locked(name: str) -> Iterator[None]:
             try:
                 lock.bind(f"\0{name}")
                 break
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 time.sleep(0.01)
         yield
