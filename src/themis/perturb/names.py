@@ -51,7 +51,7 @@ def choose_perturbation(
         perturbation = read_perturbation(perturbation, known, imports=imports)
     if not isinstance(perturbation, Perturbation):
         raise UsageError(
-            f"perturbation must be a name, such as 'gaussian' or 'rain + fog', or a Perturbation, got "
-            f"{type(perturbation).__name__}: make one of a function with @themis.perturb"
+            "perturbation must be a name, such as 'gaussian' or 'rain + fog', or a Perturbation, got "
+            f"{type(perturbation).__name__}: wrap a function of yours as themis.Perturbation(name, theta, function)"
         )
     return perturbation.at(magnitude)
