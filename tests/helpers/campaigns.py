@@ -16,6 +16,7 @@ import time
 import torch
 
 import themis
+from themis.campaign import recorder
 from themis.runs.store import writer
 
 torch.set_num_threads(1)
@@ -63,6 +64,8 @@ def work(request):
     perturbation, options = JOBS[request["job"]]
     callbacks = [Acknowledge(request["acknowledged"])]
     writer.FIRST_CHECKPOINT = 0.0
+    if request["job"] in ("noise", "small"):  # inputs that will not be stored are sorted out at once
+        recorder.LARGE = 0
     if request.get("always"):  # a flush and a checkpoint after every chunk: the same operations in every run
         writer.SHARE = float("inf")
     shim = ctypes.CDLL(None)

@@ -23,6 +23,9 @@ from themis.runs.run import Round, Run, Start
 from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Checkpoint, Writer
 
+LARGE = 1 << 20
+"""Bytes of disturbed inputs from which on choosing those worth keeping takes less time than copying all of them."""
+
 
 class Recorder:
     """Owns what outlives a chunk: the faults in memory, the store if there is one, and the callbacks."""
@@ -64,11 +67,7 @@ class Recorder:
             columns = fault_columns(tests, measurement, facts, round, stream)
             self.faults.add(**columns)
             if self.store:
-                rows = torch.from_numpy(tests.seed[measurement.results.is_fault])
-                details = measurement.faults
-                answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
-                ids = torch.from_numpy(columns["id"])
-                tensors = Tensors(ids, seeds.take(rows), details.inputs, details.outputs, answers)
+                tensors = fault_tensors(self.store, columns, tests, measurement, seeds, clean_outputs)
         if self.store:
             addition = self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
         if columns is not None and self.callbacks.wants("on_fault"):
@@ -106,6 +105,23 @@ class Recorder:
                 self.keep(None, now=True)
                 self.store.end(conclude().summary())
         self.callbacks.call("on_error", error)
+
+
+def fault_tensors(
+    store: Writer,
+    columns: dict[str, Any],
+    tests: Tests,
+    measurement: Measurement,
+    seeds: Seeds,
+    clean_outputs: Tensor | None,
+) -> Tensors:
+    """The tensors of the faults among `tests`; if they are large, only of those that are worth keeping."""
+    details, rows = measurement.faults, torch.from_numpy(tests.seed[measurement.results.is_fault])
+    ids, inputs, outputs = torch.from_numpy(columns["id"]), details.inputs, details.outputs
+    if inputs.nbytes > LARGE and not (kept := torch.from_numpy(store.worth_keeping(columns))).all():
+        rows, ids, inputs, outputs = (column[kept] for column in (rows, ids, inputs, outputs))
+    answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
+    return Tensors(ids, seeds.take(rows), inputs, outputs, answers)
 
 
 def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:

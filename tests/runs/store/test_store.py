@@ -19,6 +19,7 @@ from warm_python import warm_python
 
 import themis
 from themis import StoreError, UsageError
+from themis.campaign import recorder
 from themis.runs.faults import telling
 from themis.runs.store import Reader, tensors, writer
 from themis.runs.store.schema import OLDEST, SCHEMA
@@ -68,6 +69,26 @@ def test_every_seed_and_outcome_is_kept_once_before_any_is_kept_twice(found, n):
 def stored(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("stored") / "run"
     return path, campaign(trained, out=path, max_stored=40, batch_size=64)
+
+
+def test_large_inputs_that_will_not_be_stored_are_not_copied(stored, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "LARGE", 0)
+    copied, add = [], writer.Writer.add_faults
+
+    def watch(self, stop, columns, tensors):
+        copied.append(0 if tensors is None else len(tensors))
+        return add(self, stop, columns, tensors)
+
+    monkeypatch.setattr(writer.Writer, "add_faults", watch)
+    result = campaign(trained, out=tmp_path / "run", max_stored=40, batch_size=64)
+    assert 40 < sum(copied) < len(result.faults)
+    with closing(Reader(stored[0])) as expected, closing(Reader(tmp_path / "run")) as run:
+        kept = [id for (id,) in run.select("id", "tensors IS NOT NULL")]
+        assert kept == [id for (id,) in expected.select("id", "tensors IS NOT NULL")]
+        others = expected.tensors(kept)
+        for id, each in run.tensors(kept).items():
+            for name in ("clean_inputs", "inputs", "outputs"):
+                assert torch.equal(getattr(each, name), getattr(others[id], name))
 
 
 @pytest.mark.quick
@@ -177,7 +198,7 @@ def test_a_disk_that_fails_beside_the_campaign_stops_it(trained, tmp_path, monke
     with pytest.raises(StoreError, match="No space left on device; free some space, or lower max_stored"):
         campaign(trained, out=tmp_path / "run", magnitude=0.9, callbacks=[Listener()])
     with closing(Reader(tmp_path / "run")) as run:
-        assert heard == [id for (id,) in run.select("id")] != []
+        assert heard == [id for (id,) in run.select("id", limit=len(heard))] != []
     monkeypatch.setattr(writer.Writer, "_write_rows", write)
     resumed = themis.resume(tmp_path / "run", *trained)
     whole = campaign(trained, magnitude=0.9)

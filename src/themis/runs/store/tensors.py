@@ -180,6 +180,7 @@ class TensorStore:
         self.folder, self.n = folder, n
         ints, floats = np.zeros(0, np.int64), np.zeros(0)
         self._kept: dict[str, Column] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
+        self._candidates = {name: column for name, column in self._kept.items() if name != "file"}
         self._rows: dict[int, int] = {}  # in each file, including rows of faults that were dropped
         self._row_bytes = 0
         self._last_file = max(self._files(), default=0)
@@ -190,15 +191,30 @@ class TensorStore:
         self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
         self.sweep()
 
+    def worth_keeping(self, columns: dict[str, Column]) -> Bools:
+        """Which new faults can be among the `n` that are stored in the end, judged by those this was asked about.
+
+        It has nothing to do with the files: one thread may ask while another one writes.
+        """
+        new = _kept_columns(columns)
+        n_before = len(self._candidates["id"])
+        both = {name: np.concatenate([column, new[name]]) for name, column in self._candidates.items()}
+        kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
+        self._candidates = {name: column[kept] for name, column in both.items()}
+        return kept[n_before:]
+
     def put(self, columns: dict[str, Column], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
-        """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them."""
+        """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
+
+        tensors: of the new faults, in their order; those of faults that are not worth keeping may be missing.
+        """
         new = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
         n_before = len(self._kept["id"])
         both = {name: np.concatenate([self._kept[name], new[name]]) for name in self._kept}
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
-            files_of = [np.full(len(part), self._write(part)) for part in _pick(tensors, is_new)]
+            files_of = [np.full(len(part), self._write(part)) for part in _pick(tensors, new["id"][is_new])]
             both["file"][n_before:][is_new] = np.concatenate(files_of)
         files: Ints = both["file"][n_before:]
         dropped: Ints = self._kept["id"][~kept[:n_before]]
@@ -265,14 +281,13 @@ class TensorStore:
         return self._last_file
 
 
-def _pick(parts: Sequence[Tensors], is_picked: Bools) -> Iterator[Tensors]:
-    """The picked rows in order, several parts together unless they are large."""
-    first, picked = 0, list[Tensors]()
+def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[Tensors]:
+    """The rows with these ids in order, several parts together unless they are large."""
+    picked = list[Tensors]()
     for part in parts:
-        rows = np.flatnonzero(is_picked[first : first + len(part)])
+        rows = np.flatnonzero(np.isin(part.id.numpy(), ids))
         if len(rows):
             picked.append(part if len(rows) == len(part) else part[torch.from_numpy(rows)])
-        first += len(part)
         if sum(some.nbytes for some in picked) >= AT_ONCE_BYTES:
             yield Tensors.join(picked)
             picked = []

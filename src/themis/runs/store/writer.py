@@ -8,7 +8,7 @@ import re
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from themis.errors import StoreError
 from themis.judge.estimate import Estimate
+from themis.measure.tests import Bools
 from themis.runs.faults import Column
 from themis.runs.named_code import recorded_code
 from themis.runs.run import ESTIMATES, Round
@@ -115,7 +116,7 @@ class Writer:
         self._seen = 0
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
-        self._last_seconds, self._last_ended = 0.0, perf_counter()
+        self._last_ended = perf_counter()
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
     def _make_folder(self, path: Path) -> None:
@@ -241,8 +242,15 @@ class Writer:
                 warnings.warn(f"the run cannot be signed, {problem}: {remedy}", RuntimeWarning, stacklevel=2)
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
+    def worth_keeping(self, columns: dict[str, Column]) -> Bools:
+        """Which of some new faults can be among those whose tensors are stored in the end."""
+        return self._tensor_store.worth_keeping(columns)
+
     def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> int:
-        """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition."""
+        """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition.
+
+        tensors: of those that are worth keeping, at least.
+        """
         self._seen = stop
         if columns is not None and tensors is not None:
             self._pending.columns.append(columns)
@@ -260,8 +268,8 @@ class Writer:
     def flush(self, checkpoint: Callable[[], Checkpoint] | None = None, *, now: bool = False) -> int:
         """Begin to write what was added, and a checkpoint, if they are due; return how many additions are on disk.
 
-        All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign goes
-        on meanwhile, unless waiting takes less than its share of the time, so that callbacks hear of it at once.
+        All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign
+        waits for it, so that callbacks hear of it at once, but at most a hundredth of the time since the last write.
 
         now: write whether or not it is due, and wait for it.
         """
@@ -276,7 +284,9 @@ class Writer:
             state = _make_state(checkpoint(), began) if checkpoint is not None and is_checkpoint_due else None
             pending, self._pending = self._pending, _Pending()
             self._writing = self._thread.submit(self._write, pending, self._seen, self._n_added, state)
-            if now or self._last_seconds <= SHARE * (began - self._last_ended):
+            # SHARE may be infinite, a timeout may not.
+            wait([self._writing], min(LATEST_CHECKPOINT, SHARE * (began - self._last_ended)))
+            if now or self._writing.done():
                 self._wait()
         return self._n_stored
 
@@ -295,7 +305,7 @@ class Writer:
             self._write_rows(pending, stop, row)
         self._n_stored = n_added
         ended = perf_counter()
-        self._last_seconds, self._last_ended = ended - began, ended
+        self._last_ended = ended
         self._due_faults = ended + min(LATEST_FAULTS, (ended - stated) / SHARE)
         if state is not None:
             self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (state.seconds + stated - began) / SHARE)
