@@ -9,7 +9,9 @@ from torch import nn
 import themis
 from themis import BlackBox, ModelError, Target
 from themis.target.loaders.mindspore import black_box, check_seen
+from themis.target.loaders.model import load_model
 from themis.target.loaders.onnx import OnnxModel
+from themis.target.loaders.trust import Trust
 
 PICTURES = torch.rand(10, 6, 6, 1)
 
@@ -62,6 +64,14 @@ def test_another_order_of_axes_is_suggested_if_it_fits(kind, tmp_path):
     with pytest.raises(ModelError) as caught:
         themis.run(make(tmp_path), inputs, "gaussian")
     assert message in str(caught.value)
+
+
+def test_an_error_in_torchscript_is_told_without_the_code_of_the_program(tmp_path):
+    files.script(tmp_path / "net.pt", traced=True)
+    net = load_model(str(tmp_path / "net.pt"), Trust()).model
+    with pytest.raises(ModelError, match=r"in \(0\.0, 1\.0\): Given groups=1, .*; check that it accepts") as caught:
+        themis.run(net, torch.rand(10, 3, 6, 6), "gaussian")
+    assert "interpreter" not in str(caught.value)
 
 
 def test_a_model_without_weights_is_refused():

@@ -440,9 +440,16 @@ def explain_errors(inputs: Tensor, bounds: tuple[float, float], module: nn.Modul
     except Exception as error:
         remedy = None if module is None else _remedy(module, tuple(inputs.shape))
         raise ModelError(
-            f"the model raised {type(error).__name__} on inputs {list(inputs.shape)} in {bounds}: {error}; "
+            f"the model raised {type(error).__name__} on inputs {list(inputs.shape)} in {bounds}: {_reason(error)}; "
             f"{remedy or 'check that it accepts this shape, and check the preprocess option of Target'}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says; of one in TorchScript, which lists the code of the program first, its last line."""
+    text = str(error).strip()
+    is_script = text.startswith("The following operation failed in the TorchScript interpreter")
+    return text.splitlines()[-1].strip().removeprefix("RuntimeError: ") if is_script else text
 
 
 def permutation_that_fits(shape: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> str | None:
