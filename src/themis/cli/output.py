@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -132,11 +132,17 @@ def write_page(out: str | None) -> str | None:
         return None
     from themis.report.page import write_report
 
+    return attempt_report(out, lambda: write_report(out))
+
+
+def attempt_report(out: str, write: Callable[[], Path]) -> str | None:
+    """Write a report of the folder `out` and return its path; a failure is printed, and None returned."""
     try:
-        return str(write_report(out))
+        return str(write())
     except Exception as error:
         text = " ".join(str(error).split())
-        print_text(f"themis: could not write the report: {text}; themis report {out} tries again", file=sys.stderr)
+        remedy = f"themis report {quote(out)} tries again"
+        print_text(f"themis: could not write the report: {text}; {remedy}", file=sys.stderr)
         return None
 
 
@@ -150,7 +156,7 @@ def point_to_results(out: str | None, *, has_report: bool = False) -> Iterator[N
             raise
         if has_report:
             write_page(out)
-        text = f"{error}; the results so far are in {out}, and themis resume {out} continues"
+        text = f"{error}; the results so far are in {out}, and themis resume {quote(out)} continues"
         raise ModelError(text) from (error.__cause__ or error)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -22,7 +21,7 @@ from themis.cli.gate import (
     read_gates,
 )
 from themis.cli.options import Option, Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
-from themis.cli.output import AUTO, add_verbosity, new_folder
+from themis.cli.output import AUTO, add_verbosity, attempt_report, new_folder
 from themis.cli.source import named_origin, require
 from themis.errors import UsageError
 from themis.runs.source import OPTIONS, Origin
@@ -258,14 +257,7 @@ def _write_pages(suite: SuiteRun, errors: Any) -> str | None:
     """Write the reports and return the path of that of the suite; a failure is printed, and does not fail the suite."""
     from themis.report.suite import write_suite_report
 
-    try:
-        return str(write_suite_report(suite, errors=errors))
-    except Exception as error:
-        text = " ".join(str(error).split())
-        print_text(
-            f"themis: could not write the report: {text}; themis report {suite.path} tries again", file=sys.stderr
-        )
-        return None
+    return attempt_report(str(suite.path), lambda: write_suite_report(suite, errors=errors))
 
 
 def print_suite(suite: SuiteRun, errors: Any = None) -> None:
