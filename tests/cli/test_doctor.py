@@ -16,13 +16,15 @@ from themis.cli import doctor, main
 def test_doctor_lists_what_is_installed_and_runs_a_campaign(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THEMIS_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.delenv("THEMIS_CACHE", raising=False)
+    for name in ("THEMIS_CACHE", "THEMIS_STATE"):
+        monkeypatch.delenv(name, raising=False)
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"torch +{re.escape(torch.__version__)}", printed)
     assert re.search(r"cpu +\d+ cores?, \d+ threads?, [\d.]+ of [\d.]+ GiB free", printed)
     assert re.search(r"THEMIS_DATA +\S+/nowhere, which does not exist", printed)
     assert re.search(r"THEMIS_CACHE +not set: ", printed)
+    assert re.search(r"THEMIS_STATE +not set: the key that signs your runs is in ", printed)
     assert re.search(rf"runs +{tmp_path}/runs, [\d.]+ GiB free", printed)
     assert re.search(r"cpu +640 tests, \d+ faults and one replay in", printed)
     assert list(tmp_path.iterdir()) == []

@@ -55,4 +55,6 @@ def test_neurons_that_never_moved_are_left_out_and_counted():
 def test_without_tests_there_is_no_verdict():
     assert describe_normality(Shape.empty(5)) is None
     assert describe_normality(shape_of(np.zeros((100, 5)))) is None
-    assert describe_normality(shape_of(np.random.default_rng(5).standard_normal((10, 5)))) is None
+    signed = np.random.default_rng(5).standard_normal((20, 5))
+    assert describe_normality(shape_of(signed[:19])) is None
+    assert describe_normality(shape_of(signed)) is not None

@@ -60,7 +60,9 @@ OPTIONAL = {
 UNSET = {
     "THEMIS_DATA": "data sets must be given by path, such as cifar10:PATH",
     "THEMIS_CACHE": "the demo keeps its model in ~/.cache/themis",
+    "THEMIS_STATE": "the key that signs your runs is in ~/.local/state/themis, or in themis in XDG_STATE_HOME",
 }
+"""Variables that name folders, and what holds where they are not set."""
 GIB = 2**30
 
 
