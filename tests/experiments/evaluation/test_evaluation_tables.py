@@ -13,7 +13,7 @@ from themis.experiments.evaluation.page import opening, progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval, ratio_tables
 from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
-from themis.experiments.evaluation.theory import describe_deviations
+from themis.experiments.evaluation.theory import average_campaigns, describe_deviations
 from themis.experiments.evaluation.theory_tables import theory_tables
 from themis.experiments.evaluation.truth_tables import truth_tables
 from themis.experiments.evaluation.variant_tables import judging_tables, variant_tables
@@ -92,6 +92,28 @@ def test_faults_of_several_campaigns_are_shown_with_their_range():
     one["total"], other["total"] = {"distinct_faults": [3.5, 2.0, 5.0]}, {"distinct_faults": [4.0, 4.0, 4.0]}
     (table,) = fault_cells(Evaluation({"pairs": [pair]}))
     assert table.rows == [("net fgsm", "3.5 (2..5)", "4", "-", "-")]
+
+
+def test_the_theory_of_a_cell_is_the_mean_over_its_campaigns():
+    def record(campaign, n_faults, preset, rule, magnitude=0.1):
+        stops = {"preset": preset, "default": None, "rule": rule, "enough": None}
+        cell = {"model": "net", "perturbation": "fgsm", "magnitude": magnitude, "campaign": campaign}
+        others = {"stability": {"model_deviation": 0.1 * campaign}, "normality": {"n": 4, "verdict": "none"}}
+        return {**cell, "reference": {"distinct_faults": n_faults}, **stops, **others}
+
+    def found(tests, share):
+        return {"tests": tests, "of_faults": share}
+
+    records = [record(0, 4, found(10, 0.5), None), record(1, 7, found(21, None), None)]
+    records += [record(2, 6, None, found(5, 1.0)), record(0, 9, found(10, 0.5), None, magnitude=0.2)]
+    one, other = average_campaigns(records)
+    assert (one["campaigns"], other["campaigns"]) == (3, 1)
+    assert one["reference"] == {"distinct_faults": 6}
+    assert one["preset"] == {"tests": 16, "of_faults": 0.5}
+    assert one["rule"] is one["default"] is None
+    assert one["stability"]["model_deviation"] == pytest.approx(0.1)
+    assert one["normality"] == {"n": 4}
+    assert (other["reference"], other["preset"]) == ({"distinct_faults": 9}, found(10, 0.5))
 
 
 def test_shares_are_over_the_cells_in_which_a_campaign_could_stop():

@@ -26,6 +26,7 @@ from themis.experiments.evaluation.plan import (
     EvaluationCell,
     EvaluationPlan,
 )
+from themis.experiments.evaluation.theory import average_campaigns
 from themis.experiments.evaluation.truth import summarise_truth
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.version import __version__
@@ -98,7 +99,7 @@ def conclude_evaluation(
             "progress": _count_progress(planned, records),
             "pairs": pairs,
             "done": summarise_done(kinds[DONE], [cell for cell in planned if cell.kind == DONE]),
-            "theory": kinds[THEORY],
+            "theory": average_campaigns(kinds[THEORY]),
             "variants": kinds[VARIANT],
             "retraining": kinds[RETRAINING],
             "truth": summarise_truth(kinds[MAPS], kinds[RECALL], kinds[KILLS]),

@@ -12,7 +12,8 @@ from themis.runs.run import percent
 
 STOPS = (
     "Little is left to find if an estimated 90% of the distinct faults within reach were found, and the residual risk "
-    "is at most 1%; the default rule stops then, if coverage is 100% as well."
+    "is at most 1%; the default rule stops then, if coverage is 100% as well. In a cell with several campaigns, shares "
+    "are means over those that reached it, which at least half of them must."
 )
 """What the ways to stop mean."""
 
@@ -50,7 +51,7 @@ def _claim_table(theory: list[Record]) -> Table:
     rows = []
     for record in theory:
         reference = record["reference"]
-        texts = [name_cell(record), f"{reference['distinct_faults']:,}"]
+        texts = [name_cell(record), str(record["campaigns"]), f"{reference['distinct_faults']:,}"]
         for way in WAYS_TO_STOP:
             found = record.get(way)
             if found is None:
@@ -63,7 +64,7 @@ def _claim_table(theory: list[Record]) -> Table:
         "Tests until then, and the shares of a reference run's distinct faults / failing seeds / groups of faults that "
         f"had been found by then. The reference is a longer campaign of scheduled with other random numbers. {STOPS}"
     ]
-    columns = ("cell", "faults of the reference", *WAYS_TO_STOP.values())
+    columns = ("cell", "campaigns", "faults of the reference", *WAYS_TO_STOP.values())
     return Table("Share of the faults found when a campaign could stop", columns, rows, notes)
 
 
