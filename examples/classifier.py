@@ -28,4 +28,4 @@ for perturbation, magnitude in (("gaussian", 0.2), ("fgsm", 0.1)):
     print(f"  {run.rounds[-1].distinct_faults} distinct faults, fault rate {run.fault_rate.value:.1%}")
     worst = run.faults.most_telling(1)[0]
     outcome = "reproduced" if worst.replay().is_same else "did not reproduce"
-    print(f"  seed {worst.seed_id}: a {worst.clean_answer} read as {worst.answer}; the replay {outcome} it")
+    print(f"  seed {worst.seed_id}: {worst.clean_answer} read as {worst.answer}; the replay {outcome} it")

@@ -40,4 +40,4 @@ for perturbation in (INK, "rotate(angle=-15:15) + shift", themis.perturb.choose_
     print(f"{run.start.perturbation}: {run.stop}")
     print(f"  {run.rounds[-1].distinct_faults} distinct faults; {run.fault_rate.value:.1%} of uniform tests")
     worst = run.faults.most_telling(1)[0]
-    print(f"  a {worst.clean_answer} read as {worst.answer}; replayed the same: {worst.replay().is_same}")
+    print(f"  {worst.clean_answer} read as {worst.answer}; replayed the same: {worst.replay().is_same}")
