@@ -249,13 +249,16 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     """The details of one fault, each with what it means."""
+    from themis.report.names import class_names, task_of
+    from themis.runs.outcomes import show_outcome
     from themis.runs.store.schema import read_signature
 
     values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
-    if values["answer"] < 0:
-        values["answer"] = "not finite"
+    answer, words = values["answer"], show_outcome(task_of(run), values["answer"], class_names(run))
+    if words != str(answer):
+        values["answer"] = words if answer < 0 else f"{answer}, {words}"
     if not run.record.get("start", {}).get("criterion"):
         values["raised"] = None
     file = values["tensors"]
