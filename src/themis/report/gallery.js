@@ -104,9 +104,12 @@ function drawCards() {
   by('cards').replaceChildren(...shown.map((k) => card(view, k)));
 }
 
+// What the value of a fault measures, in tasks whose answer is not a number itself.
+const MEASURES = { detection: 'F1 score', segmentation: 'mean IoU', keypoints: 'pixels off' };
+
 function answers(view, k) {
   const c = view.faults.columns;
-  if (view.task === 'detection') return ['as expected', view.outcomes[c.answer[k]]];
+  if (MEASURES[view.task]) return ['as expected', view.outcomes[c.answer[k]]];
   const sure = c.confidence[k] === null ? '' : ` (${percent(c.confidence[k], 0)})`;
   if (c.clean_value[k] !== null && c.clean_answer[k] === null) {
     return [number(c.clean_value[k]), c.value[k] === null ? view.outcomes[c.answer[k]] : `${number(c.value[k])}${sure}`];
@@ -118,6 +121,7 @@ function card(view, k) {
   const c = view.faults.columns, id = c.id[k];
   const [before, after] = answers(view, k);
   const facts = [...view.theta.map((t, d) => [t.name, number(c.theta[d][k])]),
+    MEASURES[view.task] && c.value[k] !== null ? [MEASURES[view.task], number(c.value[k])] : null,
     c.ssim[k] === null ? null : ['SSIM', number(c.ssim[k])], ['distance', number(c.distance[k])]].filter(Boolean);
   const more = [['seed', c.seed_id[k]], ['label', c.label[k] === null ? '–' : view.answers[c.label[k]] ?? c.label[k]], ['round', c.round[k]],
     ['stream', c.uniform[k] ? 'uniform' : `search, ${c.kind[k]}`], ['strength', number(c.strength[k])], ['largest change', number(c.linf[k])],

@@ -224,3 +224,15 @@ def test_a_black_box_for_clips_has_only_what_applies_to_it(browser, tmp_path):
         assert page.locator("#filter-layer, #filter-part, #filter-pictures").count() == 0
         page.locator("#reproduce summary", has_text="Configuration").click()
         assert page.locator("#reproduce tr", has_text="bounds").inner_text().split() == ["bounds", "0,", "2"]
+
+
+def test_a_segmentation_says_which_class_was_lost_and_what_is_left(browser, tmp_path):
+    torch.manual_seed(0)
+    target = themis.Target(torch.nn.Conv2d(1, 3, 3, padding=1), oracle="segmentation:0.1")
+    run = themis.run(target, torch.rand(20, 1, 16, 16), "gaussian", magnitude=0.5, max_tests=100, out=tmp_path / "run")
+    with visited(browser, write_report(tmp_path / "run")) as page:
+        first = page.locator("#cards article").first
+        fault = run.faults.by_id(shown(page)[0])
+        assert first.locator("h3").inner_text() == f"Fault {fault.id}: as expected → class {fault.answer} lost"
+        score = first.locator("dt", has_text="mean IoU").locator("+ dd").inner_text()
+        assert float(score) == pytest.approx(fault.value, rel=0.01)
