@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -46,6 +47,8 @@ SHARE = 1 / 100
 LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
 """Seconds after which they are written regardless of the cost; faults also once their tensors have AT_ONCE_BYTES, so
 that they do not fill the memory while a slow disk is spared."""
+ROWS_AT_ONCE = 500
+"""Rows that are made at once: the thread that runs the tests waits meanwhile if it needs the interpreter."""
 FIRST_CHECKPOINT = 1.0
 """Seconds before the first checkpoint: so little is quickly run again."""
 
@@ -55,7 +58,7 @@ _STATE = re.compile(STATE_FILE)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A campaign's state between two chunks: arrays, and values for JSON."""
+    """A campaign's state between two chunks: copies of arrays, and values for JSON."""
 
     tests: int
     rounds: int
@@ -72,17 +75,6 @@ class _Pending:
     rounds: list[Round] = field(default_factory=list)
     nbytes: int = 0
     """The size of the tensors."""
-
-
-@dataclass(frozen=True)
-class _State:
-    """A checkpoint as it is written."""
-
-    tests: int
-    rounds: int
-    content: bytes
-    seconds: float
-    """The time that it took to make."""
 
 
 class Writer:
@@ -116,7 +108,7 @@ class Writer:
         self._seen = 0
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
-        self._last_ended = perf_counter()
+        self._last_seconds, self._last_ended = 0.0, perf_counter()
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
     def _make_folder(self, path: Path) -> None:
@@ -271,7 +263,7 @@ class Writer:
         All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign
         waits for it, so that callbacks hear of it at once, but at most a hundredth of the time since the last write.
 
-        now: write whether or not it is due, and wait for it.
+        now: write it whether or not it is due, and wait for it.
         """
         is_full = self._pending.nbytes >= AT_ONCE_BYTES
         if self._writing is not None and not (now or is_full or self._writing.done()):
@@ -281,42 +273,46 @@ class Writer:
         is_due = now or is_full or (began >= self._due_faults and bool(self._pending.columns or self._pending.rounds))
         is_checkpoint_due = checkpoint is not None and (now or began >= self._due_checkpoint)
         if is_due or is_checkpoint_due:
-            state = _make_state(checkpoint(), began) if checkpoint is not None and is_checkpoint_due else None
+            state = checkpoint() if checkpoint is not None and is_checkpoint_due else None
             pending, self._pending = self._pending, _Pending()
-            self._writing = self._thread.submit(self._write, pending, self._seen, self._n_added, state)
-            # SHARE may be infinite, a timeout may not.
-            wait([self._writing], min(LATEST_CHECKPOINT, SHARE * (began - self._last_ended)))
+            self._writing = self._thread.submit(self._write, pending, self._seen, self._n_added, state, began)
+            seconds = min(LATEST_CHECKPOINT, SHARE * (began - self._last_ended))
+            if self._last_seconds <= seconds:
+                wait([self._writing], seconds)
             if now or self._writing.done():
                 self._wait()
         return self._n_stored
 
     def _wait(self) -> None:
-        """Wait until nothing is being written; raises the error that prevented it."""
+        """Wait until nothing is being written."""
         if self._writing is not None:
-            self._writing.result()
+            self._writing.result()  # raises the error of the disk
             self._writing = None
 
-    def _write(self, pending: _Pending, stop: int, n_added: int, state: _State | None) -> None:
+    def _write(self, pending: _Pending, stop: int, n_added: int, checkpoint: Checkpoint | None, began: float) -> None:
         """Write what was added up to test number `stop`, `n_added` additions in all, and a checkpoint after them."""
-        began = perf_counter()
-        with self._explained():
-            row = None if state is None else (state.tests, state.rounds, self._write_state(state))
+        with self._explained(), _yielding():
+            state = None if checkpoint is None else self._write_state(checkpoint)
             stated = perf_counter()
-            self._write_rows(pending, stop, row)
+            self._write_rows(pending, stop, state)
         self._n_stored = n_added
         ended = perf_counter()
-        self._last_ended = ended
+        self._last_seconds, self._last_ended = ended - began, ended
         self._due_faults = ended + min(LATEST_FAULTS, (ended - stated) / SHARE)
         if state is not None:
-            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (state.seconds + stated - began) / SHARE)
+            self._due_checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / SHARE)
 
     def _write_rows(self, pending: _Pending, stop: int, state: tuple[int, int, str] | None) -> None:
         database = self._database
         has_forgotten = self._tensor_store.forget(self._written, stop)
-        rows, dropped = self._prepare_faults(pending)
+        columns, files, dropped = self._store_tensors(pending)
         with _transaction(database):
             database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, stop))
-            if rows:
+            for first in range(0, len(files), ROWS_AT_ONCE):
+                some = slice(first, first + ROWS_AT_ONCE)
+                rows = _fault_rows(
+                    {name: column[some] for name, column in columns.items()}, self._perturbation, files[some]
+                )
                 database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
             database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
             for row in map(_round_row, pending.rounds):
@@ -324,7 +320,7 @@ class Writer:
             if state is not None:
                 database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
         self._written = stop
-        moved = self._tensor_store.merge_files() if rows else {}
+        moved = self._tensor_store.merge_files() if pending.columns else {}
         if moved:
             pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
             with _transaction(database):
@@ -334,20 +330,21 @@ class Writer:
         if state is not None:
             self._drop_states(state[2])
 
-    def _prepare_faults(self, pending: _Pending) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """Write the tensors of the pending faults; return their rows, and the faults whose tensors were dropped."""
+    def _store_tensors(self, pending: _Pending) -> tuple[dict[str, Column], list[str | None], list[int]]:
+        """Write the tensors of the pending faults; return the columns and the files of the faults, and the faults whose
+        tensors were dropped for them."""
         if not pending.columns:
-            return [], []
-        columns = {name: np.concatenate([batch[name] for batch in pending.columns]) for name in pending.columns[0]}
+            return {}, [], []
+        columns = {name: np.concatenate([some[name] for some in pending.columns]) for name in pending.columns[0]}
         files, dropped = self._tensor_store.put(columns, pending.tensors)
-        names = [file_name(file) if file else None for file in files.tolist()]
-        return _fault_rows(columns, self._perturbation, names), dropped.tolist()
+        return columns, [file_name(file) if file else None for file in files.tolist()], dropped.tolist()
 
-    def _write_state(self, state: _State) -> str:
+    def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
         # Every state has its own name: the last checkpoint's file must not change until the row is written.
-        name = f"{state.tests:09d}-{state.rounds:06d}-{digest(state.content)}.safetensors"
-        write_file(self.path / "state" / name, state.content)
-        return name
+        content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
+        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(content)}.safetensors"
+        write_file(self.path / "state" / name, content)
+        return checkpoint.tests, checkpoint.rounds, name
 
     def _drop_states(self, current: str) -> None:
         for path in (self.path / "state").iterdir():
@@ -382,15 +379,23 @@ def _database(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30, check_same_thread=False)
 
 
-def _make_state(checkpoint: Checkpoint, began: float) -> _State:
-    """A copy of a checkpoint, whose arrays the campaign goes on to change."""
-    content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
-    return _State(checkpoint.tests, checkpoint.rounds, content, perf_counter() - began)
-
-
 def _config(record: dict[str, Any]) -> bytes:
     """The content of config.yaml."""
     return _yaml(schema.config(record))
+
+
+@contextmanager
+def _yielding() -> Iterator[None]:
+    """In the block, a thread that needs the interpreter waits for it 50 times less long than usually.
+
+    The thread that runs the tests gives it away several times per chunk, and would else wait while the GPU is idle.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 50)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @contextmanager
