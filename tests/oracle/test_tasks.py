@@ -14,6 +14,7 @@ from warm_python import warm_python
 import themis
 from themis.cli import main
 from themis.oracle import Compare
+from themis.report.gates.testing.messages import describe_fault, describe_replay
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
 from themis.runs.store import Reader
@@ -259,6 +260,13 @@ def test_faults_of_every_task_can_be_drawn_and_exported(name, tmp_path):
     table = pd.read_parquet(tmp_path / "faults.parquet")
     assert table["value"].isna().all() == (not name.startswith(HAS_VALUE))
     np.testing.assert_array_equal(table["value"].to_numpy(np.float32), run.faults.columns["value"])
+
+
+def test_a_message_has_the_numbers_of_a_regression():
+    target = themis.Target(TASKS["regression"][0], oracle="regression:0.1")
+    fault = themis.run(target, INPUTS, "gaussian", magnitude=0.5, max_tests=200).faults[0]
+    assert f", {fault.clean_value:.6g} answered as {fault.value:.6g}; sigma" in describe_fault(fault)
+    assert f"still a fault: now answered as {fault.value:.6g}, as recorded" in describe_replay(fault, fault.replay())
 
 
 def test_another_oracle_may_judge_a_replay(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from themis.runs.outcomes import name_outcome, show_outcome
+from themis.runs.outcomes import describe_change, name_outcome, show_outcome
 
 PETS = ("cat", "dog", "owl")
 OUTCOMES = {
@@ -28,3 +28,10 @@ def test_an_outcome_has_a_name_and_lists_show_the_number_of_an_answer(task):
 def test_classes_and_points_without_names_have_numbers():
     assert name_outcome("top5", 7, PETS) == "7"
     assert name_outcome("keypoints", 7, None) == "point 7 off"
+
+
+def test_a_change_says_how_an_input_was_answered():
+    assert describe_change(1, 7) == "1 answered as 7"
+    assert describe_change(None, 7, "7 (91%)") == "answered as 7 (91%)"
+    assert describe_change(None, -1) == "no finite output"
+    assert describe_change(1, -1, "not finite") == "1 without a finite output"

@@ -44,3 +44,14 @@ def name_point(number: int, names: Sequence[str] | None) -> str:
 def show_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
     """The outcome in a list of faults: the number of an answer, by which faults are selected, and words otherwise."""
     return str(outcome) if outcome >= 0 and gives_answers(task) else name_outcome(task, outcome, classes)
+
+
+def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
+    """How an input was answered, such as `1 answered as 7`; clean: the answer to the clean input, or None.
+
+    answer: the outcome as it is shown, by default its number.
+    """
+    if outcome < 0:
+        return "no finite output" if clean is None else f"{clean} without a finite output"
+    answered = f"answered as {outcome if answer is None else answer}"
+    return answered if clean is None else f"{clean} {answered}"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.runs.analysis.latent_classes import CategoryTable, find_classes, order_by_size
 from themis.runs.faults import Column, Fault, Faults, telling
-from themis.runs.outcomes import gives_answers, name_outcome
+from themis.runs.outcomes import describe_change, gives_answers, name_outcome
 from themis.runs.run import percent
 
 Ints = NDArray[np.int64]
@@ -370,12 +370,11 @@ def _describe_outcomes(faults: Faults, columns: dict[str, Column], at: Ints, out
     share = float(n.max() / len(at))
     if faults.task and not gives_answers(faults.task):
         return ", ".join(_describe_most_frequent(faults, answers, n / len(at)))
-    most_frequent = _describe_answer(int(answers[n.argmax()]))
     first = outcomes[0]
     if first.share >= 0.5 and first.clean_answer is not None:
-        return f"{first.clean_answer} answered as {_describe_answer(first.answer)}{_describe_share(first.share)}"
+        return f"{describe_change(first.clean_answer, first.answer)}{_describe_share(first.share)}"
     if share >= 0.5:
-        return f"answered as {most_frequent}{_describe_share(share)}"
+        return f"{describe_change(None, int(answers[n.argmax()]))}{_describe_share(share)}"
     texts = [f"{_describe_answer(outcome.answer)} {percent(outcome.share, 0)}" for outcome in outcomes]
     if first.clean_answer is not None:
         texts = [f"{outcome.clean_answer} as {text}" for outcome, text in zip(outcomes, texts, strict=True)]

@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.runs.display.fault import describe_answer
+from themis.runs.outcomes import describe_change
 from themis.runs.run import percent
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def describe_results(results: GateResults) -> list[str]:
 def describe_fault(fault: Fault) -> str:
     """One line: the test, the answer of the model and the size of the disturbance."""
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    answer = describe_answer(fault.answer, fault.value, fault.confidence, fault.outcome)
+    answer = _describe_answer(fault, fault)
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
-    change = f"answered as {answer}" if clean is None else f"{clean} answered as {answer}"
+    change = describe_change(clean, fault.answer, answer)
     label = "" if fault.label is None or fault.label == fault.clean_answer else f", label {fault.label}"
     ssim = "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
     return f"fault {fault.id}: seed {fault.seed_id}, {change}{label}; {theta}{ssim}, L2 {fault.distance:.3g}"
@@ -63,11 +64,17 @@ def describe_fault(fault: Fault) -> str:
 def describe_replay(fault: Fault, replay: Replay) -> str:
     """Whether it is still a fault, its answer now, and what has changed since the run."""
     state = "still a fault" if replay.is_fault else "no longer a fault"
-    outcome = replace(fault, answer=replay.answer).outcome
-    answer = describe_answer(replay.answer, replay.value, replay.confidence, outcome)
+    answer = _describe_answer(fault, replay)
     same = ", as recorded" if replay.is_same else ""
     changes = "" if not replay.changes else f"\nchanged since the run: {'; '.join(replay.changes)}"
-    return f"{state}: now answered as {answer}{same}\n{describe_fault(fault)}{changes}"
+    return f"{state}: now {describe_change(None, replay.answer, answer)}{same}\n{describe_fault(fault)}{changes}"
+
+
+def _describe_answer(fault: Fault, test: Fault | Replay) -> str:
+    """The answer to a test of the fault, when it was found or now."""
+    if fault.is_number and test.value is not None:
+        return f"{test.value:.6g}"
+    return describe_answer(test.answer, test.value, test.confidence, replace(fault, answer=test.answer).outcome)
 
 
 def replay_command(folder: Path, id: int, test: str | None) -> str:
