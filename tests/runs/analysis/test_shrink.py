@@ -10,7 +10,7 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.analysis.shrink import MOST_SWEEPS, NUDGE, STEPS, shrink
+from themis.runs.analysis.shrink import MOST_SWEEPS, NUDGE, STEPS, _describe_change, shrink
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
@@ -261,7 +261,15 @@ def test_counts_end_at_whole_numbers(perturbation):
         assert each.distance == pytest.approx(count**0.5)
         before = int(each.before["count"] + 0.5)
         assert each.passes <= 2 + STEPS + 2 + 4 + 2  # no whole number is run twice
-        assert each.sentence == f"{count:.0f} of {before} features are enough; amount is not needed"
+        needed = f"all {before}" if count == before else f"{count:.0f} of {before}"
+        assert each.sentence == f"{needed} features are enough; amount is not needed"
+
+
+def test_a_count_that_stays_is_told_as_all_of_it():
+    theta = Theta("count", 0, 20, unit="drops")
+    assert _describe_change(theta, 12.0, 12.0, True) == "all 12 drops"
+    assert _describe_change(theta, 12.0, 5.0, True) == "5 of 12 drops"
+    assert _describe_change(theta, 1.0, 1.0, True) == "1 of 1 drops"
 
 
 def test_passes_are_batched_over_faults():

@@ -278,7 +278,8 @@ def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
     ]
     if not needed:
         return "the identity of theta is enough: none of its dimensions is needed"
-    is_one = len(needed) == 1 and (not needed[0][0].isdigit() or needed[0].startswith("1 of "))
+    is_count = needed[0][0].isdigit() or needed[0].startswith("all ")
+    is_one = len(needed) == 1 and (not is_count or needed[0].startswith("1 of "))
     if len(needed) > NAMED:
         needed[NAMED:] = [f"{len(needed) - NAMED} more"]
     verb, extent = "is" if is_one else "are", "the smallest found" if (before == after).all() else "enough"
@@ -289,7 +290,7 @@ def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
 def _describe_change(theta: Theta, before: float, after: float, is_whole: bool) -> str:
     was, now = (f"{before:.0f}", f"{after:.0f}") if is_whole else _format_apart(before, after)
     if theta.name == "count" or theta.name.endswith("_count"):
-        return f"{now} of {was} {theta.unit}"
+        return f"all {was} {theta.unit}" if now == was != "1" else f"{now} of {was} {theta.unit}"
     return f"{theta.name} {now}" if now == was else f"{theta.name} {now} instead of {was}"
 
 
