@@ -81,6 +81,7 @@ def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tupl
     for k, (columns, tensors) in enumerate(batches):
         store.add_faults((k + 1) * n, columns, tensors)
         store.flush(now=True)
+        store.wait()
     ours = perf_counter() - start
     store.close()
     blocks = [tensors.inputs.numpy().tobytes() * 2 for _, tensors in batches]
@@ -117,7 +118,7 @@ def compare(target: Target, data: object, options: dict[str, object], repeats: i
     """A campaign with and without a run folder, alternating; and the share of its time that it waits for the store."""
     themis.run(target, data, "gaussian", **{**options, "max_tests": options["max_tests"] // 10})  # warm up
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    parts = {"store": [(Writer, name) for name in ("create", "note", "add_faults", "flush", "end", "close")]}
+    parts = {"store": [(Writer, name) for name in ("create", "note", "add_faults", "flush", "wait", "end", "close")]}
     parts["store"].append((api, "describe_tested"))
     with timed(parts, torch.device("cpu")) as spent:  # it has nothing to do with the device, which runs the next tests
         for k in range(2 * repeats):

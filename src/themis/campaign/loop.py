@@ -19,7 +19,7 @@ from themis.measure.captured import foreground
 from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
-from themis.runs.run import Run
+from themis.runs.run import Run, Start
 
 DRAWN = (Detection, KeyPoints)
 """Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
@@ -31,7 +31,7 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
     recorder.start(start)
     with foreground(setup.calculator.device), recorder.interrupts.handled():
         try:
-            reason, why = _run_rounds(setup, state, recorder)
+            run = _run_rounds(setup, state, recorder, start)
         except Exception as error:
             why = f"it failed: {error}"
 
@@ -41,24 +41,27 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
 
             recorder.fail(error, result_so_far)
             raise
-        run = conclude(setup, state, start, recorder.faults, reason, why)
     recorder.end(run)
     return run
 
 
-def _run_rounds(setup: Setup, state: State, recorder: Recorder) -> tuple[str, str]:
-    """Run rounds; returns the reason to stop, as one word and as a clause."""
+def _run_rounds(setup: Setup, state: State, recorder: Recorder, start: Start) -> Run:
+    """Run rounds until there is a reason to stop, and conclude while the last of them is written."""
     try:
         while state.partial_round or (stop := _stop_reason(setup, state)) is None:
             run_round(setup, state, recorder)
         recorder.keep(state.checkpoint, now=True)
+        run = conclude(setup, state, start, recorder.faults, *stop)
+        recorder.finish()
     except KeyboardInterrupt as error:
         why = str(error) if isinstance(error, Terminated) else "the user stopped it"
-        stop, recorder.callbacks.is_stopping = ("user", why), True
+        recorder.callbacks.is_stopping = True
         if not recorder.is_torn:
             recorder.keep(state.checkpoint, now=True)
         _judge_partial_round(setup, state, recorder)
-    return stop
+        recorder.finish()
+        run = conclude(setup, state, start, recorder.faults, "user", why)
+    return run
 
 
 def has_finished(setup: Setup, state: State) -> bool:

@@ -23,7 +23,7 @@ from themis.runs.run import Round, Run, Start
 from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Checkpoint, Writer
 
-LARGE = 1 << 20
+LARGE = 1 << 18
 """Bytes of disturbed inputs from which on choosing those worth keeping takes less time than copying all of them."""
 
 
@@ -79,14 +79,21 @@ class Recorder:
         self._events.append((addition, "on_round", round))
 
     def keep(self, checkpoint: Callable[[], Checkpoint] | None, *, now: bool = False) -> None:
-        """Write faults, rounds and a checkpoint if they are due, and inform the callbacks of what is on disk.
-
-        They are written while the next tests run, unless `now` is given.
-        """
-        n_stored = 0
-        if self.store is not None:
+        """Begin to write faults, rounds and a checkpoint, if they are due or `now`; see `Writer.flush`."""
+        if self.store:
             with self.interrupts.deferred():
                 n_stored = self.store.flush(checkpoint, now=now)
+        self._inform(n_stored if self.store else 0)
+
+    def finish(self) -> None:
+        """Wait until everything that `keep` began to write is on disk."""
+        if self.store:
+            with self.interrupts.deferred():
+                n_stored = self.store.wait()
+        self._inform(n_stored if self.store else 0)
+
+    def _inform(self, n_stored: int) -> None:
+        """Inform the callbacks of what is on disk."""
         while self._events and self._events[0][0] <= n_stored:
             _, name, value = self._events.popleft()
             self.callbacks.call(name, value)
@@ -103,6 +110,7 @@ class Recorder:
             with suppress(Exception):  # the error itself must be raised
                 self.store.note("failed", f"Stopped because it failed: {error}.")
                 self.keep(None, now=True)
+                self.finish()
                 self.store.end(conclude().summary())
         self.callbacks.call("on_error", error)
 

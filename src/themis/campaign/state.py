@@ -317,7 +317,7 @@ def _split(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
         return {key: _split(item, f"{name}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-        arrays[name] = tensor.detach().cpu().clone()
+        arrays[name] = tensor.detach().to("cpu", copy=True)
         return _ARRAY
     return value
 

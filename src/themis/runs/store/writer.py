@@ -212,7 +212,7 @@ class Writer:
 
     def note(self, name: str, value: Any) -> None:
         """Add to the record."""
-        self._wait()
+        self.wait()
         row = (name, as_json(value).decode())
         with self._explained(), _transaction(self._database) as database:
             database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", row)
@@ -263,12 +263,12 @@ class Writer:
         All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign
         waits for it, so that callbacks hear of it at once, but at most a hundredth of the time since the last write.
 
-        now: write it whether or not it is due, and wait for it.
+        now: write it whether or not it is due.
         """
         is_full = self._pending.nbytes >= AT_ONCE_BYTES
         if self._writing is not None and not (now or is_full or self._writing.done()):
             return self._n_stored
-        self._wait()
+        self.wait()
         began = perf_counter()
         is_due = now or is_full or (began >= self._due_faults and bool(self._pending.columns or self._pending.rounds))
         is_checkpoint_due = checkpoint is not None and (now or began >= self._due_checkpoint)
@@ -279,15 +279,16 @@ class Writer:
             seconds = min(LATEST_CHECKPOINT, SHARE * (began - self._last_ended))
             if self._last_seconds <= seconds:
                 wait([self._writing], seconds)
-            if now or self._writing.done():
-                self._wait()
+            if self._writing.done():
+                self.wait()
         return self._n_stored
 
-    def _wait(self) -> None:
-        """Wait until nothing is being written."""
+    def wait(self) -> int:
+        """Wait until nothing is being written, and return how many additions are on disk."""
         if self._writing is not None:
             self._writing.result()  # raises the error of the disk
             self._writing = None
+        return self._n_stored
 
     def _write(self, pending: _Pending, stop: int, n_added: int, checkpoint: Checkpoint | None, began: float) -> None:
         """Write what was added up to test number `stop`, `n_added` additions in all, and a checkpoint after them."""
@@ -353,7 +354,7 @@ class Writer:
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
-        self._wait()
+        self.wait()
         with self._explained():
             write_file(self.path / "summary.json", as_json(summary, indent=2))
 
