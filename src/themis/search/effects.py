@@ -82,7 +82,7 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
     chosen, is_new = np.empty(len(position), dtype=np.int64), np.ones(len(position), dtype=bool)
     turn = turns(position)
     for k in range(int(turn.max(initial=-1)) + 1):  # the tests of a seed, one after the other
-        rows = np.flatnonzero(turn == k)
+        rows = (turn == k).nonzero()[0]
         visited = state["visited"][position[rows]]
         is_new[rows] = visited != every
         if space.is_random:
@@ -94,7 +94,7 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
 
 def turns(position: Ints) -> Ints:
     """How many tests before each one have the same seed."""
-    order = np.argsort(position, kind="stable")
+    order = position.argsort(kind="stable")
     ordered = position[order]
     turn = np.empty_like(position)
     turn[order] = np.arange(len(position)) - ordered.searchsorted(ordered)
