@@ -1,5 +1,7 @@
 """The plan of an evaluation: read from YAML, with exceptions, and what makes a cell another cell."""
 
+from dataclasses import replace
+
 import pytest
 
 from themis import UsageError
@@ -114,6 +116,19 @@ def test_cells_end_with_the_second_campaigns_and_begin_with_faults_under_the_fir
         for perturbation in ("gaussian", "fgsm")
         for model in ("lenet5-mnist", "mlp-pdf")
     ]
+
+
+def test_the_theory_and_the_variants_have_all_campaigns_and_the_first_ones_are_the_cells_of_a_plan_with_one():
+    def cells_of(campaigns):
+        options = {"campaigns": campaigns, "variants": "paper,sample-50", "questions": "theory,variants"}
+        plan = EvaluationPlan.of({**SMALL, **options})
+        rates = {plan.cell(RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()}
+        return list_cells(plan, rates)
+
+    one, three = cells_of(1), cells_of(3)
+    assert three[: len(one)] == one
+    for campaign in range(3):
+        assert [replace(cell, campaign=0) for cell in three if cell.campaign == campaign] == one
 
 
 def test_pymc_is_a_variant_only_where_it_is_named():

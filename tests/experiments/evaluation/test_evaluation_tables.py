@@ -12,11 +12,11 @@ from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import opening, progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval, ratio_tables
-from themis.experiments.evaluation.summary import Evaluation, compare_faults, summarise_done
-from themis.experiments.evaluation.theory import average_campaigns, describe_deviations
+from themis.experiments.evaluation.summary import Evaluation, average_campaigns, compare_faults, summarise_done
+from themis.experiments.evaluation.theory import describe_deviations
 from themis.experiments.evaluation.theory_tables import theory_tables
 from themis.experiments.evaluation.truth_tables import truth_tables
-from themis.experiments.evaluation.variant_tables import judging_tables, variant_tables
+from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
 from themis.experiments.techniques import BASELINES
 from themis.runs.environment import threads
 
@@ -133,7 +133,7 @@ def test_faults_are_compared_over_the_cells_in_which_rivals_found_some():
 
 
 def variant(technique, **values):
-    cell = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "machine": "a"}
+    cell = {"model": "net", "perturbation": "fgsm", "magnitude": 0.1, "campaign": 0, "machine": "a"}
     found = {"first_coverage": 0.5, "tests_to_coverage": None, "distinct_faults": 100}
     return {"technique": technique, **cell, **found, "seconds_judge": 10.0, "tests": 10, **values}
 
@@ -144,8 +144,31 @@ def test_a_variant_is_compared_with_the_preset_in_the_same_cell_and_in_time_on_t
     other_cell = variant("sample-50", magnitude=0.2)
     (table,) = variant_tables(Evaluation({"variants": [variant("paper"), loose, elsewhere, other_cell]}))
     assert table.rows == [
-        ("tolerance-0.005", "1", "+25.0", "1, 0", "0.20", "2.00"),
-        ("judge-exact", "1", "0.0", "0, 0", "1.00", "-"),
+        ("tolerance-0.005", "1", "1", "+25.0", "1, 0", "0.20", "2.00"),
+        ("judge-exact", "1", "1", "0.0", "0, 0", "1.00", "-"),
+    ]
+
+
+def test_a_variant_in_a_cell_is_the_mean_over_the_campaigns_that_the_preset_had_too():
+    presets = [variant("paper", campaign=k, distinct_faults=100 * (k + 1)) for k in range(3)]
+    gains, faults, seconds = (0.25, 0.05, 0.0, 0.5), (50, 100, 300, 9000), (1.0, 20.0, 30.0, 1.0)
+    loose = [
+        variant("tolerance-0.005", campaign=k, first_coverage=0.5 + gain, distinct_faults=found, seconds_judge=time)
+        for k, (gain, found, time) in enumerate(zip(gains, faults, seconds, strict=True))
+    ]
+    (table,) = variant_tables(Evaluation({"variants": [*presets, *loose]}))
+    assert table.rows == [("tolerance-0.005", "1", "3", "+10.0", "0, 0", "0.75", "2.00")]
+
+
+def test_a_cell_shows_every_variant_with_its_number_of_campaigns():
+    shared = {"neurons": 8000, "first_tests": 300, "first_coverage_all": 0.5, "coverage": 1.0, "seconds_total": 20.0}
+    reached = [variant("sample-50", campaign=k, tests_to_coverage=at, **shared) for k, at in enumerate((10, None, 20))]
+    slow = variant("sample-50", campaign=3, tests_to_coverage=30, machine=None, **shared | {"seconds_total": 9000.0})
+    preset = variant("paper", seconds_judge=5.0, **shared | {"seconds_total": 10.0})
+    (table,) = variant_cells(Evaluation({"variants": [*reached, slow, preset]}))
+    assert table.rows == [
+        ("paper", "1", "50.0%", "50.0%", "-", "100.0%", "100", "1.00", "1.00"),
+        ("sample-50", "4", "50.0%", "50.0%", "20", "100.0%", "100", "2.00", "2.00"),
     ]
 
 
@@ -154,7 +177,9 @@ def test_time_to_judge_is_that_of_one_machine():
     here = [variant("paper", seconds_judge=4.0, **shared), variant("sample-all", seconds_judge=29.0, **shared)]
     elsewhere = variant("judge-exact", machine="b", seconds_judge=0.1, **shared)
     alone = variant("paper", magnitude=0.2, **shared)
-    (table,) = judging_tables(Evaluation({"variants": [*here, elsewhere, alone]}))
+    again = [variant("paper", campaign=k, seconds_judge=k, **shared) for k in (1, 9)]
+    slow = [variant(name, campaign=3, machine=None, seconds_judge=900.0, **shared) for name in ("paper", "sample-50")]
+    (table,) = judging_tables(Evaluation({"variants": [*here, elsewhere, alone, *again, *slow]}))
     assert table.columns[:5] == ("cell", "neurons", "preset", "no sampler", "closed form")
     assert table.rows == [("net fgsm 0.1", "8,000", "4.00", "29.00", "-", "-", "-", "-")]
 
@@ -324,9 +349,10 @@ def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
         return variant("paper", model=str(neurons), neurons=neurons, **coverage)
 
     small, large = preset(400, 0.0), preset(8000, 0.01)
-    claim = verdict_of({"variants": [small, large]}, "1,000 sampled neurons")
+    claim = verdict_of({"variants": [small, large, preset(8000, 0.0)]}, "1,000 sampled neurons")
     assert claim.verdict == "does not hold"
     assert claim.measured.startswith("the two differ by at most 1.00 points")
+    assert claim.measured.endswith("of 2 campaigns on 1 model with more neurons")
     assert not judge_claims(Evaluation({"pairs": [], "done": [], "retraining": [], "theory": [], "variants": [small]}))
 
 
@@ -496,6 +522,7 @@ def test_a_campaign_until_done_counts_if_all_planned_techniques_have_had_it():
 
 
 def test_machines_with_one_host_name_are_told_apart_and_so_are_threads(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.getpriority", lambda which, who: 0, raising=False)
     here = name_machine("cpu")
     assert here == name_machine("cpu")
     with threads(torch.get_num_threads() + 1):
@@ -505,6 +532,14 @@ def test_machines_with_one_host_name_are_told_apart_and_so_are_threads(monkeypat
     elsewhere = name_machine("cpu")
     monkeypatch.setattr("themis.experiments.evaluation.cells.BOOT_ID", tmp_path / "none")  # not Linux
     assert len({here, elsewhere, name_machine("cpu")}) == 3
+
+
+def test_a_process_at_low_priority_is_not_compared_by_its_time(monkeypatch):
+    monkeypatch.setattr("os.getpriority", lambda which, who: 5, raising=False)
+    assert name_machine("cpu") is None
+    nice = [record_until_done("scheduled", 0, 4, machine=None), record_until_done("nc", 0, 2, machine=None)]
+    (pair,) = summarise_done(nice, PLANNED)
+    assert all("seconds_total" not in row for row in pair["techniques"].values())
 
 
 def test_times_are_compared_only_in_campaigns_that_all_techniques_had_on_one_machine():

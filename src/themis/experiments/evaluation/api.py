@@ -152,7 +152,7 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
             *([(RETRAINING, "", some)] if options.asks("retraining") else []),
             *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
         ]
-        counts = dict.fromkeys((CAMPAIGNS, DONE, THEORY, KILLS), options.campaigns)
+        counts = dict.fromkeys((CAMPAIGNS, DONE, THEORY, VARIANT, KILLS), options.campaigns)
         if options.asks("truth"):
             named += [(KILLS, technique, some) for technique in techniques]
             with plan.origin(rate.model).in_folder():

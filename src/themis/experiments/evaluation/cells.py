@@ -302,8 +302,13 @@ def _describe_cost(result: Run) -> Record:
     }
 
 
-def name_machine(device: str) -> str:
-    """A short hash of what times depend on: the machine, which others may share a host name with, and its device."""
+def name_machine(device: str) -> str | None:
+    """A short hash of what times depend on: the machine, which others may share a host name with, and its device.
+
+    A process at low priority has none, since its times depend on the other processes above all.
+    """
+    if hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        return None
     boot = BOOT_ID.read_text() if BOOT_ID.exists() else ""
     parts = (platform.node(), boot, os.cpu_count(), describe_environment(torch.device(device)))
     return hash_text(json.dumps(parts))[:8]

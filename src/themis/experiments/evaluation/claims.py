@@ -20,7 +20,8 @@ from themis.experiments.evaluation.ratios import (
 )
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, with_times
 from themis.experiments.evaluation.theory import CLOSE, count_reached, list_shares
-from themis.experiments.evaluation.variant_tables import compare_judging
+from themis.experiments.evaluation.variant_tables import compare_seconds
+from themis.experiments.evaluation.variants import BASE
 from themis.experiments.table import Table, plural
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.runs.run import percent
@@ -316,26 +317,27 @@ def _time(done: list[Record]) -> Iterator[Claim]:
 def _sampler(variants: list[Record]) -> Iterator[Claim]:
     """How far the coverage of the sample is from that of all neurons, and what judging all of them costs."""
     k = Settings().sample
-    larger = [record for record in variants if record["technique"] == "paper" and record["neurons"] > k]
+    larger = [record for record in variants if record["technique"] == BASE and record["neurons"] > k]
     gaps = [
         abs(record[f"{when}coverage"] - record[f"{when}coverage_all"]) for record in larger for when in ("first_", "")
     ]
     if not gaps:
         return
+    models = {record["model"] for record in larger}
     why = []
-    if costs := compare_judging(variants, "exact-sample-all", "paper"):
+    if costs := compare_seconds(variants, "exact-sample-all", BASE):
         why.append(
-            f"The closed form judges all neurons in {percent(median(costs), 0)} of the time that Markov chains take "
-            f"for the sample (median of {plural(len(costs), 'cell')})."
+            f"The closed form judges all neurons in {percent(median(costs.values()), 0)} of the time that Markov "
+            f"chains take for the sample (median of {plural(len(costs), 'cell')})."
         )
-    if costs := compare_judging(variants, "pymc-sample-50", "sample-50"):
-        why.append(f"For the same 50 neurons, PyMC takes {median(costs):.0f} times as long as these chains.")
+    if costs := compare_seconds(variants, "pymc-sample-50", "sample-50"):
+        why.append(f"For the same 50 neurons, PyMC takes {median(costs.values()):.0f} times as long as these chains.")
     yield Claim(
         f"{k:,} sampled neurons give the coverage of all",
         "equal",
         f"within {100 * max(gaps):.2f} points",
         f"the two differ by at most {100 * max(gaps):.2f} points, in the first and last rounds of "
-        f"{plural(len(larger), 'model')} with more neurons",
+        f"{plural(len(larger), 'campaign')} on {plural(len(models), 'model')} with more neurons",
         HOLDS if max(gaps) <= SAMPLED else FAILS,
         f"they differ by at most {100 * SAMPLED} points",
         " ".join(why),

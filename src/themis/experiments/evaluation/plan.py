@@ -49,7 +49,7 @@ class PairOptions:
         f"{PRESET},scheduled,nc,kmnc,idc,lsa", "as for themis compare; random and corners are always included"
     )
     magnitudes: str = option("paper,grid", "as for themis compare")
-    campaigns: int = option(3, "campaigns per technique and magnitude, each with its own random seed")
+    campaigns: int = option(3, "campaigns per technique or variant and magnitude, each with its own random seed")
     passes: int = option(5000, "passes per campaign, the first budget at which techniques are compared")
     tests: int | None = option(1000, "tests per campaign, the second budget; null for none")
     done_magnitudes: str = option("middle", "where techniques run until they are done: all, middle or last")

@@ -26,7 +26,6 @@ from themis.experiments.evaluation.plan import (
     EvaluationCell,
     EvaluationPlan,
 )
-from themis.experiments.evaluation.theory import average_campaigns
 from themis.experiments.evaluation.truth import summarise_truth
 from themis.experiments.techniques import BASELINES, PRESET
 from themis.version import __version__
@@ -34,6 +33,8 @@ from themis.version import __version__
 Record = dict[str, Any]
 THEMIS = (PRESET, "scheduled")
 """The techniques under evaluation: the paper's method, and the default of this package."""
+CELL = ("model", "perturbation", "magnitude")
+"""What a cell at one magnitude is told by."""
 STRONG = 0.7
 """From this correlation on, the paper calls a fault detection capability strong."""
 
@@ -51,6 +52,32 @@ def name_cell(record: Record) -> str:
 def themis_first(techniques: Iterable[str]) -> list[str]:
     """Techniques in the order of tables: those under evaluation, and the others by name."""
     return sorted(techniques, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))
+
+
+def average_campaigns(records: Iterable[Record], names: tuple[str, ...] = CELL) -> list[Record]:
+    """One record per cell, or per group of other names, with means over its campaigns and without texts.
+
+    A campaign reached something if at least half of them did, and then the mean is over those.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[name] for name in names), []).append(record)
+    return [
+        {**_average(own), **dict(zip(names, group, strict=True)), "campaigns": len(own)}
+        for group, own in groups.items()
+    ]
+
+
+def _average(values: list[Any]) -> Any:
+    """The mean of numbers, rounded if they are whole, or of dictionaries without their texts; None if most are None."""
+    known = [value for value in values if value is not None]
+    if 2 * len(known) < len(values) or not known:
+        return None
+    if isinstance(known[0], dict):
+        names = [name for name, value in known[0].items() if not isinstance(value, str) and name != "campaign"]
+        return {name: _average([value[name] for value in known]) for name in names}
+    mean = sum(known) / len(known)
+    return round(mean) if all(isinstance(value, int) for value in known) else mean
 
 
 @dataclass(frozen=True)
@@ -269,7 +296,7 @@ def summarise_done(records: Iterable[Record], planned: Iterable[EvaluationCell])
         techniques: dict[str, list[Record]] = {}
         for record in (record for own in whole for record in own):
             techniques.setdefault(record["technique"], []).append(record)
-        timed = [own for own in whole if len({record.get("machine") for record in own}) == 1]
+        timed = [own for own in whole if own[0].get("machine") and len({record.get("machine") for record in own}) == 1]
         rows = {
             name: _describe_done(own)
             | _describe_times([record for group in timed for record in group if record["technique"] == name])

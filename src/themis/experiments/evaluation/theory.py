@@ -6,7 +6,7 @@ reaches 100%?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -56,38 +56,6 @@ WAYS_TO_STOP = {
 }
 """When a campaign could stop, by the key in a record: at full coverage, or at that and with little left to find, which
 is the default, or with little left to find at any coverage."""
-
-
-def average_campaigns(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record per model, perturbation and magnitude, with means over its campaigns.
-
-    A campaign could stop if at least half of them could, and what it had found by then is the mean over those.
-    """
-    names = ("model", "perturbation", "magnitude")
-    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        cells.setdefault(tuple(record[name] for name in names), []).append(record)
-    parts = ("reference", *WAYS_TO_STOP, "stability", "normality")
-    return [
-        {
-            **dict(zip(names, cell, strict=True)),
-            "campaigns": len(own),
-            **{part: _average([record[part] for record in own]) for part in parts},
-        }
-        for cell, own in cells.items()
-    ]
-
-
-def _average(values: list[Any]) -> Any:
-    """The mean of numbers, rounded if they are whole, or of dictionaries without their texts; None if most are None."""
-    known = [value for value in values if value is not None]
-    if 2 * len(known) < len(values) or not known:
-        return None
-    if isinstance(known[0], dict):
-        names = [name for name, value in known[0].items() if not isinstance(value, str)]
-        return {name: _average([value[name] for value in known]) for name in names}
-    mean = sum(known) / len(known)
-    return round(mean) if all(isinstance(value, int) for value in known) else mean
 
 
 def list_shares(theory: list[dict[str, Any]], way: str) -> list[float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
+from statistics import mean, median
 
-from themis.experiments.evaluation.summary import Evaluation, Record, name_cell
+from themis.experiments.evaluation.summary import CELL, Evaluation, Record, average_campaigns, name_cell
 from themis.experiments.evaluation.variants import BASE, VARIANTS
 from themis.experiments.table import NONE, Table, format_number, format_spread
 from themis.runs.run import percent
@@ -19,73 +19,100 @@ JUDGES = {
     "pymc-sample-50": "50 neurons, PyMC",
 }
 """Variants that differ in what judging costs, and what they are called there."""
+PHASES = {"judge": "time to judge", "total": "time in all"}
+"""The times that variants are compared by."""
 
 
 def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """Every variant beside the preset in the same cells."""
+    """Every variant beside the preset in the same campaigns of the same cells."""
     variants = evaluation.content["variants"]
-    preset = {name_cell(record): record for record in variants if record["technique"] == BASE}
+    preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == BASE}
     rows: list[tuple[str, ...]] = []
     for name in VARIANTS:
-        own = [record for record in variants if record["technique"] == name and name_cell(record) in preset]
-        if not own or name == BASE:
+        cells: dict[str, list[tuple[Record, Record]]] = {}
+        for record in variants:
+            cell, base = name_cell(record), preset.get((name_cell(record), record["campaign"]))
+            if record["technique"] == name != BASE and base is not None:
+                cells.setdefault(cell, []).append((record, base))
+        if not cells:
             continue
-        bases = [preset[name_cell(record)] for record in own]
-        pairs = list(zip(own, bases, strict=True))
-        gains = [100 * (record["first_coverage"] - base["first_coverage"]) for record, base in pairs]
-        faults = [
-            record["distinct_faults"] / base["distinct_faults"] for record, base in pairs if base["distinct_faults"]
+        gains = [
+            mean(100 * (record["first_coverage"] - base["first_coverage"]) for record, base in pairs)
+            for pairs in cells.values()
         ]
-        reached, of_preset = (sum(one["tests_to_coverage"] is not None for one in side) for side in (own, bases))
-        costs = compare_judging(variants, name, BASE)
+        found = [
+            [sum(one["distinct_faults"] for one in side) for side in zip(*own, strict=True)] for own in cells.values()
+        ]
+        pairs = [pair for own in cells.values() for pair in own]
+        reached, of_preset = (
+            sum(one["tests_to_coverage"] is not None for one in side) for side in zip(*pairs, strict=True)
+        )
+        costs = compare_seconds(variants, name, BASE)
         rows.append(
             (
                 name,
-                str(len(own)),
+                str(len(cells)),
+                str(len(pairs)),
                 format_spread(gains, median, 1, signed=True),
                 f"{reached}, {of_preset}",
-                format_spread(faults, median),
-                format_spread(costs, median),
+                format_spread([own / base for own, base in found if base], median),
+                format_spread(costs.values(), median),
             )
         )
     notes = [
-        "The preset with one change, beside the preset in the same cells: how many points its coverage after the first "
-        "round is higher; in how many cells coverage reached 100%, which ends a campaign, and in how many it did with "
-        "the preset; distinct faults at the end, and seconds per test to judge on the same machine, relative to the "
-        "preset. Medians over cells, with the lowest and the highest. The preset samples 1,000 neurons, or all if "
-        "there are fewer; sample-all has no sampler."
+        "The preset with one change, beside the preset in the same campaigns, which have a random seed each: how many "
+        "points its coverage after the first round is higher; in how many campaigns coverage reached 100%, which ends "
+        "them, and in how many it did with the preset; distinct faults at the end, and seconds per test to judge on "
+        "the same machine, relative to the preset. Medians over cells, with the lowest and the highest; a cell is the "
+        "mean over its campaigns, or for times the median. The preset samples 1,000 neurons, or all if there are "
+        "fewer; sample-all has no sampler."
     ]
     if rows:
-        columns = ("variant", "cells", "first round", "reached 100%", "faults", "time to judge")
+        columns = ("variant", "cells", "campaigns", "first round", "reached 100%", "faults", "time to judge")
         yield Table("The preset's parameters", columns, rows, notes)
 
 
-def compare_judging(variants: list[Record], one: str, other: str) -> list[float]:
-    """The seconds per test that one variant takes to judge, relative to another on the same machine, by cell."""
-    seconds: dict[tuple[str, str | None], dict[str, float]] = {}
-    for record in variants:
-        cell = seconds.setdefault((name_cell(record), record.get("machine")), {})
-        cell[record["technique"]] = record["seconds_judge"] / record["tests"]
-    return [cell[one] / cell[other] for cell in seconds.values() if {one, other} <= set(cell)]
+def compare_seconds(variants: list[Record], one: str, other: str, phase: str = "judge") -> dict[str, float]:
+    """The seconds per test that a phase of one variant takes, relative to another, by cell.
+
+    Medians over the campaigns that both had on the same machine.
+    """
+    seconds: dict[tuple[str, int, str], dict[str, float]] = {}
+    for record in with_machine(variants):
+        campaign = seconds.setdefault((name_cell(record), record["campaign"], record["machine"]), {})
+        campaign[record["technique"]] = record[f"seconds_{phase}"] / record["tests"]
+    ratios: dict[str, list[float]] = {}
+    for (cell, *_), campaign in seconds.items():
+        if {one, other} <= set(campaign):
+            ratios.setdefault(cell, []).append(campaign[one] / campaign[other])
+    return {cell: median(own) for cell, own in ratios.items()}
+
+
+def with_machine(variants: list[Record]) -> list[Record]:
+    """Campaigns that can be compared by their time: not those at low priority."""
+    return [record for record in variants if record.get("machine")]
 
 
 def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
     """Time to judge with and without the sampler, by the closed form and by PyMC."""
-    by_cell: dict[str, dict[str, Record]] = {}
-    for record in evaluation.content["variants"]:
-        by_cell.setdefault(name_cell(record), {})[record["technique"]] = record
+    cells: dict[str, dict[str, dict[str, list[float]]]] = {}
+    neurons: dict[str, int] = {}
+    for record in with_machine(evaluation.content["variants"]):
+        judges = cells.setdefault(name_cell(record), {}).setdefault(record["machine"], {})
+        if record["technique"] in JUDGES:
+            judges.setdefault(record["technique"], []).append(1000 * record["seconds_judge"] / record["tests"])
+        if record["technique"] == BASE:
+            neurons[name_cell(record)] = record["neurons"]
     rows = []
-    for cell, records in by_cell.items():
-        machine = records[BASE].get("machine") if BASE in records else None
-        own = {name: record for name, record in records.items() if record.get("machine") == machine}
-        if len(own.keys() & set(JUDGES)) > 1:
-            times = (1000 * own[name]["seconds_judge"] / own[name]["tests"] if name in own else None for name in JUDGES)
-            texts = [NONE if time is None else format_number(time, 2) for time in times]
-            rows.append((cell, f"{own[BASE]['neurons']:,}", *texts))
+    for cell, machines in cells.items():
+        times = max(machines.values(), key=lambda judges: (BASE in judges, len(judges)))
+        if BASE in times and len(times) > 1:
+            texts = [format_number(median(times[name]), 2) if name in times else NONE for name in JUDGES]
+            rows.append((cell, f"{neurons[cell]:,}", *texts))
     notes = [
-        "Milliseconds per test, on the machine on which the preset was measured; -: not measured there. The preset "
-        "samples 1,000 neurons, or all if there are fewer, and judges them by Markov chains; the closed form is the "
-        "default of Themis."
+        "Milliseconds per test, medians over campaigns on the machine on which most columns were measured beside the "
+        f"preset; {NONE}: not measured there. The preset samples 1,000 neurons, or all if there are fewer, and judges "
+        "them by Markov chains; the closed form is the default of Themis. Machines differ between cells."
     ]
     if rows:
         yield Table("Time to judge, with and without the sampler", ("cell", "neurons", *JUDGES.values()), rows, notes)
@@ -93,27 +120,41 @@ def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
 
 def variant_cells(evaluation: Evaluation) -> Iterable[Table]:
     """Every variant, cell by cell."""
+    variants = evaluation.content["variants"]
     by_cell: dict[str, list[Record]] = {}
-    for record in evaluation.content["variants"]:
+    for record in average_campaigns(variants, (*CELL, "technique")):
         by_cell.setdefault(name_cell(record), []).append(record)
+    ratios = {(name, phase): compare_seconds(variants, name, BASE, phase) for name in VARIANTS for phase in PHASES}
     for cell, records in by_cell.items():
-        columns = ("variant", "first round", "of all", "tests to 100%", "at the end", "faults", "judge s", "total s")
+        records.sort(key=lambda record: (record["technique"] != BASE, record["technique"]))
+        columns = (
+            "variant",
+            "campaigns",
+            "first round",
+            "of all",
+            "tests to 100%",
+            "at the end",
+            "faults",
+            *PHASES.values(),
+        )
         rows: list[tuple[str, ...]] = [
             (
                 record["technique"],
+                str(record["campaigns"]),
                 percent(record["first_coverage"]),
                 percent(record["first_coverage_all"]),
                 NONE if record["tests_to_coverage"] is None else f"{record['tests_to_coverage']:,}",
                 percent(record["coverage"]),
                 f"{record['distinct_faults']:,}",
-                format_number(record["seconds_judge"], 2),
-                format_number(record["seconds_total"], 2),
+                *(format_spread([ratios[record["technique"], phase].get(cell)], median) for phase in PHASES),
             )
-            for record in sorted(records, key=lambda record: (record["technique"] != BASE, record["technique"]))
+            for record in records
         ]
         notes = [
-            f"{records[0]['neurons']:,} neurons. First round: coverage of the sampled neurons, and of all neurons, "
-            f"after {records[0]['first_tests']:,} tests. {BASE} is the preset, with 1,000 sampled neurons; sample-all "
-            "has no sampler."
+            f"{records[0]['neurons']:,} neurons. Means over campaigns, which have a random seed each. First round: "
+            f"coverage of the sampled neurons, and of all neurons, after {records[0]['first_tests']:,} tests. Tests to "
+            "100%: over the campaigns that reached it, if at least half of them did. Times: seconds per test relative "
+            f"to the preset, medians over campaigns on the same machine. {BASE} is the preset, with 1,000 sampled "
+            "neurons; sample-all has no sampler."
         ]
         yield Table(f"The preset's parameters, {cell}", columns, rows, notes)
