@@ -65,6 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     OWN: {},
     "themis undistilled": {"distill": 0.0},
     "themis unsteered": {"steer": 0.0},
+    "themis labels": {"distill": 0.0, "steer": 0.5},
     "themis unblended": {"blend": 0.0},
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},

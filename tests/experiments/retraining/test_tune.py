@@ -529,7 +529,7 @@ def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeyp
 
 def batches_of(case, oracle=WRONG, groups=None, **options):
     target, material, _ = case
-    recipe = Recipe.of(batches=2, **options)
+    recipe = Recipe.of(batches=2, **options).for_task(True, False)
     hashes = seed_hashes(material.pool), seed_hashes(material.clean)
     split = hold_out(material, hashes, recipe, groups)
     return Batches(target, target, material, split, [NOISE], oracle, recipe)
@@ -607,6 +607,29 @@ def test_an_old_answer_takes_its_share_of_the_place_of_the_label():
     assert float(distances(WRONG, scores, scores).abs().max()) < 1e-6
 
 
+def test_an_old_number_counts_like_a_label():
+    oracle = Regression(0.5)
+    outputs, old = torch.tensor([[0.1], [2.0]]), torch.tensor([[0.2], [1.0]])
+    assert distances(oracle, outputs, old).tolist() == pytest.approx([0.2**2 / 2, 2 - 0.5])
+    assert torch.equal(distances(oracle, outputs, old), losses(oracle, outputs, old.reshape(-1)))
+
+
+def test_the_old_numbers_are_those_for_blended_pictures():
+    torch.manual_seed(0)
+    seeds, oracle, zero = read_seeds((torch.rand(60, 1, 6, 6), torch.zeros(60))), Regression(0.1), np.zeros(1, np.int64)
+    target = themis.Target(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), oracle=oracle)
+    with torch.no_grad():
+        seeds = seeds.with_labels(target.module(seeds.inputs)[:, 0])
+    material = of_tests(zero, np.zeros((1, 1), np.float32), zero, seeds, NOISE, target, oracle=oracle)
+    made = batches_of((target, material, None), oracle)
+    with target.opened(), torch.no_grad():
+        batch = next(made.epoch(1))
+        clean = target.forward(batch.inputs[: made.n_clean])
+    assert torch.allclose(batch.answers[: made.n_clean], clean, atol=1e-6)
+    assert (clean[:, 0] - batch.labels[: made.n_clean]).abs().mean() > 0.01  # another picture is blended in
+    assert torch.allclose(batch.share, torch.full_like(batch.share, 0.9))  # the old model knows all of them
+
+
 def test_an_old_answer_counts_as_far_as_it_makes_the_label_likely(case):
     target, material, _ = case
     labels = (material.clean.labels + 1) % 10
@@ -620,10 +643,10 @@ def test_an_old_answer_counts_as_far_as_it_makes_the_label_likely(case):
     assert float(shares[1].mean()) < 0.75 * float(shares[0].mean())  # of the searched seeds, labels are correct
 
 
-def test_the_old_answers_count_for_pictures_of_one_class_each(case):
+def test_the_old_answers_count_for_pictures_with_one_answer_each(case):
     _, material, _ = case
     assert can_distill(WRONG, material.pool)
-    assert not can_distill(Regression(), material.pool)
+    assert can_distill(Regression(), material.pool)
     assert not can_distill(Segmentation(), material.pool)
     assert not can_distill(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64))))
 
@@ -640,6 +663,12 @@ def test_the_learning_rate_follows_the_task_unless_it_is_given(case):
     assert rate(target, WRONG) == rate(target, WRONG, distill=0.0) == 3e-4
     assert rate(single, oracle) == 1e-3
     assert rate(single, oracle, learning_rate=2e-3) == 2e-3
+
+
+def test_steering_follows_the_task_unless_it_is_given():
+    assert Recipe().for_task(True, False).steer == Recipe().for_task(False, False).steer == 0.5
+    assert Recipe().for_task(False, True).steer == 0
+    assert Recipe(steer=0.3).for_task(False, True).steer == 0.3
 
 
 def test_an_epoch_is_reported_with_the_time_that_is_left():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.steering import Steering
 from themis.measure.inputs import place
 from themis.measure.tests import Floats, Ints
-from themis.oracle import Changed, Motion, Oracle, Wrong
+from themis.oracle import Changed, Motion, Oracle, Regression, Wrong
 from themis.perturb import Context, Perturbation, perturb
 from themis.target.target import Target
 
@@ -164,9 +164,19 @@ class Disturber:
             return disturbed, oracle.move_labels(labels, context.motion) if context.motion else labels
 
 
-def can_distill(oracle: Oracle, seeds: Seeds) -> TypeGuard[Changed | Wrong]:
-    """Whether the old model's answers may count: inputs are pictures that show one class each."""
+def show_classes(oracle: Oracle, seeds: Seeds) -> bool:
+    """Whether inputs are pictures that show one class each."""
     return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
+
+
+def show_numbers(oracle: Oracle, seeds: Seeds) -> bool:
+    """Whether inputs are pictures that show one number each, such as the angle to steer at."""
+    return isinstance(oracle, Regression) and len(seeds.shape) == 4
+
+
+def can_distill(oracle: Oracle, seeds: Seeds) -> bool:
+    """Whether the old model's answers may count."""
+    return show_classes(oracle, seeds) or show_numbers(oracle, seeds)
 
 
 class TrainingBatch(NamedTuple):
@@ -189,8 +199,8 @@ class TrainingBatch(NamedTuple):
 class Batches:
     """The batches of every epoch; all inputs are on the target's device if they fit.
 
-    If inputs are pictures that show one class each, the old model's answer to the clean picture counts, as far as it is
-    correct, and pictures are blended with others: the old model has learnt those of its training by heart, and its
+    If inputs are pictures of one class or number each, the old model's answer to the clean picture counts, as far as it
+    is correct, and pictures are blended with others: the old model has learnt those of its training by heart, and its
     answers to blended ones say more. For other tasks, labels alone turned out to be as good.
     """
 
@@ -204,7 +214,11 @@ class Batches:
         oracle: Oracle,
         recipe: Recipe,
     ) -> None:
-        """`old`, whose answers count, must be open when batches are made; `target` is the model that is trained."""
+        """`old`, whose answers count, must be open when batches are made; `target` is the model that is trained.
+
+        recipe: with the values of the task.
+        """
+        assert recipe.steer is not None
         self.recipe, self.split, self.perturbations, self.device = recipe, split, perturbations, target.device
         self.old, self.oracle = old, oracle
         self.n_clean, self.n_stored, self.n_fresh = recipe.counts()
@@ -220,8 +234,8 @@ class Batches:
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
         self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
-        self.has_pictures = can_distill(oracle, material.pool)
-        self.has_answers = recipe.distill > 0 and self.has_pictures
+        self.shows_classes = show_classes(oracle, material.pool)
+        self.has_answers = recipe.distill > 0 and can_distill(oracle, material.pool)
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         n_needed = (
@@ -240,9 +254,9 @@ class Batches:
         grades: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike. Seeds
         of a group count as one: a few scenes, however long, do not stand for all others.
         """
-        if len(grades) == len(self.parts) == 2 and not self.has_pictures:
+        if len(grades) == len(self.parts) == 2 and not self.shows_classes:
             errors = [1 - float(part.mean()) for part in reversed(grades)]
-            share = self.recipe.steer * (self.split.n_pool_groups / len(self.split.pool))
+            share = self.steering.steer * (self.split.n_pool_groups / len(self.split.pool))
             self.steering.favour(np.repeat(errors, [len(rows) for _, rows in self.parts]), share)
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
@@ -267,7 +281,7 @@ class Batches:
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
-        if self.n_fresh and self.recipe.steer:
+        if self.n_fresh and self.steering.steer:
             self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
 
     def _clean(self, rows: Ints, counter: Ints) -> TrainingBatch:

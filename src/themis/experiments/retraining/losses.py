@@ -67,11 +67,14 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 
-def distances(oracle: Changed | Wrong, outputs: Tensor, old: Tensor) -> Tensor:
-    """How far the class scores of each output are from those of an older model, `[tests]`.
+def distances(oracle: Changed | Wrong | Regression, outputs: Tensor, old: Tensor) -> Tensor:
+    """How far each output is from that of an older model, `[tests]`.
 
-    The Kullback-Leibler divergence at `TEMPERATURE`, times its square, which keeps the size of gradients.
+    Class scores: the Kullback-Leibler divergence at `TEMPERATURE`, times its square, which keeps the size of gradients.
+    Numbers: the loss, as if the old answer were the label.
     """
+    if isinstance(oracle, Regression):
+        return losses(oracle, outputs, old)
     logs = [
         (
             (scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float()) / TEMPERATURE

@@ -16,6 +16,8 @@ WARM_UP = 0.3
 INITIAL_RATE = 0.04
 RATE, RATE_OF_PICTURES = 1e-3, 3e-4
 """The learning rate if labels alone are learnt from, and of pictures of one class each."""
+STEER = 0.5
+"""The share of the draws that follows the errors, except for pictures of one number each."""
 CHOOSING = ("tolerance", "share")
 """Options that choose a point of the frontier after a training."""
 STEPS = 3
@@ -30,11 +32,13 @@ class Recipe:
     fresh: float = option(
         1.0, "share of the disturbed inputs that is made anew from all training seeds; the rest are the run's faults"
     )
-    steer: float = option(
-        0.5, "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly"
+    steer: float | None = option(
+        None,
+        "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly; by default "
+        "0.5, and 0 for pictures of one number each",
     )
     distill: float = option(
-        0.9, "pictures of one class each: share of the loss that compares with the old model's clean answer"
+        0.9, "pictures of one class or number each: share of the loss that compares with the old model's clean answer"
     )
     anchor: float = option(2.0, "how much more the old answers count for clean pictures than for disturbed ones")
     blend: float = option(0.5, "share of another picture that is blended into a picture, at most; 0 for none")
@@ -69,7 +73,7 @@ class Recipe:
         rules = {
             "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
             "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
-            "steer": (0 <= self.steer <= 1, "lie in [0, 1]"),
+            "steer": (self.steer is None or 0 <= self.steer <= 1, "lie in [0, 1], or be None to choose it by the task"),
             "distill": (0 <= self.distill <= 1, "lie in [0, 1]"),
             "anchor": (0 <= self.anchor < math.inf, "be 0 or more"),
             "blend": (0 <= self.blend <= 0.5, "lie in [0, 0.5]: a picture keeps its label"),
@@ -133,11 +137,17 @@ class Recipe:
         fresh = round(self.fresh * disturbed)
         return self.batch_size - disturbed, disturbed - fresh, fresh
 
-    def with_rate(self, has_pictures: bool) -> Recipe:
-        """With the learning rate of the task, unless one was given; `has_pictures` of one class each."""
-        if self.learning_rate is not None:
-            return self
-        return replace(self, learning_rate=RATE_OF_PICTURES if has_pictures else RATE)
+    def for_task(self, shows_classes: bool, shows_numbers: bool) -> Recipe:
+        """With the learning rate and the steering of the task, unless they were given.
+
+        shows_classes, shows_numbers: whether inputs are pictures that show one class, or one number, each.
+        """
+        rate, steer = self.learning_rate, self.steer
+        if rate is None:
+            rate = RATE_OF_PICTURES if shows_classes else RATE
+        if steer is None:
+            steer = 0.0 if shows_numbers else STEER
+        return replace(self, learning_rate=rate, steer=steer)
 
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step, 0 to `total` - 1."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
 from themis.errors import ModelError, StoreError, first_line
-from themis.experiments.retraining.batches import Batches, TrainingBatch, can_distill, hold_out
+from themis.experiments.retraining.batches import Batches, TrainingBatch, hold_out, show_classes, show_numbers
 from themis.experiments.retraining.captured_step import Step, can_capture, capture
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.experiments.retraining.copies import check_trainable, choose_parameters, trainable_copy
@@ -29,7 +29,7 @@ from themis.experiments.retraining.material import Material, clean_outputs
 from themis.experiments.retraining.recipe import Recipe
 from themis.measure.captured import CaptureError
 from themis.measure.tests import Ints
-from themis.oracle import Changed, Oracle, Wrong
+from themis.oracle import Changed, Oracle, Regression, Wrong
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits
 from themis.runs.weights import write_weights
@@ -117,7 +117,7 @@ def tune(
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
     oracle = _settle(oracle, target, material)
-    recipe = recipe.with_rate(can_distill(oracle, material.pool))
+    recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
     loss_name = "" if loss is None else name_loss(loss)
     key = training_key(target, material, perturbations, recipe, oracle, ledger, loss_name, groups)
     loss = choose_loss(oracle, loss)
@@ -325,7 +325,7 @@ def mean_loss(loss: Loss, oracle: Oracle, outputs: Tensor, batch: TrainingBatch)
     each = loss(outputs, batch.labels)
     if not len(batch.answers):
         return each.mean()
-    assert isinstance(oracle, Changed | Wrong)  # otherwise answers do not count
+    assert isinstance(oracle, Changed | Wrong | Regression)  # otherwise answers do not count
     each = each if each.ndim < 2 else each.flatten(1).mean(1)
     distance = distances(oracle, outputs, batch.answers)
     return ((1 - batch.share) * each + batch.share * batch.factor * distance).mean()
