@@ -20,11 +20,11 @@ from themis.measure.calculator import Measurement
 from themis.measure.tests import Tests
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Start
-from themis.runs.store.tensors import Tensors
+from themis.runs.store.tensors import NewTensors
 from themis.runs.store.writer import Checkpoint, Writer
 
-LARGE = 1 << 18
-"""Bytes of disturbed inputs from which on choosing those worth keeping takes less time than copying all of them."""
+LARGE = 1 << 20
+"""Bytes of disturbed inputs from which on choosing those worth keeping takes less time than handling all of them."""
 
 
 class Recorder:
@@ -122,14 +122,16 @@ def fault_tensors(
     measurement: Measurement,
     seeds: Seeds,
     clean_outputs: Tensor | None,
-) -> Tensors:
+) -> NewTensors:
     """The tensors of the faults among `tests`; if they are large, only of those that are worth keeping."""
     details, rows = measurement.faults, torch.from_numpy(tests.seed[measurement.results.is_fault])
     ids, inputs, outputs = torch.from_numpy(columns["id"]), details.inputs, details.outputs
     if inputs.nbytes > LARGE and not (kept := torch.from_numpy(store.worth_keeping(columns))).all():
         rows, ids, inputs, outputs = (column[kept] for column in (rows, ids, inputs, outputs))
     answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
-    return Tensors(ids, seeds.take(rows), inputs, outputs, answers)
+    if isinstance(seeds.inputs, Tensor):
+        return NewTensors(ids, seeds.inputs, rows, inputs, outputs, answers)
+    return NewTensors(ids, seeds.take(rows), torch.arange(len(rows)), inputs, outputs, answers)
 
 
 def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:

@@ -64,6 +64,33 @@ class Tensors:
         return Tensors(id, clean_inputs, inputs, outputs, clean_outputs)
 
 
+@dataclass(frozen=True)
+class NewTensors:
+    """Rows of new faults; the clean inputs of those that are stored are copied from the inputs of the seeds."""
+
+    id: Tensor
+    clean_inputs: Tensor
+    """Of seeds, whose rows are `row`."""
+    row: Tensor
+    inputs: Tensor
+    outputs: Tensor
+    clean_outputs: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @property
+    def nbytes(self) -> int:
+        """The size in memory of what belongs to these faults alone."""
+        own = self.inputs, self.outputs, self.clean_outputs
+        return sum(column.nbytes for column in own if column is not None)
+
+    def take(self, rows: Tensor) -> Tensors:
+        """Copy some rows."""
+        answers = None if self.clean_outputs is None else self.clean_outputs[rows]
+        return Tensors(self.id[rows], self.clean_inputs[self.row[rows]], self.inputs[rows], self.outputs[rows], answers)
+
+
 def write_tensors(path: Path, tensors: Tensors) -> None:
     """Write a file of tensors durably. Columns that share their memory are copied: a file has each of them once."""
     columns: dict[str, Tensor] = {}
@@ -203,7 +230,7 @@ class TensorStore:
         self._candidates = {name: column[kept] for name, column in both.items()}
         return kept[n_before:]
 
-    def put(self, columns: dict[str, Column], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
+    def put(self, columns: dict[str, Column], tensors: Sequence[NewTensors]) -> tuple[Ints, Ints]:
         """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
 
         tensors: of the new faults, in their order; those of faults that are not worth keeping may be missing.
@@ -281,13 +308,13 @@ class TensorStore:
         return self._last_file
 
 
-def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[Tensors]:
+def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[Tensors]:
     """The rows with these ids in order, several parts together unless they are large."""
     picked = list[Tensors]()
     for part in parts:
         rows = np.flatnonzero(np.isin(part.id.numpy(), ids))
         if len(rows):
-            picked.append(part if len(rows) == len(part) else part[torch.from_numpy(rows)])
+            picked.append(part.take(torch.from_numpy(rows)))
         if sum(some.nbytes for some in picked) >= AT_ONCE_BYTES:
             yield Tensors.join(picked)
             picked = []

@@ -38,7 +38,7 @@ from themis.runs.store.files import (
 )
 from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import AT_ONCE_BYTES, Tensors, TensorStore, digest, file_name, serialize
+from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, digest, file_name, serialize
 from themis.runs.store.validation import STATE_FILE
 from themis.runs.trust import TAG, KeyProblem, sign
 
@@ -71,7 +71,7 @@ class _Pending:
     """What has been added and is not being written yet."""
 
     columns: list[dict[str, Column]] = field(default_factory=list)
-    tensors: list[Tensors] = field(default_factory=list)
+    tensors: list[NewTensors] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     nbytes: int = 0
     """The size of the tensors."""
@@ -238,7 +238,7 @@ class Writer:
         """Which of some new faults can be among those whose tensors are stored in the end."""
         return self._tensor_store.worth_keeping(columns)
 
-    def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: Tensors | None) -> int:
+    def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: NewTensors | None) -> int:
         """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition.
 
         tensors: of those that are worth keeping, at least.
