@@ -165,7 +165,7 @@ def test_a_cell_shows_every_variant_with_its_number_of_campaigns():
     reached = [variant("sample-50", campaign=k, tests_to_coverage=at, **shared) for k, at in enumerate((10, None, 20))]
     slow = variant("sample-50", campaign=3, tests_to_coverage=30, machine=None, **shared | {"seconds_total": 9000.0})
     preset = variant("paper", seconds_judge=5.0, **shared | {"seconds_total": 10.0})
-    (table,) = variant_cells(Evaluation({"variants": [*reached, slow, preset]}))
+    (table,) = variant_cells(Evaluation({"variants": [slow, *reached, preset]}))
     assert table.rows == [
         ("paper", "1", "50.0%", "50.0%", "-", "100.0%", "100", "1.00", "1.00"),
         ("sample-50", "4", "50.0%", "50.0%", "20", "100.0%", "100", "2.00", "2.00"),
@@ -344,15 +344,16 @@ def test_techniques_that_some_cells_lack_have_no_mean_beside_the_others():
 
 
 def test_a_sample_is_judged_on_models_with_more_neurons_than_it_has():
-    def preset(neurons, gap):
-        coverage = {"coverage": 0.5, "coverage_all": 0.5 + gap, "first_coverage_all": 0.5 + gap}
-        return variant("paper", model=str(neurons), neurons=neurons, **coverage)
+    def record(neurons, gap, technique="paper"):
+        coverage = {"coverage": 0.5, "coverage_all": 0.5 + gap, "first_coverage_all": 0.5}
+        return variant(technique, model=str(neurons), neurons=neurons, **coverage)
 
-    small, large = preset(400, 0.0), preset(8000, 0.01)
-    claim = verdict_of({"variants": [small, large, preset(8000, 0.0)]}, "1,000 sampled neurons")
+    small, large = record(400, 0.0), [record(8000, 0.01), record(8000, 0.0), record(8000, 0.002, "judge-exact")]
+    claim = verdict_of({"variants": [small, *large]}, "1,000 sampled neurons")
     assert claim.verdict == "does not hold"
     assert claim.measured.startswith("the two differ by at most 1.00 points")
     assert claim.measured.endswith("of 2 campaigns on 1 model with more neurons")
+    assert "Where the closed form judges both, they differ by at most 0.20 points." in claim.why
     assert not judge_claims(Evaluation({"pairs": [], "done": [], "retraining": [], "theory": [], "variants": [small]}))
 
 

@@ -74,8 +74,8 @@ def _average(values: list[Any]) -> Any:
     if 2 * len(known) < len(values) or not known:
         return None
     if isinstance(known[0], dict):
-        names = [name for name, value in known[0].items() if not isinstance(value, str) and name != "campaign"]
-        return {name: _average([value[name] for value in known]) for name in names}
+        parts = {name: [value[name] for value in known] for name in known[0] if name != "campaign"}
+        return {name: _average(own) for name, own in parts.items() if not any(isinstance(value, str) for value in own)}
     mean = sum(known) / len(known)
     return round(mean) if all(isinstance(value, int) for value in known) else mean
 
