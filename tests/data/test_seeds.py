@@ -240,9 +240,9 @@ from torch.utils.data import Dataset
 torch.set_num_threads(1)
 write_rows = Writer._write_rows
 
-def write_slowly(writer, state):
+def write_slowly(writer, *arguments):
     time.sleep(0.1)
-    write_rows(writer, state)
+    write_rows(writer, *arguments)
 
 class Made(Dataset):
     def __init__(self, n): self.n = n
