@@ -98,7 +98,8 @@ def _frontier(axes: Any, result: Retrained) -> None:
     place, share = (lost[stage.model.chosen], gained[stage.model.chosen]), stage.model.point.share
     axes.plot(*place, color=CLEAN, marker="o", markersize=10, zorder=4)
     style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "left", "va": "top"}
-    axes.annotate(f"{100 * share:.0f}% of the way", place, xytext=(7, -3), **style)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # legible where it lies on a line
+    axes.annotate(f"{100 * share:.0f}% of the way", place, xytext=(7, -3), bbox=box, zorder=5, **style)
     limit = 100 * result.recipe.tolerance
     if result.recipe.share is None and limit < 100:
         axes.axvline(limit, color=QUIET, linewidth=0.8, linestyle=":")
