@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from settled import with_settled_oracle
 
 import themis
 from themis.errors import UsageError
@@ -27,6 +26,7 @@ from themis.experiments.contest.choosing import (
 from themis.experiments.contest.plan import ContestCell, ContestPlan
 from themis.experiments.contest.standings import ranked, show, summarise
 from themis.experiments.executors import attempt
+from themis.experiments.retraining.grading import with_settled_oracle
 from themis.experiments.retraining.material import of_faults
 from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.runner import Listener

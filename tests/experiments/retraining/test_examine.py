@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from settled import with_settled_oracle
 from torch import nn
 
 import themis
@@ -22,7 +21,7 @@ from themis.experiments.retraining.changes import (
     t_interval,
 )
 from themis.experiments.retraining.examine import exam_tests, examine
-from themis.experiments.retraining.grading import errors, grade
+from themis.experiments.retraining.grading import errors, grade, with_settled_oracle
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
 from themis.target.ledger import Ledger, remember
