@@ -26,7 +26,7 @@ def make_space(perturbation, draws, n_seeds=300, gradient_cost=2.0):
 
 def make_results(tests, space, draws):
     """Results in which tests far from the identity break seeds with small margins, of some answers more than others."""
-    far = np.abs(tests.theta - space.identity).mean(1) / space.reach.mean()
+    far = np.abs(tests.theta - space.identity).mean(1) / space.width.mean()
     position = space.position(tests.seed)
     lost = far * draws.random(len(tests)) * (0.5 + space.answer[position] / 7)
     margin = (space.margin[position] - lost).astype(np.float32)

@@ -71,7 +71,7 @@ def test_the_uniform_stream_is_uniform_over_seeds_and_box():
     tests = where.uniform_tests(np.arange(20_000), 0, np.arange(20_000))
     counts = np.bincount(tests.seed // 2, minlength=10)
     assert abs(counts - 2000).max() < 5 * 2000**0.5
-    unit = (tests.theta - where.low) / where.reach
+    unit = (tests.theta - where.low) / where.width
     assert abs(unit.mean(0) - 0.5).max() < 0.01
     assert abs(np.corrcoef(unit.T)[0, 1]) < 0.03
     assert len(np.unique(tests.noise_seed)) == 20_000
@@ -245,7 +245,7 @@ def test_scheduled_offers_the_theta_of_faults_to_other_seeds():
     tests = policy.propose(np.arange(1, 301))
     borrowed = tests.kind == "borrowed"
     assert 40 < borrowed.sum() < 160
-    moved = np.abs(tests.theta[borrowed] - odd) / where.reach
+    moved = np.abs(tests.theta[borrowed] - odd) / where.width
     assert 0 < moved.max() <= JITTER
     assert (tests.seed[borrowed] != fault.seed).any()
 
@@ -272,7 +272,7 @@ def test_scheduled_borrows_from_seeds_with_the_same_answer():
     tests = policy.propose(np.arange(2, 302))
     borrowed = tests.kind == "borrowed"
     assert borrowed.sum() > 30
-    moved = np.abs(tests.theta[borrowed] - theta[tests.seed[borrowed] // 2 % 2]) / where.reach
+    moved = np.abs(tests.theta[borrowed] - theta[tests.seed[borrowed] // 2 % 2]) / where.width
     assert moved.max() <= JITTER
 
 

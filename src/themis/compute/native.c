@@ -935,7 +935,7 @@ enum { FOR_BORROWED = -1, FOR_DIMENSION = -2, FOR_STEP = -5, FOR_LEAD = -7, FOR_
 /* The box of theta, [n_dimensions] each, and where thetas are taken from. */
 struct thetas {
     int64_t n_seeds, n_dimensions, n_faults;
-    const float *low, *high, *identity, *reach;
+    const float *low, *high, *identity, *width;
     const int64_t *answer;               /* [n_seeds], the clean answers */
     const float *clean;                  /* [n_seeds], margins */
     float *margin, *best;                /* [n_seeds], the smallest margins; their thetas [n_seeds, n_dimensions] */
@@ -1029,10 +1029,10 @@ int32_t themis_thetas(const struct thetas *s, uint64_t for_pick, uint64_t for_th
                 theta[d] = is_up ? s->high[d] : s->low[d];
             } else if (chosen[t] == UNIFORM) {
                 uint64_t hash = mixed(mixed(for_theta ^ (uint64_t)d) ^ SEARCH_STREAM);
-                theta[d] = inside(s, d, s->low[d] + uniform_of(mixed(hash ^ (uint64_t)number[t])) * s->reach[d]);
+                theta[d] = inside(s, d, s->low[d] + uniform_of(mixed(hash ^ (uint64_t)number[t])) * s->width[d]);
             } else if (step && (chosen[t] != BORROWED || (from[d] > s->low[d] && from[d] < s->high[d]))) {
                 double move = step * (2.0 * drawn(for_pick, FOR_MOVE - d, number[t]) - 1.0);
-                theta[d] = inside(s, d, from[d] + move * s->reach[d]);
+                theta[d] = inside(s, d, from[d] + move * s->width[d]);
             }
         }
     }

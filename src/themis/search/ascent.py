@@ -17,11 +17,11 @@ STUCK = 1e-6
 
 def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, Bools, Bools]:
     """Each theta one step along its gradient, inside the bounds; which ones moved, and which have a gradient."""
-    uphill = gradient * space.reach  # in shares of the range, so that no unit outweighs another
+    uphill = gradient * space.width  # in shares of the range, so that no unit outweighs another
     steepest = np.abs(uphill).max(1, keepdims=True)
     direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
-    moved = (theta + STEP * direction * space.reach).clip(space.low, space.high).astype(np.float32)
-    return moved, np.abs((moved - theta) / space.reach).max(1) > STUCK, steepest[:, 0] > 0
+    moved = (theta + STEP * direction * space.width).clip(space.low, space.high).astype(np.float32)
+    return moved, np.abs((moved - theta) / space.width).max(1) > STUCK, steepest[:, 0] > 0
 
 
 def no_climbs(n_seeds: int, n_dimensions: int) -> State:

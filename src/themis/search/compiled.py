@@ -42,7 +42,7 @@ class Compiled:
         self._n_seeds, self._n_dimensions = initial["theta"].shape
         self._n_answers = initial["fallen"].shape[1]
         self._seeds = _Structure(2, [clean], OF_SEEDS(initial))
-        box = [end.astype(np.float32) for end in (space.low, space.high, space.identity, space.reach)]
+        box = [end.astype(np.float32) for end in (space.low, space.high, space.identity, space.width)]
         patterns = *OF_THETAS(initial), answer[:0], answer[:0]
         self._thetas = _Structure(3, [*box, answer, clean], patterns)
         self._fault_answer = self._order = self._answers = answer[:0]

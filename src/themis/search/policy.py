@@ -61,7 +61,7 @@ class Space:
         return np.zeros(len(self.seeds), dtype=np.int64) if self.answers is None else self.answers
 
     @cached_property
-    def reach(self) -> Floats:
+    def width(self) -> Floats:
         """Width of the box in each dimension."""
         return self.high - self.low
 
@@ -84,7 +84,7 @@ class Space:
     def uniform_theta(self, *words: int | Ints) -> Floats:
         """Theta drawn uniformly from the box, `[tests, dimensions]`."""
         draws = self.uniforms(FOR_THETA, range(len(self.low)), *words)
-        theta: Floats = (self.low + draws * self.reach).astype(np.float32)
+        theta: Floats = (self.low + draws * self.width).astype(np.float32)
         return np.minimum(np.maximum(theta, self.low), self.high)
 
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:

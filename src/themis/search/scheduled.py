@@ -54,6 +54,8 @@ estimates from margins may be wrong. It is one until `WARM_UP` tests have shown 
 DROPPED, STRIDE = 0.25, 0.5
 """If tests are dropped for being too dissimilar, corners are moved inwards, per portion by at most this power of e,
 until a quarter of them is dropped: the strongest admissible disturbances lie at that edge."""
+OUTWARD = "reach"
+"""In the state: how far out the corners are, as a share of the way to the bounds. Stored runs have this name for it."""
 REMEMBERED = 1000
 """The number of most recent distinct faults whose theta is offered to other seeds."""
 JITTER = 1 / 64
@@ -127,7 +129,7 @@ class Scheduled(Policy):
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
             "fault_answer": np.zeros(0, dtype=np.int64),  # the clean answer of its seed
             "seen": np.zeros(0, dtype=np.int64),  # without noise: the tests run so far, one number each, ascending
-            "reach": np.ones(()),  # how far out the corners are; 1 means at the bounds
+            OUTWARD: np.ones(()),
             "first": np.array(-1),  # number of the first test of the last proposal
             "spreads": np.zeros(0),  # of these tests: what `spreads_above` predicted
         }
@@ -157,8 +159,8 @@ class Scheduled(Policy):
             theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
             kind[corner[~is_new]] = "draw"
         np.add.at(state["corners"], position[corner], 1)
-        if state["reach"].item() < 1:
-            theta[corner] = space.identity + state["reach"] * (theta[corner] - space.identity)
+        if state[OUTWARD].item() < 1:
+            theta[corner] = space.identity + state[OUTWARD] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
             position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
@@ -214,13 +216,13 @@ class Scheduled(Policy):
 
     def _move_corners(self, kind: NDArray[np.str_], is_dropped: Bools | None) -> None:
         """Move corners inwards if too many tests at them were dropped, or outwards again."""
-        if is_dropped is None and self.state["reach"].item() == 1:
+        if is_dropped is None and self.state[OUTWARD].item() == 1:
             return
         at_corner = _are_any(kind, AT_CORNER)
         if at_corner.any():
             dropped = 0.0 if is_dropped is None else is_dropped[at_corner].mean()
             pull = STRIDE * (DROPPED - dropped)
-            self.state["reach"] = np.minimum(self.state["reach"] * np.exp(pull), 1.0)
+            self.state[OUTWARD] = np.minimum(self.state[OUTWARD] * np.exp(pull), 1.0)
 
     def _observe_faults(self, tests: Tests, at: Ints, position: Ints, outcome: Ints) -> None:
         """Learn from the tests `at`, which are faults."""
@@ -364,7 +366,7 @@ class Scheduled(Policy):
     def _moved(self, theta: Floats, step: Numbers, picks: Picks) -> Floats:
         """Each theta moved in every dimension by at most `step`, a share of the range."""
         space = self.space
-        moved: Floats = (theta + step[:, None] * (2 * picks.moves - 1) * space.reach).astype(np.float32)
+        moved: Floats = (theta + step[:, None] * (2 * picks.moves - 1) * space.width).astype(np.float32)
         return np.minimum(np.maximum(moved, space.low), space.high)
 
     def _flipped(self, theta: Floats, picks: Picks) -> Floats:
