@@ -24,6 +24,10 @@ BLUE = "#1f5f99"
 STREAMS = ("uniform", "search")
 MAX_LAYERS, MAX_CLASSES = 40, 30
 """The most that is still readable in a figure."""
+BEST = "best"
+"""Where a legend hides the least. It is passed although it is the default: otherwise Matplotlib warns if finding that
+place takes a second, as it may on a busy machine.
+"""
 
 
 class Figure(Blank):
@@ -51,7 +55,7 @@ def coverage_figure(run: Run) -> Figure:
     axes.set_ylim(-0.02, 1.04)
     axes.set_xlabel("tests")
     axes.set_ylabel("share of neurons")
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc=BEST)
     return figure
 
 
@@ -65,7 +69,7 @@ def faults_figure(run: Run) -> Figure:
     axes.plot(x, [0, *(round.failing_seeds for round in run.rounds)], color=BLUE, marker=".", label="failing seeds")
     axes.set_xlabel("tests")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc=BEST)
     return figure
 
 
@@ -147,7 +151,7 @@ def theta_figure(run: Run) -> Figure:
     for ax in axes.flat[len(theta) :]:
         ax.set_visible(False)
     axes.flat[0].set_ylabel("faults")
-    axes.flat[0].legend(frameon=False, fontsize=8)
+    axes.flat[0].legend(frameon=False, fontsize=8, loc=BEST)
     return figure
 
 
