@@ -63,6 +63,34 @@ def test_labels_may_be_missing_or_a_list():
     assert read_seeds((INPUTS, LABELS.tolist())).labels.tolist() == LABELS.tolist()
 
 
+ROWS, NUMBERS = [*torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))], [k % 3 for k in range(20)]
+LISTS = {
+    "tensors": ((ROWS, NUMBERS), r"write \(torch\.stack\(inputs\), labels\)"),
+    "tensors with an array": ((ROWS, np.array(NUMBERS)), r"write \(torch\.stack\(inputs\), labels\)"),
+    "arrays": (([row.numpy() for row in ROWS], NUMBERS), r"write \(np\.stack\(inputs\), labels\)"),
+    "lists": (
+        ([row.tolist() for row in ROWS], [*map(torch.tensor, NUMBERS)]),
+        r"write \(np\.stack\(inputs\), labels\)",
+    ),
+    "both in a list": ([ROWS, NUMBERS], r"write \(torch\.stack\(inputs\), labels\)"),
+    "arrays in a list": ([torch.stack(ROWS), torch.tensor(NUMBERS)], r"write \(inputs, labels\)"),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_inputs_and_labels_are_refused_with_what_to_write(name):
+    data, remedy = LISTS[name]
+    with pytest.raises(DataError, match=remedy):
+        read_seeds(data)
+
+
+def test_lists_of_examples_and_of_several_inputs_are_read():
+    assert len(read_seeds(ROWS)) == len(read_seeds([*zip(ROWS, NUMBERS, strict=True)])) == 20
+    assert len(read_seeds([(ROWS[0], 0), (ROWS[1], 1)])) == len(read_seeds([torch.rand(8), torch.rand(8)])) == 2
+    several = read_seeds(([torch.rand(2, 3), torch.rand(2, 4)], [0, 1]))  # as many inputs as examples
+    assert (len(several), several.others.keys) == (2, (0, 1))
+
+
 @pytest.mark.parametrize("shape", [(20,), (20, 3), (20, 4, 4)], ids=str)
 def test_labels_may_be_numbers_of_any_shape(shape):
     labels = torch.rand(shape) if len(shape) < 3 else torch.randint(9, shape)

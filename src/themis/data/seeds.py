@@ -153,6 +153,7 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     frame, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     if is_frame(frame):
         return read_seeds(_from_frame(frame, labels), max_seeds)
+    _refuse_lists(data)
     several = read_several(data)
     if several is not None:
         return read_seeds(_from_several(*several), max_seeds)
@@ -242,6 +243,34 @@ def _refuse_text(inputs: Any) -> None:
         kind = f"an array of {first.dtype}"
     if kind is not None:
         raise DataError(f"inputs must be numbers, got {kind}: {NO_TEXT}")
+
+
+def _refuse_lists(data: Any) -> None:
+    """Refuse inputs and labels in lists with one entry per example: a list of arrays is read as several inputs."""
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        return
+    inputs, labels = data
+    is_array = isinstance(inputs, Tensor | np.ndarray) and inputs.ndim > 1
+    if is_array and isinstance(data, list) and _are_labels(labels, len(inputs)):
+        raise DataError("data must be a tuple (inputs, labels), got a list of the two: write (inputs, labels)")
+    if not (isinstance(inputs, tuple | list) and len(inputs) and _are_labels(labels, len(inputs))):
+        return
+    first, n = inputs[0], len(inputs)
+    if isinstance(first, tuple | list) or (isinstance(first, Tensor | np.ndarray) and first.shape[:1] != (n,)):
+        stack = "torch.stack" if isinstance(first, Tensor) else "np.stack"
+        raise DataError(
+            f"inputs must be one array with a row per example, got a {type(inputs).__name__} with an entry per "
+            f"example: write ({stack}(inputs), labels)"
+        )
+
+
+def _are_labels(values: Any, n: int) -> bool:
+    """Whether an object has a number or a name for each of `n` examples."""
+    if isinstance(values, Tensor | np.ndarray):
+        return values.shape == (n,)
+    of_one = (int, float, str, np.generic, Tensor, np.ndarray)
+    is_long = isinstance(values, tuple | list) and len(values) == n
+    return is_long and all(isinstance(each, of_one) and not np.ndim(each) for each in values)
 
 
 def _tensor(values: Any, subject: str) -> Tensor:
