@@ -22,7 +22,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not th
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
-hypothesis.settings.register_profile("themis", deadline=None)  # the first call of a kernel may be slow
+# The first call of a kernel may be slow, and a busy machine may stop a test for a while.
+hypothesis.settings.register_profile("themis", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("themis")
 
 

@@ -31,7 +31,7 @@ def test_a_new_project_can_be_checked_run_and_tested(tmp_path, monkeypatch, caps
     check, run, test = commands
     assert main(check[1:]) == 0
     assert main(run[1:]) == 0
-    done = subprocess.run([warm_python(), "-m", *test], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([warm_python(), "-m", *test], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert [path.name for path in (tmp_path / "runs").iterdir()], "the run has its folder"
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 
 import pytest
@@ -134,10 +134,17 @@ def test_impossible_options_are_reported_in_one_line(run, capsys):
         assert capsys.readouterr() == ("", f"themis watch: {text}\n")
 
 
+def free_port():
+    """A port that nobody else is given: the system chooses ports from 32768 on, and another test may ask for one."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    return pytest.fail("no port is free")
+
+
 def test_the_port_can_be_chosen(run):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with watching(run, "--no-browser", "--port", str(port)) as (_, printed):
         assert int(ADDRESS.search(printed)[1]) == port
         assert fetch(printed)[0] == 200

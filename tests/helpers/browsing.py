@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HUNG = 120_000
+"""Milliseconds after which a page does nothing any more, on a busy machine too."""
 PHONE, DESKTOP = {"width": 375, "height": 812}, {"width": 1280, "height": 900}
 
 
@@ -27,7 +29,7 @@ def visited(browser, place, *, viewport=DESKTOP, scheme="light", **options):
     address, errors, asked = place if is_live else place.resolve().as_uri(), [], []
     own = address.partition("?")[0] if is_live else address
     context = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce", **options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(HUNG)
 
     def decide(route):
         url = route.request.url.partition("#")[0]

@@ -24,6 +24,8 @@ from pathlib import Path
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
+signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until there is a process to pass them on to
 words = [*{words!r}, *sys.argv[1:]]
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
@@ -31,8 +33,9 @@ with socket.socket(socket.AF_UNIX) as server:
     socket.send_fds(server, [len(request.encode()).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(request.encode())
     process = int.from_bytes(server.recv(8), "big")
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    for number in signals:
         signal.signal(number, lambda number, frame: os.kill(process, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     answer = server.recv(8)
 sys.exit(int(answer or b"70"))
 """

@@ -20,19 +20,13 @@ DATA = torch.rand(20, 8, generator=torch.Generator().manual_seed(0))
 class Counting:
     """A linear model that records the size of each call, and raises in the first `n_failures` calls."""
 
-    def __init__(self, n_failures=0, seconds=0.0):
-        self.sizes, self.n_failures, self.seconds, self.lock = [], n_failures, seconds, threading.Lock()
-        self.n_active = self.most_active = 0
+    def __init__(self, n_failures=0):
+        self.sizes, self.n_failures, self.lock = [], n_failures, threading.Lock()
 
     def __call__(self, inputs):
         with self.lock:
             self.sizes.append(len(inputs))
-            self.n_active += 1
-            self.most_active = max(self.most_active, self.n_active)
             fails = len(self.sizes) <= self.n_failures
-        time.sleep(self.seconds)
-        with self.lock:
-            self.n_active -= 1
         if fails:
             raise ConnectionError("busy")
         return inputs @ WEIGHTS
@@ -61,11 +55,21 @@ def test_the_batch_size_limits_calls_and_changes_nothing_else(of_box, of_campaig
     assert [fault.id for fault in result.faults] == [fault.id for fault in run(BlackBox(Counting())).faults]
 
 
-def test_calls_are_made_at_the_same_time():
-    alone, together = Counting(seconds=0.01), Counting(seconds=0.01)
+def test_as_many_calls_as_workers_are_made_at_the_same_time():
+    all_called, threads = threading.Barrier(5), {"alone": set(), "together": set()}
+
+    def alone(inputs):
+        threads["alone"].add(threading.get_ident())
+        return inputs @ WEIGHTS
+
+    def together(inputs):
+        threads["together"].add(threading.get_ident())
+        all_called.wait(60)  # no call returns before five are being made
+        return inputs @ WEIGHTS
+
     expected = BlackBox(alone, batch_size=2).forward(DATA)
     assert torch.equal(BlackBox(together, batch_size=2, workers=5).forward(DATA), expected)
-    assert (alone.most_active, together.most_active) == (1, 5)
+    assert {name: len(each) for name, each in threads.items()} == {"alone": 1, "together": 5}
 
 
 def test_a_call_that_fails_is_repeated_and_the_waits_grow(monkeypatch):

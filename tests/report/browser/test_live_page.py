@@ -5,7 +5,7 @@ import subprocess
 from threading import Thread
 
 import pytest
-from browsing import is_as_wide_as_the_window, need_browser, violations, visited
+from browsing import HUNG, is_as_wide_as_the_window, need_browser, violations, visited
 from warm_python import warm_python
 
 need_browser()
@@ -38,7 +38,6 @@ COUNT = "Number(document.querySelector('#gallery .note').textContent.split(' ')[
 
 def test_a_running_campaign_is_followed_and_filters_are_kept(browser, server, tmp_path, trained):
     with visited(browser, server.url) as page:
-        page.set_default_timeout(60_000)
         assert "Waiting" in page.inner_text("h1")
         running = subprocess.Popen([warm_python(), "-c", CAMPAIGN, str(tmp_path / "run")])
         try:
@@ -61,7 +60,7 @@ def test_a_running_campaign_is_followed_and_filters_are_kept(browser, server, tm
             assert violations(page) == []
         finally:
             running.send_signal(signal.SIGINT)
-            running.wait(60)
+            running.wait(240)
 
 
 def test_the_page_says_when_the_server_has_gone(browser, digits_run):
@@ -77,12 +76,12 @@ def test_the_page_says_when_the_server_has_gone(browser, digits_run):
         page = context.new_page()
         page.clock.install()
         page.goto(opened.url)
-        expect(page.locator("#cards article").first).to_be_visible()
+        expect(page.locator("#cards article").first).to_be_visible(timeout=HUNG)
         opened.shutdown()
         thread.join()
         opened.server_close()
         page.clock.fast_forward(10_000)  # when it asks again
-        expect(page.locator("#state")).to_contain_text("no connection", timeout=20_000)
+        expect(page.locator("#state")).to_contain_text("no connection", timeout=HUNG)
         assert page.locator("#cards article").count() == 24
     finally:
         context.close()

@@ -116,6 +116,7 @@ def test_the_configuration_is_unfolded_for_printing_only(browser, digits_report)
 def test_a_scrolling_table_has_a_hint_until_its_end(browser, digits_report):
     with visited(browser, digits_report, viewport={"width": 280, "height": 800}) as page:
         box, hint = page.locator("#matrix .scrolling"), page.locator("#matrix .more")
+        page.wait_for_function("() => document.querySelector('#matrix .scrolling').dataset.more")  # once it is laid out
         assert hint.inner_text() == "Scroll sideways for more →"
         assert box.evaluate("(box) => getComputedStyle(box).maskImage") != "none"
         box.evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
