@@ -121,7 +121,7 @@ def _outputs(check: Check) -> str:
 
 
 def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
-    from themis.runs.run import counted
+    from themis.runs.run import counted, duration
 
     start = check.start
     assert start is not None
@@ -138,7 +138,7 @@ def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
     if n_layers > N_LAYERS:
         rows.append(("", f"and {n_layers - N_LAYERS} more"))
     tests = settings.max_tests or 20_000
-    all_tests = _duration(tests * check.seconds_per_test)
+    all_tests = duration(tests * check.seconds_per_test)
     fits = check.clean_gib <= settings.clean_memory_gib
     kept = "kept in memory" if fits else "kept in part; the others are computed again with each test"
     if start.covers_neurons:
@@ -171,12 +171,6 @@ def _warnings(check: Check) -> list[str]:
             f"the inputs fill less than 2% of the bounds: pass their own range, {check.least:.4g},{check.most:.4g}"
         )
     return warnings
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def _run_command(arguments: Namespace, explicit_options: set[str]) -> str:

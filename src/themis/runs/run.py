@@ -330,6 +330,13 @@ def percent(share: float, digits: int = 1) -> str:
     return text
 
 
+def duration(seconds: float) -> str:
+    """How long something takes, such as about 5 min."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun: "1 layer", "2,000 layers"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -103,6 +103,19 @@ def test_finished_cells_are_never_run_again(folder, capsys):
     assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")} == before
 
 
+def test_the_start_tells_what_is_to_come_and_how_to_stop_and_resume(folder, capsys):
+    assert main(["evaluate", "--smoke", "--out", str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Results go to {folder}. Ctrl-C stops the evaluation; the same command with --out {folder}" in printed
+    told = re.search(r"2 error rates, then up to (\S+) campaigns with (\S+) passes in all, and 5 trainings", printed)
+    n_cells, n_passes = (int(number.replace(",", "")) for number in told.groups())
+    content = json.loads((folder / "evaluation.json").read_text())
+    assert n_cells == sum(record["planned"] for record in content["progress"])
+    records = [json.loads(path.read_text()) for path in (folder / "cells").rglob("*.json")]
+    spent = sum(record["all_passes"] for record in records if record["kind"] in ("campaigns", "variants"))
+    assert spent < n_passes < 3 * spent  # of the other cells it is not stored
+
+
 def test_a_summary_of_a_part_prints_tables(folder, capsys):
     assert main(["evaluate", "--smoke", "--perturbations", "fgsm", "--out", str(folder), "--summarise"]) == 0
     printed = capsys.readouterr().out
@@ -118,6 +131,8 @@ def test_models_without_weights_are_named_with_what_helps(tmp_path, capsys, monk
     assert main(["evaluate", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Not measured: vgg19-imagenet, because there are no weights (none could be obtained" in printed
+    assert "the same command with --models vgg19-imagenet runs it once they are there" in printed
+    assert "campaigns with" not in printed  # nothing is to come
     assert "lenet5-mnist is left out: the data folder has no mnist" in printed
 
 

@@ -7,8 +7,9 @@ import pytest
 from themis import UsageError
 from themis.cli.options import as_yaml
 from themis.experiments.evaluation.api import list_cells
+from themis.experiments.evaluation.forecast import expect_rates, forecast
 from themis.experiments.evaluation.paper import MODELS, paper_plan
-from themis.experiments.evaluation.plan import CAMPAIGNS, DONE, RATES, EvaluationPlan, PairOptions
+from themis.experiments.evaluation.plan import CAMPAIGNS, DONE, RATES, RETRAINING, EvaluationPlan, PairOptions
 from themis.experiments.evaluation.smoke import smoke_plan
 from themis.experiments.evaluation.variants import VARIANTS
 from themis.zoo import ZOO
@@ -63,6 +64,26 @@ def test_only_options_that_decide_a_cell_make_another_of_it():
     assert len({files(CAMPAIGNS), files(CAMPAIGNS, passes=701), files(CAMPAIGNS, seeds=7), files(RATES)}) == 4
     assert files(RATES) == files(RATES, passes=701)
     assert files(RATES) != files(RATES, magnitudes="paper")
+
+
+def test_passes_of_techniques_that_retrain_make_other_cells_of_retraining_alone():
+    def files(kind, **changes):
+        return EvaluationPlan.of({**SMALL, **changes}).cell(kind, "mlp-pdf", "fgsm").file
+
+    assert files(RETRAINING) != files(RETRAINING, retrain_passes=901)
+    assert files(RETRAINING, passes=901) == files(RETRAINING, retrain_passes=901)
+    assert files(CAMPAIGNS) == files(CAMPAIGNS, retrain_passes=901)
+
+
+def test_a_forecast_counts_ten_magnitudes_for_a_grid_and_leaves_out_what_cannot_be_run():
+    values = {"perturbations": ["gaussian"], "techniques": "scheduled", "questions": "faults", "campaigns": 2}
+    budget = {"passes": 100, "tests": 1000, "seeds": 50}
+    plan = EvaluationPlan.of({"models": ["lenet5-mnist"], **values, **budget})
+    cells = list_cells(plan, expect_rates(plan, plan.pairs()))
+    assert len(cells) == 3 * (5 + 10) * 2  # random and corners take part
+    assert "up to 90 campaigns with 94,500 passes in all. On one core" in forecast(plan, cells)  # 50 + 1,000 each
+    without = EvaluationPlan.of({"models": ["lenet5-mnist"], **values, "perturbations": ["fog", "gausian"]})
+    assert not expect_rates(without, without.pairs())  # the paper has no magnitudes for the one
 
 
 def test_a_plan_is_restricted_to_some_models_and_perturbations():

@@ -15,6 +15,7 @@ from themis.errors import UsageError
 from themis.experiments.comparison.plan import GRID, PAPER
 from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis.experiments.evaluation.figures import draw_evaluation
+from themis.experiments.evaluation.forecast import expect_rates, forecast
 from themis.experiments.evaluation.page import CELLS_PAGE, cells_page, evaluation_page
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
@@ -36,6 +37,7 @@ from themis.experiments.evaluation.summary import Evaluation, conclude_evaluatio
 from themis.experiments.evaluation.truth import can_be_mapped
 from themis.experiments.executors import choose_cell_executor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.experiments.table import plural
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
 from themis.zoo import ZOO, find_weights
@@ -72,11 +74,15 @@ def evaluate(
     for name, reason in missing.items():
         listener.on_note(f"{name} is left out: {reason}")
     environment = describe_environment(torch.device("cpu"))
+    pairs = [pair for pair in plan.pairs() if pair[0] not in missing]
+    if runs_cells and pairs:
+        expected = list_cells(plan, expect_rates(plan, pairs))
+        listener.on_note(f"{plural(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
         run = _Stages(plan, folder, on_ray or workers, listener, runs_cells).run
-        rates = run([plan.cell(RATES, *pair) for pair in plan.pairs() if pair[0] not in missing], "error rate")
+        rates = run([plan.cell(RATES, *pair) for pair in pairs], "error rate")
         planned = list_cells(plan, rates)
         records = run(planned, "campaign")
         result = conclude_evaluation(plan, planned, {**rates, **records}, missing, environment)
@@ -191,7 +197,7 @@ def why_missing(model: ModelSource) -> str | None:
         return None
     if name not in ZOO:
         return f"the zoo has no model {name!r}"
-    entry, then = ZOO[name], f"themis evaluate --models {model.name} runs it once"
+    entry, then = ZOO[name], f"the same command with --models {model.name} runs it once"
     folder = os.environ.get("THEMIS_DATA")
     if not folder:
         return "the data folder is unknown: pass --data FOLDER, or set THEMIS_DATA"

@@ -142,7 +142,7 @@ class CellWorker:
         loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
         campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
         technique = choose_technique(cell.technique)
-        cost = _least_cost(technique, loaded.runner.perturbation)
+        cost = least_cost(technique, loaded.runner.perturbation)
         by_passes = max(1, -(-(options.passes - len(loaded.search)) // cost))
         limits = {
             "max_tests": max(options.tests or 1, by_passes),
@@ -208,7 +208,7 @@ class CellWorker:
             list(dict.fromkeys(names)),
             target=loaded.target,
             data=loaded.seeds,
-            passes=options.passes,
+            passes=options.passes_to_retrain,
             random_seeds=options.retrain_seeds,
             epochs=options.epochs,
             random_seed=self.plan.random_seed,
@@ -275,7 +275,7 @@ def run_to_the_end(target: Any, seeds: Seeds, perturbation: Perturbation, **opti
     return result
 
 
-def _least_cost(technique: Technique, perturbation: Perturbation) -> int:
+def least_cost(technique: Technique, perturbation: Perturbation) -> int:
     """The fewest passes that a test of a technique costs: ascents have a backward pass each."""
     is_ascent = choose_policy(technique.policy).needs_gradient
     return int(1 + perturbation.passes + (2 if is_ascent else 0))

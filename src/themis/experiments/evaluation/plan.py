@@ -62,6 +62,9 @@ class PairOptions:
     )
     variant_tests: int = option(4000, "tests after which a variant is stopped")
     retrain_inputs: int = option(2000, "maximum number of inputs that retraining divides into its three parts")
+    retrain_passes: int | None = option(
+        None, "passes per technique that searches for inputs to train on; null for as many as passes"
+    )
     retrain_seeds: int = option(3, "random seeds of every training")
     epochs: int = option(10, "epochs of every training")
     mutants: int = option(5, "mutants per operator, of which those worth testing with are kept")
@@ -88,7 +91,10 @@ class PairOptions:
         check_rules(
             self,
             {
-                "tests": (self.tests is None or self.tests > 0, "be positive, or null"),
+                **{
+                    name: (value is None or value > 0, "be positive, or null")
+                    for name, value in (("tests", self.tests), ("retrain_passes", self.retrain_passes))
+                },
                 "done_magnitudes": (self.done_magnitudes in places, f"be one of {', '.join(places)}"),
                 "neurons": (self.neurons in ("element", "channel"), "be element or channel"),
             },
@@ -106,6 +112,11 @@ class PairOptions:
         plan = ComparisonPlan(**values, max_passes=self.passes, resamples=resamples, random_seed=random_seed)
         plan.chosen()  # raises for an unknown technique
         return plan
+
+    @property
+    def passes_to_retrain(self) -> int:
+        """The passes with which techniques search for inputs to train on."""
+        return self.passes if self.retrain_passes is None else self.retrain_passes
 
     def asks(self, question: str) -> bool:
         return question in split_list(self.questions)
@@ -228,6 +239,8 @@ class EvaluationPlan:
     def cell(self, kind: str, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
         """A cell, which knows all that decides its result but its magnitude: with other options it is another cell."""
         options = self.pair(model, perturbation)
+        if kind == RETRAINING:
+            options = replace(options, passes=options.passes_to_retrain)
         decisive = {name: getattr(options, name) for name in DECISIVE[kind]}
         identity = (decisive, self.origin(model).as_dict(), self.random_seed)
         digest = hash_text(json.dumps(identity, sort_keys=True, default=str))[:8]
