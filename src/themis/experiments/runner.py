@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ class ExperimentPlan:
     """Options under `plan` and `recipe`, and what identifies the model and the data."""
     free: tuple[str, ...] = ()
     """Options of `plan` that may differ when the experiment is resumed: they change no finished cell."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The values of options that are None, where they are chosen by the task: None and this value are the same."""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON stores it."""
@@ -52,7 +54,11 @@ class ExperimentPlan:
         """The values that decide cells, with all options at the top level."""
         values = {name: value for name, value in record.items() if name not in OPTIONS}
         for group in OPTIONS:
-            values |= {name: value for name, value in record.get(group, {}).items() if name not in self.free}
+            values |= {
+                name: self.defaults.get(name) if value is None else value
+                for name, value in record.get(group, {}).items()
+                if name not in self.free
+            }
         return values
 
 

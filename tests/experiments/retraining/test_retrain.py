@@ -14,7 +14,7 @@ from themis.data.hashes import seed_hashes
 from themis.experiments.retraining import readings
 from themis.experiments.retraining import tune as tuning
 from themis.experiments.retraining.api import retrain
-from themis.experiments.retraining.table import markdown, verdict
+from themis.experiments.retraining.table import frontier_note, markdown, verdict
 from themis.experiments.runner import ExperimentFolder, Listener
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
@@ -184,6 +184,47 @@ def test_the_same_call_resumes_to_the_same_result(small, done, tmp_path):
         for a, b in zip(one.after, other.after, strict=True):
             assert np.array_equal(a.disturbed, b.disturbed)
     assert (tmp_path / "out/weights.safetensors").read_bytes() == result.weights.read_bytes()
+
+
+def test_a_value_that_the_task_chooses_is_the_same_plan_as_none(small, tmp_path):
+    _, data, run = small
+    how = {"data": data, "out": tmp_path, **QUICK, "random_seeds": 1, "epochs": 1}
+    weights = retrain(run, **how).weights.read_bytes()
+    path = tmp_path / "plan.json"
+    stored = json.loads(path.read_text())
+    assert stored["recipe"]["steer"] is stored["recipe"]["learning_rate"] is None
+    stored["recipe"] |= {"steer": 0.5, "learning_rate": 3e-4}
+    path.write_text(json.dumps(stored))
+    assert retrain(run, **how).weights.read_bytes() == weights
+    assert retrain(run, **how, steer=0.5).weights.read_bytes() == weights
+    with pytest.raises(UsageError, match=r"another retraining \(steer 0.5 then, 0.3 now\): pass the same options"):
+        retrain(run, **how, steer=0.3)
+    stored["recipe"]["steer"] = 0.3
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UsageError, match=r"another retraining \(steer 0.3 then, 0.5 now\)"):
+        retrain(run, **how)
+    with pytest.raises(UsageError, match=r"patience 5 then, None now"):
+        retrain(run, **how, steer=0.3, patience=None)
+
+
+def test_a_fall_of_seeds_that_do_not_decide_is_mentioned(done):
+    result, _ = done
+    stage = result.stage
+
+    def note(searched, everywhere):
+        """The note on the frontier if the clean score falls by so much at every point."""
+        falls = ((searched, 0.01, 100), (everywhere, 0.01, 200))
+        models = [
+            replace(model, frontier=tuple(replace(point, falls=falls) for point in model.frontier))
+            for model in stage.models
+        ]
+        return frontier_note(replace(result, stages=(replace(stage, models=tuple(models)),)))
+
+    assert "On all seeds held out it falls by 4.00 points: those that were not searched do not count" in note(
+        -0.02, 0.04
+    )
+    assert "On all seeds" not in note(0.0, 0.002)
+    assert "On all seeds" not in note(0.04, 0.04)
 
 
 def test_another_retraining_in_the_same_folder_is_refused(small, done, tmp_path):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from themis.errors import MissingExtraError, UsageError, nearest
+from themis.experiments.retraining.batches import show_classes, show_numbers
 from themis.experiments.retraining.figure import draw
 from themis.experiments.retraining.losses import Loss, name_loss
 from themis.experiments.retraining.plan import FREE, RetrainingPlan
-from themis.experiments.retraining.recipe import Recipe
+from themis.experiments.retraining.recipe import Recipe, task_defaults
 from themis.experiments.retraining.result import Retrained, Stage
 from themis.experiments.retraining.rounds import run_rounds
 from themis.experiments.retraining.source import open_sources
@@ -77,7 +78,9 @@ def retrain(
         retraining = Retraining(source, cases, plan, recipe, folder, listener or Listener(), loss)
         retraining.check()
         environment = describe_environment(source.target.device)
-        folder.begin(ExperimentPlan(_record(retraining), FREE), environment)
+        task = (source.oracle, source.parts.search)
+        defaults = task_defaults(show_classes(*task), show_numbers(*task))
+        folder.begin(ExperimentPlan(_record(retraining), FREE, defaults), environment)
         stages, kept, stop = run_rounds(retraining)
         result = _result(retraining, stages, kept, stop, environment)
         _write(folder, result, command)

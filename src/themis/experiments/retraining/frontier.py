@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -26,8 +25,6 @@ CHANGED = 0.03
 """The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
 N_CHANGED = 100
 """How many seeds that share counts as."""
-CLEARLY = 2.0
-"""A score rises clearly if it does by more than this many standard errors."""
 MOST_EVIDENCE = 500.0
 """Logarithm of the odds at which nothing is left to decide."""
 ROUNDING = 1e-9
@@ -55,7 +52,7 @@ class FrontierPoint:
     loss: float
     """Mean of the clean and the disturbed loss."""
     falls: tuple[Fall, ...] = ()
-    """The fall of the clean score as measured: on the searched seeds held out, and on all seeds held out."""
+    """The fall of the clean score as measured: on the searched seeds held out, which decide, and on all held out."""
     lost: float = 0.0
     """By how much the clean score falls, as estimated by `estimate_losses`; negative if it rises."""
 
@@ -84,16 +81,12 @@ def _fall(falls: Tensor, groups: Tensor) -> Fall:
 
 
 def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Points with the estimated fall of the clean score: on the searched seeds or on all seeds, whichever is more.
+    """Points with the estimated fall of the clean score, on the searched seeds held out.
 
-    Clean seeds that the model knows by heart must not hide what others lose. Nor do they count if the score of the
-    searched seeds clearly rises on the whole way: what a model has learnt by heart it may forget.
+    Clean seeds do not count, because a model may know them by heart: they hide what it loses on others, and what it
+    forgets of them it does not lose on others.
     """
-    shares = [point.share for point in points]
-    estimates = [estimate_losses(shares, falls) for falls in zip(*(point.falls for point in points), strict=True)]
-    mean, square, n = points[-1].falls[0]
-    is_clear = mean + CLEARLY * math.sqrt(square / n) < 0
-    losses = estimates[0] if is_clear else [max(same) for same in zip(*estimates, strict=True)]
+    losses = estimate_losses([point.share for point in points], [point.falls[0] for point in points])
     return tuple(replace(point, lost=lost) for point, lost in zip(points, losses, strict=True))
 
 

@@ -24,6 +24,17 @@ STEPS = 3
 """A step schedule has this many levels, each a tenth of the previous one."""
 
 
+def task_defaults(shows_classes: bool, shows_numbers: bool) -> dict[str, Any]:
+    """The values of options that depend on the task, if they are not given.
+
+    shows_classes, shows_numbers: whether inputs are pictures that show one class, or one number, each.
+    """
+    return {
+        "learning_rate": RATE_OF_PICTURES if shows_classes else RATE,
+        "steer": 0.0 if shows_numbers else STEER,
+    }
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Options of a retraining. Shares refer to a batch, or to seeds."""
@@ -138,16 +149,9 @@ class Recipe:
         return self.batch_size - disturbed, disturbed - fresh, fresh
 
     def for_task(self, shows_classes: bool, shows_numbers: bool) -> Recipe:
-        """With the learning rate and the steering of the task, unless they were given.
-
-        shows_classes, shows_numbers: whether inputs are pictures that show one class, or one number, each.
-        """
-        rate, steer = self.learning_rate, self.steer
-        if rate is None:
-            rate = RATE_OF_PICTURES if shows_classes else RATE
-        if steer is None:
-            steer = 0.0 if shows_numbers else STEER
-        return replace(self, learning_rate=rate, steer=steer)
+        """With the options that depend on the task, unless they were given."""
+        defaults = task_defaults(shows_classes, shows_numbers)
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step, 0 to `total` - 1."""

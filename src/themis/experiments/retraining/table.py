@@ -175,8 +175,15 @@ def frontier_note(result: Retrained) -> str:
     else:
         reason = (
             f"The weights are {chosen}: the highest disturbed score at which the clean score falls by at most "
-            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on seeds held out, where a few say little."
+            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on the searched seeds held out, where a few "
+            "say little."
         )
+        searched, everywhere = (fall for fall, _, _ in point.falls)
+        if searched <= recipe.tolerance < everywhere:
+            reason += (
+                f" On all seeds held out it falls by {points(everywhere, 2)}: those that were not searched do not "
+                "count, because a model may know them by heart."
+            )
     if stage.next is None:
         if stage.model.chosen == len(stage.frontier) - 1 and is_still_rising(stage.frontier):
             return f"{reason} The disturbed score still rises there: more training (--batches, --epochs) may gain more."
