@@ -68,7 +68,7 @@ def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Gener
         "raised": np.zeros(n, dtype=bool),
     }
     inputs = torch.from_numpy(rng.random((n, *shape), dtype=np.float32))
-    return columns, NewTensors(torch.from_numpy(ids), inputs, torch.arange(n), inputs, torch.zeros(n, 10))
+    return columns, NewTensors(torch.from_numpy(ids), inputs, inputs, torch.zeros(n, 10))
 
 
 def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tuple[float, float, int]:

@@ -130,8 +130,8 @@ def fault_tensors(
         rows, ids, inputs, outputs = (column[kept] for column in (rows, ids, inputs, outputs))
     answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
     if isinstance(seeds.inputs, Tensor):
-        return NewTensors(ids, seeds.inputs, rows, inputs, outputs, answers)
-    return NewTensors(ids, seeds.take(rows), torch.arange(len(rows)), inputs, outputs, answers)
+        return NewTensors(ids, seeds.inputs, inputs, outputs, answers, seed=rows)
+    return NewTensors(ids, seeds.take(rows), inputs, outputs, answers)
 
 
 def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:

@@ -88,10 +88,10 @@ class SeedSplit:
 
     def as_bytes(self) -> bytes:
         """The content of a safetensors file."""
-        from themis.runs.store.tensors import serialize
+        from themis.runs.store.tensors import content_of
 
         arrays = {"seed_id": self.seed_id, "hash": self.hashes.view(np.int64), "part": self.part}
-        return serialize({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})
+        return b"".join(content_of({name: torch.from_numpy(array) for name, array in arrays.items()}))
 
     def describe(self) -> dict[str, Any]:
         """The entry in the record of a run."""

@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from digit_campaign import campaign
 from hypothesis import given
@@ -89,6 +90,25 @@ def test_large_inputs_that_will_not_be_stored_are_not_copied(stored, trained, tm
         for id, each in run.tensors(kept).items():
             for name in ("clean_inputs", "inputs", "outputs"):
                 assert torch.equal(getattr(each, name), getattr(others[id], name))
+
+
+@pytest.mark.quick
+def test_portions_have_every_row_once_whatever_the_sizes_of_the_parts(monkeypatch):
+    monkeypatch.setattr(tensors, "AT_ONCE_BYTES", 400)
+    clean, seed = torch.rand(4, 5), torch.randint(4, (40,))
+    parts = []
+    for first, stop in ((0, 3), (3, 3), (3, 30), (30, 31), (31, 40)):
+        ids = torch.arange(first, stop)
+        parts.append(
+            tensors.NewTensors(ids, clean, clean[seed[first:stop]] + 1, ids[:, None] + 0.5, seed=seed[first:stop])
+        )
+    wanted = np.array([0, 2, *range(4, 29), 30, 39])
+    portions = list(tensors._pick(parts, wanted))
+    assert all(portion.nbytes <= 2 * 400 + 100 for portion in portions)
+    joined = tensors.Tensors.join(portions)
+    assert joined.id.tolist() == wanted.tolist()
+    assert torch.equal(joined.clean_inputs, clean[seed[joined.id]])
+    assert torch.equal(joined.outputs[:, 0], joined.id + 0.5)
 
 
 @pytest.mark.quick
@@ -205,6 +225,36 @@ def test_a_disk_that_fails_beside_the_campaign_stops_it(trained, tmp_path, monke
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
 
 
+@pytest.mark.parametrize("step", ["_write_state", "_store_tensors"])
+def test_what_cannot_be_written_while_memory_is_short_is_written_between_two_chunks(
+    trained, tmp_path, monkeypatch, step
+):
+    whole = campaign(trained, out=tmp_path / "whole", magnitude=0.9)
+    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
+    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+    write, failed = getattr(writer.Writer, step), []
+
+    def fail_beside_tests(self, *arguments):
+        result = write(self, *arguments)
+        if threading.current_thread() is not threading.main_thread():
+            failed.append(step)
+            raise MemoryError
+        return result
+
+    monkeypatch.setattr(writer.Writer, step, fail_beside_tests)
+    result = campaign(trained, out=tmp_path / "run", magnitude=0.9)
+    assert failed
+    ids = [fault.id for fault in result.faults]
+    assert ids == [fault.id for fault in whole.faults]
+    with closing(Reader(tmp_path / "run")) as run, closing(Reader(tmp_path / "whole")) as expected:
+        stored, as_expected = run.tensors(ids), expected.tensors(ids)
+        used = {file for (file,) in run.select("DISTINCT tensors", "tensors IS NOT NULL")}
+    assert stored.keys() == as_expected.keys()
+    assert all(torch.equal(stored[id].inputs, as_expected[id].inputs) for id in stored)
+    assert {path.name for path in (tmp_path / "run/tensors").iterdir()} == used
+    assert len(list((tmp_path / "run/state").iterdir())) == 1
+
+
 def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
     inputs = torch.rand(3, 1, 4, 4)
     tensors.write_tensors(
@@ -214,6 +264,41 @@ def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
     assert torch.equal(read.clean_inputs, inputs)
     assert torch.equal(read.inputs, inputs)
     assert torch.equal(read.outputs, inputs[:, 0, 0])
+
+
+ARRAYS = {
+    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensors._TYPES},
+    "turned": torch.rand(4, 5).T,
+    "one number": torch.tensor(3.5),
+    "a row of another array": torch.arange(12.0).reshape(3, 4)[1],
+    "repeated": torch.ones(1).expand(3, 2),
+    "without stride": torch.ones(1).expand(1),
+    "empty": torch.zeros(0, 4),
+    "größe": torch.rand(2),
+}
+
+
+def test_other_programs_read_the_files_as_those_of_the_library(tmp_path):
+    metadata = {"values": '{"quoted": "é"}', "a": "1"}
+    content = b"".join(tensors.content_of(ARRAYS, metadata))
+    (tmp_path / "arrays.safetensors").write_bytes(content)
+    with safetensors.safe_open(tmp_path / "arrays.safetensors", "pt") as file:
+        assert file.metadata() == metadata
+        assert sorted(file.keys()) == sorted(ARRAYS)
+        for name, array in ARRAYS.items():
+            read = file.get_tensor(name)
+            assert (read.dtype, read.shape) == (array.dtype, array.shape)
+            assert read.tolist() == array.tolist()
+
+
+def test_a_file_has_the_same_bytes_as_the_librarys():
+    arrays = {"outputs": torch.rand(3, 2), "id": torch.arange(3), "part": torch.zeros(3, dtype=torch.uint8)}
+    assert b"".join(tensors.content_of(arrays)) == safetensors.torch.save(arrays)
+
+
+def test_an_array_whose_type_safetensors_lacks_is_refused():
+    with pytest.raises(StoreError, match=r"x must have a type that can be stored, got torch\.complex128: convert it"):
+        tensors.content_of({"x": torch.zeros(2, dtype=torch.complex128)})
 
 
 def test_pandas_reads_the_folder_without_themis(stored):

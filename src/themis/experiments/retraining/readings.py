@@ -14,7 +14,7 @@ from themis.errors import StoreError, first_line
 from themis.experiments.retraining.examine import CampaignFindings, OldFaults, Reading
 from themis.experiments.runner import ExperimentFolder
 from themis.reading import check_form, number, optional, parse_json, record, text, whole
-from themis.runs.store.tensors import deserialize, read_header, read_tensor_file, serialize
+from themis.runs.store.tensors import content_of, deserialize, read_header, read_tensor_file
 
 VALUES = "values"
 _NESTED = {"found": CampaignFindings, "old": OldFaults}
@@ -38,7 +38,7 @@ def keep(folder: ExperimentFolder, name: str, reading: Reading) -> None:
     """Write a reading, atomically."""
     arrays: dict[str, Tensor] = {}
     values = _separate(reading, "", arrays)
-    folder.write_bytes(name, serialize(arrays, {VALUES: json.dumps(values)}))
+    folder.write_bytes(name, b"".join(content_of(arrays, {VALUES: json.dumps(values)})))
 
 
 def read(folder: ExperimentFolder, name: str) -> Reading | None:

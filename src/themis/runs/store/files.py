@@ -46,10 +46,11 @@ def is_locked(path: Path) -> bool | None:
     return False
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash the old or the new one exists, completely."""
+def write_file(path: Path, *content: bytes | memoryview) -> None:
+    """Write a file, piece by piece, so that after a crash the old or the new one exists, completely."""
     with replacement(path) as part, part.open("wb") as file:
-        file.write(content)
+        for piece in content:
+            file.write(piece)
 
 
 @contextmanager

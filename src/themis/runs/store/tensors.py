@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.data.memory import available_bytes
-from themis.errors import MissingExtraError, StoreError, first_line
+from themis.errors import StoreError, first_line
 from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular
 from themis.runs.faults import Column, telling
@@ -26,7 +28,26 @@ _FILE = re.compile(r"\d{6,}\.safetensors")
 FEW_BYTES, MANY_FILES = 32 << 20, 32
 """Files smaller than this are merged once there are this many of them."""
 AT_ONCE_BYTES = 16 << 20
-"""New tensors are written in files of about this size at least, one after the other: writing takes copies of them."""
+"""New tensors are written in files of about this size, one after the other."""
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of types in a safetensors file."""
 
 
 @dataclass(frozen=True)
@@ -65,41 +86,26 @@ class Tensors:
 
 
 @dataclass(frozen=True)
-class NewTensors:
-    """Rows of new faults; the clean inputs of those that are stored are copied from the inputs of the seeds."""
+class NewTensors(Tensors):
+    """Rows of new faults; those that are stored take a copy of their clean inputs, which many of them share."""
 
-    id: Tensor
-    clean_inputs: Tensor
-    """Of seeds, whose rows are `row`."""
-    row: Tensor
-    inputs: Tensor
-    outputs: Tensor
-    clean_outputs: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.id)
+    seed: Tensor | None = None
+    """The row of each fault's seed in `clean_inputs`; None if those are the fault's own."""
 
     @property
     def nbytes(self) -> int:
         """The size in memory of what belongs to these faults alone."""
-        own = self.inputs, self.outputs, self.clean_outputs
-        return sum(column.nbytes for column in own if column is not None)
+        return super().nbytes - (0 if self.seed is None else self.clean_inputs.nbytes)
 
-    def take(self, rows: Tensor) -> Tensors:
-        """Copy some rows."""
+    def __getitem__(self, rows: Tensor | slice) -> Tensors:
+        clean_inputs = self.clean_inputs[rows if self.seed is None else self.seed[rows]]
         answers = None if self.clean_outputs is None else self.clean_outputs[rows]
-        return Tensors(self.id[rows], self.clean_inputs[self.row[rows]], self.inputs[rows], self.outputs[rows], answers)
+        return Tensors(self.id[rows], clean_inputs, self.inputs[rows], self.outputs[rows], answers)
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a file of tensors durably. Columns that share their memory are copied: a file has each of them once."""
-    columns: dict[str, Tensor] = {}
-    for name, value in vars(tensors).items():
-        if value is not None:
-            storages = {column.untyped_storage().data_ptr() for column in columns.values()}
-            is_shared = value.untyped_storage().data_ptr() in storages
-            columns[name] = value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
-    write_file(path, serialize(columns))
+    """Write a file of tensors durably."""
+    write_file(path, *content_of({name: column for name, column in vars(tensors).items() if column is not None}))
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -149,36 +155,47 @@ def _check_rows(arrays: dict[str, Tensor]) -> None:
             raise ValueError(f"its array {name!r} must hold finite numbers")
 
 
-def serialize(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Arrays as the bytes of a safetensors file."""
-    content: bytes = _safetensors().save(arrays, metadata)
-    return content
+def content_of(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> list[bytes | memoryview]:
+    """The content of a safetensors file, in pieces to be written one after the other; the arrays are not copied.
+
+    The library copies all of them, twice, and holds the interpreter while it does.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    pieces, stop = list[memoryview](), 0
+    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0])):  # aligned
+        if array.dtype not in _TYPES:
+            remedy = "convert it to one of torch.float32, torch.float64 and the others that safetensors has"
+            raise StoreError(f"{name} must have a type that can be stored, got {array.dtype}: {remedy}")
+        flat = array.detach().cpu().contiguous().as_strided((array.numel(),), (1,))
+        content = flat.view(torch.uint8).numpy().data
+        start, stop = stop, stop + content.nbytes
+        header[name] = {"dtype": _TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [start, stop]}
+        pieces.append(content)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
-def digest(content: bytes) -> str:
+def digest(*content: bytes | memoryview) -> str:
     """A hash that shows whether a file is still what was written; it is part of the name of a state."""
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    hash = hashlib.blake2b(digest_size=8)
+    for piece in content:
+        hash.update(piece)
+    return hash.hexdigest()
 
 
 def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
     """The arrays of a safetensors file; `path` is where the bytes were read from."""
     from safetensors import SafetensorError
+    from safetensors.torch import load
 
     try:
-        arrays: dict[str, Tensor] = _safetensors().load(content)
+        arrays: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
         raise StoreError(
             f"{path} must be a safetensors file, but it is damaged: {first_line(error)}; restore it from a copy"
         ) from error
     return arrays
-
-
-def _safetensors() -> Any:
-    try:
-        from safetensors import torch as format
-    except ImportError as error:
-        raise MissingExtraError("a run folder needs safetensors: pip install safetensors, or leave out=None") from error
-    return format
 
 
 def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Ints, n: int) -> Bools:
@@ -229,6 +246,16 @@ class TensorStore:
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         self._candidates = {name: column[kept] for name, column in both.items()}
         return kept[n_before:]
+
+    @contextmanager
+    def unchanged_by_errors(self) -> Iterator[None]:
+        """A block that puts and forgets faults; if it raises, the same faults are stored as before."""
+        kept = self._kept
+        try:
+            yield
+        except BaseException:
+            self._kept = kept
+            raise
 
     def put(self, columns: dict[str, Column], tensors: Sequence[NewTensors]) -> tuple[Ints, Ints]:
         """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
@@ -309,15 +336,16 @@ class TensorStore:
 
 
 def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[Tensors]:
-    """The rows with these ids in order, several parts together unless they are large."""
+    """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is a copy in memory until written."""
     picked = list[Tensors]()
     for part in parts:
-        rows = np.flatnonzero(np.isin(part.id.numpy(), ids))
-        if len(rows):
-            picked.append(part.take(torch.from_numpy(rows)))
-        if sum(some.nbytes for some in picked) >= AT_ONCE_BYTES:
-            yield Tensors.join(picked)
-            picked = []
+        rows = torch.from_numpy(np.flatnonzero(np.isin(part.id.numpy(), ids)))
+        n = 1 + AT_ONCE_BYTES // max(1, part[:1].nbytes)  # a part may be empty
+        for first in range(0, len(rows), n):
+            picked.append(part[rows[first : first + n]])
+            if sum(portion.nbytes for portion in picked) >= AT_ONCE_BYTES:
+                yield Tensors.join(picked)
+                picked = []
     if picked:
         yield Tensors.join(picked)
 

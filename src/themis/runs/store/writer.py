@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from themis.errors import StoreError
 from themis.judge.estimate import Estimate
+from themis.measure.chunk import is_out_of_memory
 from themis.measure.tests import Bools
 from themis.runs.faults import Column
 from themis.runs.named_code import recorded_code
@@ -38,7 +40,7 @@ from themis.runs.store.files import (
 )
 from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, digest, file_name, serialize
+from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, content_of, digest, file_name
 from themis.runs.store.validation import STATE_FILE
 from themis.runs.trust import TAG, KeyProblem, sign
 
@@ -108,6 +110,7 @@ class Writer:
         self._seen = 0
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
+        self._write_again: Callable[[], None] | None = None
         self._last_seconds, self._last_ended = 0.0, perf_counter()
         self._due_faults, self._due_checkpoint = 0.0, perf_counter() + FIRST_CHECKPOINT
 
@@ -275,7 +278,8 @@ class Writer:
         if is_due or is_checkpoint_due:
             state = checkpoint() if checkpoint is not None and is_checkpoint_due else None
             pending, self._pending = self._pending, _Pending()
-            self._writing = self._thread.submit(self._write, pending, self._seen, self._n_added, state, began)
+            write = partial(self._write, pending, self._seen, self._n_added, state, began)
+            self._writing, self._write_again = self._thread.submit(write), write
             seconds = min(LATEST_CHECKPOINT, SHARE * (began - self._last_ended))
             if self._last_seconds <= seconds:
                 wait([self._writing], seconds)
@@ -286,12 +290,21 @@ class Writer:
     def wait(self) -> int:
         """Wait until nothing is being written, and return how many additions are on disk."""
         if self._writing is not None:
-            self._writing.result()  # raises the error of the disk
-            self._writing = None
+            try:
+                self._writing.result()  # raises the error of the disk
+            except Exception as error:
+                if self._write_again is None or not is_out_of_memory(error):
+                    raise
+                self._write_again()  # with the memory of the tests, since none runs now
+                self._tensor_store.sweep()  # what the first attempt left
+            self._writing = self._write_again = None
         return self._n_stored
 
     def _write(self, pending: _Pending, stop: int, n_added: int, checkpoint: Checkpoint | None, began: float) -> None:
-        """Write what was added up to test number `stop`, `n_added` additions in all, and a checkpoint after them."""
+        """Write what was added up to test number `stop`, `n_added` additions in all, and a checkpoint after them.
+
+        If memory runs out, the database is as before, and the same call can be repeated.
+        """
         with self._explained(), _yielding():
             state = None if checkpoint is None else self._write_state(checkpoint)
             stated = perf_counter()
@@ -305,31 +318,42 @@ class Writer:
 
     def _write_rows(self, pending: _Pending, stop: int, state: tuple[int, int, str] | None) -> None:
         database = self._database
-        has_forgotten = self._tensor_store.forget(self._written, stop)
-        columns, files, dropped = self._store_tensors(pending)
-        with _transaction(database):
-            database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, stop))
-            for first in range(0, len(files), ROWS_AT_ONCE):
-                some = slice(first, first + ROWS_AT_ONCE)
-                rows = _fault_rows(
-                    {name: column[some] for name, column in columns.items()}, self._perturbation, files[some]
-                )
-                database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
-            database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
-            for row in map(_round_row, pending.rounds):
-                database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
-            if state is not None:
-                database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
-        self._written = stop
-        moved = self._tensor_store.merge_files() if pending.columns else {}
-        if moved:
-            pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
+        with self._tensor_store.unchanged_by_errors():
+            has_forgotten = self._tensor_store.forget(self._written, stop)
+            columns, files, dropped = self._store_tensors(pending)
             with _transaction(database):
-                database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
-        if moved or dropped or has_forgotten:
+                database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self._written, stop))
+                for first in range(0, len(files), ROWS_AT_ONCE):
+                    some = slice(first, first + ROWS_AT_ONCE)
+                    rows = _fault_rows(
+                        {name: column[some] for name, column in columns.items()}, self._perturbation, files[some]
+                    )
+                    database.executemany(f"INSERT INTO faults VALUES ({_marks(rows[0])})", rows)
+                database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
+                for row in map(_round_row, pending.rounds):
+                    database.execute(f"INSERT OR REPLACE INTO rounds VALUES ({_marks(row)})", row)
+                if state is not None:
+                    database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
+        self._written = stop
+        was_merged = bool(pending.columns) and self._merge_files()
+        if was_merged or dropped or has_forgotten:
             self._tensor_store.sweep()
         if state is not None:
             self._drop_states(state[2])
+
+    def _merge_files(self) -> bool:
+        """Merge files of tensors if there are many, and return whether some are of no more use."""
+        try:
+            moved = self._tensor_store.merge_files()
+        except Exception as error:
+            if is_out_of_memory(error):  # another time
+                return True
+            raise
+        pairs = [(file_name(file), id) for file, ids in moved.items() for id in ids.tolist()]
+        if pairs:
+            with _transaction(self._database) as database:
+                database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
+        return bool(pairs)
 
     def _store_tensors(self, pending: _Pending) -> tuple[dict[str, Column], list[str | None], list[int]]:
         """Write the tensors of the pending faults; return the columns and the files of the faults, and the faults whose
@@ -342,9 +366,9 @@ class Writer:
 
     def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
         # Every state has its own name: the last checkpoint's file must not change until the row is written.
-        content = serialize(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
-        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(content)}.safetensors"
-        write_file(self.path / "state" / name, content)
+        content = content_of(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
+        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(*content)}.safetensors"
+        write_file(self.path / "state" / name, *content)
         return checkpoint.tests, checkpoint.rounds, name
 
     def _drop_states(self, current: str) -> None:
