@@ -203,7 +203,6 @@ def run(cell: Cell) -> dict[str, Any]:
     material, spent = _material(cell, target, parts, perturbations)
     _, _, n_fresh = recipe.counts()
     attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
-    is_attacked = any(perturbation.passes for perturbation in perturbations.values())
     asks_old_model = recipe.distill > 0 and can_distill(target.oracle, parts.search)
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0
@@ -229,17 +228,17 @@ def run(cell: Cell) -> dict[str, Any]:
         "passes": round(spent + (recipe.batches or 0) * EPOCHS * per_batch),
         "frontier": [asdict(point) for point in tuned.frontier],
         "next": next_point(tuned.frontier, tuned.chosen),
-        "judge_frontier": [] if is_attacked else list(_judge_frontier(row, tuned, parts)),
+        "judge_frontier": list(_judge_frontier(row, tuned, parts)),
         "seconds": {"train": round(trained - began, 2), "all": round(perf_counter() - start, 2)},
         "after": {name: pack(column) for name, column in after.items()},
     }
 
 
 def _judge_frontier(row: Row, tuned: Tuned, parts: Parts) -> Iterator[dict[str, Any]]:
-    """The frontier on the judge seeds, which nothing is chosen by; two uniform tests per seed."""
+    """The frontier on the judge seeds, which nothing is chosen by; at most two uniform tests per seed."""
     for point in tuned.frontier:
         put_weights(tuned.target.module, interpolate(*tuned.ends, point.share))
-        clean, disturbed = grade(replace(row, draws=2), tuned.target, parts, tuned.ledger)
+        clean, disturbed = grade(replace(row, draws=min(2, row.draws)), tuned.target, parts, tuned.ledger)
         scores = {"clean": float(clean.mean()), "disturbed": float(disturbed.mean())}
         yield {"share": point.share, **scores, "by_seed": {"clean": pack(clean), "disturbed": pack(disturbed)}}
 
@@ -309,8 +308,8 @@ class Standings:
     """The cells of a row, by technique and random seed, with the grades of the point that is chosen for each technique.
 
     As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together, by
-    the present rule: stored frontiers need no new training if it changes. On rows of attacks, each training has a point
-    of its own.
+    the present rule: stored frontiers need no new training if it changes. If the judge frontier of a training is not
+    stored, each training of its technique stays at the point of its own that it was graded at.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
