@@ -372,10 +372,14 @@ def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monke
     monkeypatch.setattr(writer, "SHARE", float("inf"))  # every chunk is written at once
     path = tmp_path / "run"
     started, ended, seen, errors = threading.Event(), threading.Event(), {0: [], 1: []}, []
+    has_read = threading.Condition()
 
     class Start(themis.Callback):
         def on_round(self, round):
             started.set()
+            with has_read:  # on a busy machine the campaign could end before a thread reads again
+                enough = {who: len(each) + 2 for who, each in seen.items()}  # one may have begun before this round
+                has_read.wait_for(lambda: errors or all(len(seen[who]) >= n for who, n in enough.items()), 60)
 
     def read(who):
         started.wait(60)
@@ -386,7 +390,9 @@ def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monke
                     kept = [id for (id,) in run.select("id", "tensors IS NOT NULL", order="id DESC", limit=5)]
                     run.tensors(kept)
                     run.rounds()
+                with has_read:
                     seen[who].append(ids)
+                    has_read.notify_all()
         except Exception as error:
             errors.append(error)
 
