@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -89,12 +90,16 @@ def _load_exported(path: Path, trust: Trust) -> nn.Module:
     import torch.export
 
     make_importable()
+    log = logging.getLogger("torch.export")
+    was_disabled, log.disabled = log.disabled, True  # it would print a traceback above the error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.load(path).module()
     except Exception as error:  # its code may raise anything
         raise DataError(f"{path} must be a torch.export program that loads: {first_line(error)}") from error
+    finally:
+        log.disabled = was_disabled
 
 
 def _load_pickle(path: Path, trust: Trust) -> nn.Module:
