@@ -18,7 +18,7 @@ from torch import nn
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.interrupt import SIGNALS, Interrupts
-from themis.runs.store import Reader, Writer
+from themis.runs.store import Reader, Writer, writer
 from themis.search.random import Random
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -97,6 +97,20 @@ def test_an_interrupt_within_a_round_changes_nothing(trained, whole, tmp_path, a
     assert resumed.coverage == whole.coverage
     assert list(layers.values()) == list(whole.judged.by_layer.values())
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
+
+
+@pytest.mark.parametrize(("max_tests", "n_tests"), [(1, 77), (80, 80), (300, 300)])
+def test_a_round_that_was_interrupted_keeps_to_a_smaller_budget(trained, tmp_path, monkeypatch, max_tests, n_tests):
+    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+    monkeypatch.setattr(writer, "SHARE", float("inf"))  # a checkpoint after every chunk
+    model, digits = trained
+    stopping = StopsInside(model, 8)
+    counting = StartCounting(stopping)
+    themis.run(stopping, digits, "gaussian", **STOPPED_INSIDE, out=tmp_path / "run", callbacks=[counting])
+    resumed = themis.resume(tmp_path / "run", stopping, digits, max_tests=max_tests)
+    assert (resumed.stop_reason, resumed.rounds[-1].tests) == ("tests", n_tests)
+    further = themis.resume(tmp_path / "run", stopping, digits, max_tests=2000)
+    assert further.rounds[-1].tests == 2000
 
 
 @pytest.mark.quick

@@ -47,6 +47,9 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
 
 def _run_rounds(setup: Setup, state: State, recorder: Recorder, start: Start) -> Run:
     """Run rounds until there is a reason to stop, and conclude while the last of them is written."""
+    max_tests = setup.settings.max_tests
+    if state.partial_round is not None and max_tests is not None:  # it began under a budget that may have been larger
+        state.partial_round.limit(max(0, max_tests - state.tally.tests))
     try:
         while state.partial_round or (stop := _stop_reason(setup, state)) is None:
             run_round(setup, state, recorder)

@@ -118,6 +118,11 @@ class PartialRound:
         n_here = min(n, len(self.pending))
         self.tests, self.following = self.tests[: self.n_done + n_here], self.following[: n - n_here]
 
+    def limit(self, n: int) -> None:
+        """Keep only the first `n` of the tests that have not been run, proposed or not."""
+        self.truncate(n)
+        self.n_unproposed = min(self.n_unproposed, n - self.n_pending)
+
     def state(self) -> dict[str, Any]:
         portions = {self.stream: _saved_portion(self.tests, self.results)}
         if len(self.following):
