@@ -120,8 +120,14 @@ class Writer:
             self._created.append(path)
 
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
-        """Create a new run; `record` is what resuming and reporting need, `parts` is the split of the seeds."""
+        """Begin to create a new run.
+
+        record: what resuming and reporting need. parts: the split of the seeds.
+        """
         check_run_folder(self.path)  # again: another process may have begun a run before this one had the lock
+        self._writing = self._thread.submit(self._create, record, max_stored, parts)
+
+    def _create(self, record: dict[str, Any], max_stored: int, parts: bytes | None) -> None:
         with self._explained():
             for name in (*RUN_FOLDERS, "."):
                 remove_leftovers(self.path / name)
@@ -168,6 +174,7 @@ class Writer:
             self.note("settings", record["settings"])
             self.note("origin", record["origin"])
             self.note("failed", None)
+            self.wait()
             (self.path / "summary.json").unlink(missing_ok=True)  # the campaign is running again
             kept = self._database.execute(
                 "SELECT id, seed_id, answer, distance, confidence, CAST(tensors AS INTEGER) FROM faults "
@@ -214,9 +221,11 @@ class Writer:
         )
 
     def note(self, name: str, value: Any) -> None:
-        """Add to the record."""
+        """Begin to add to the record."""
         self.wait()
-        row = (name, as_json(value).decode())
+        self._writing = self._thread.submit(self._note, name, as_json(value).decode())
+
+    def _note(self, *row: str) -> None:
         with self._explained(), _transaction(self._database) as database:
             database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", row)
             self._sign(database)
