@@ -32,6 +32,9 @@ def test_a_narrow_phone_and_a_wide_screen(browser, digits_report):
         with visited(browser, digits_report, viewport={"width": width, "height": 900}) as page:
             opened_everywhere(page)
             assert is_as_wide_as_the_window(page), width
+            if width == 320:
+                widths = "(all) => all.map((each) => Math.round(each.getBoundingClientRect().width))"
+                assert len({*page.locator("#numbers .tile").evaluate_all(widths)}) == 1
 
 
 def lightness(page):
