@@ -57,8 +57,11 @@ def read_data(spec: str) -> Seeds:
     name, _, rest = spec.partition(":")
     name, _, query_of_name = name.partition("?")
     if name not in READERS:
-        reader = None if rest else _reader_of(Path(name))
+        file = Path(name)
+        reader = None if rest else _reader_of(file)
         remedy = nearest(name, READERS) if reader is None else f"write {reader}:{spec}"
+        if file.suffix == ".py" and file.is_file():
+            remedy = f"write {file.stem}:FUNCTION"
         raise UsageError(f"the data must name a reader or a module:factory, got {spec!r}: {remedy}")
     path, _, query = (rest, "", "") if os.path.exists(rest) else rest.partition("?")
     options = dict(parse_qsl(query or query_of_name, keep_blank_values=True))

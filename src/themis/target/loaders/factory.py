@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from themis.errors import DataError, ModelError, UsageError, closest, first_line, nearest
@@ -40,12 +41,21 @@ def read_call(text: str, flag: str) -> Call:
         ) from None
 
 
+def _refuse_path(path: Path, function: str, rule: str) -> None:
+    """Refuse the path of a module instead of its name."""
+    is_elsewhere = path.parent != Path()
+    if is_elsewhere or (path.suffix == ".py" and path.is_file()):
+        place = f", in the folder {path.parent}" * is_elsewhere
+        raise UsageError(f"{rule}: write {path.stem}:{function or 'FUNCTION'}{place}")
+
+
 def call_factory(spec: str, flag: str, others: Iterable[str] = ()) -> Any:
     """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option it was given to.
 
     others: what may stand before the colon instead of a module, such as `images`.
     """
     name, _, rest = spec.partition(":")
+    _refuse_path(Path(name), rest, f"--{flag} must be module:factory, got {spec!r}")
     attribute, args, kwargs = read_call(rest, flag)
     if not attribute:
         raise UsageError(f"--{flag} must be module:factory, got {spec!r}: write for instance mymodels:make_net")

@@ -38,6 +38,7 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
             raise UsageError(f"--model {spec!r} must name a model: write {kind}:NAME")
         return PACKAGES[kind](name, trust, has_weights)
     if not is_file(spec):
+        _refuse_file(Path(spec))
         return LoadedModel(call_factory(spec, "model", PACKAGES))
     path = Path(spec)
     if not path.is_file():
@@ -49,6 +50,24 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
 def is_file(spec: str) -> bool:
     """Return whether `--model` names a file, judged by its suffix."""
     return Path(spec).suffix.lower() in FILES
+
+
+def _refuse_file(path: Path) -> None:
+    """Refuse a file of another kind, unless it is a module."""
+    if not path.is_file() or path.suffix == ".py":
+        return
+    if path.suffix == ".safetensors":
+        raise _no_model(path, "weights")
+    raise UsageError(
+        f"--model must be module:factory or a file that ends in {', '.join(FILES)}, got {str(path)!r}: load it in a "
+        "function of your own, such as make_net in mymodels.py, and write mymodels:make_net"
+    )
+
+
+def _no_model(path: Path, content: str) -> DataError:
+    return DataError(
+        f"{path} must be a model, but it holds {content}: pass --model module:factory and --weights {path}"
+    )
 
 
 def load_torch_file(path: Path, trust: Trust) -> nn.Module:
@@ -111,11 +130,7 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
                 f"{path} must be a model that can be read without running code, but it is pickled, damaged, or "
                 f"something else: save it as TorchScript or ONNX, or pass --trust {path} if you know it"
             ) from error
-        raise DataError(
-            f"{path} must be a model, but it holds "
-            f"{'weights' if isinstance(content, dict) else type(content).__name__}: "
-            f"pass --model module:factory and --weights {path}"
-        )
+        raise _no_model(path, "weights" if isinstance(content, dict) else type(content).__name__)
     make_importable()  # a pickle names the classes of its objects
     try:
         return _module(torch.load(path, map_location="cpu", weights_only=False), path)
