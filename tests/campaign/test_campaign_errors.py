@@ -125,11 +125,29 @@ def test_wrong_data_is_rejected():
         ({"image": good, "label": torch.zeros(3)}, r"pass the labels apart, as \(inputs, data\['label'\]\)"),
         (good.index_fill(0, torch.tensor([1]), float("nan")), "seed 1 has a NaN"),
         (iter([good]), "an iterable without length"),
+        ("npz:digits.npz", "got the text 'npz:digits.npz': load it first, or name it in the shell: themis run --data"),
         ([torch.rand(1, 8, 8), torch.rand(1, 9, 9), torch.rand(1, 8, 8)], "all inputs must have the same shape"),
     ]
     for data, message in cases:
         with pytest.raises(DataError, match=message):
             themis.run(Conv(), data, "gaussian")
+
+
+TARGETS = {
+    "file": ("net.onnx", "load the model first, or name it in the shell: themis run --model"),
+    "class": (Conv, r"pass a model of this class, such as Conv\(\)"),
+    "weights": (Conv().state_dict(), "load weights into a model with load_state_dict, and pass the model"),
+    "data": ((torch.rand(3, 1, 8, 8), torch.zeros(3)), "the model comes first, then the data"),
+    "tensor": (torch.rand(3, 1, 8, 8), "the model comes first, then the data"),
+    "function": (torch.relu, r"wrap a function that runs it on a batch of inputs as themis\.BlackBox\(function\)"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_something_other_than_a_target_is_rejected_with_what_to_write(name):
+    target, remedy = TARGETS[name]
+    with pytest.raises(UsageError, match=f"target must be a themis.Target, .*, got .*: {remedy}"):
+        themis.run(target, torch.rand(3, 1, 8, 8), "gaussian")
 
 
 @pytest.mark.parametrize("perturbation", [None, ["gaussian"], torch.relu], ids=["None", "list", "function"])

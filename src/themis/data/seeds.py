@@ -150,6 +150,11 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     if isinstance(data, Seeds):
         rows = _sample(len(data), max_seeds)
         return (data if rows is None else data[rows]).in_memory()
+    if isinstance(data, str):
+        raise DataError(
+            f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got the text {data!r}: load "
+            "it first, or name it in the shell: themis run --data"
+        )
     frame, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     if is_frame(frame):
         return read_seeds(_from_frame(frame, labels), max_seeds)

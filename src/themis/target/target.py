@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
@@ -387,8 +388,21 @@ def as_target(target: Any) -> AnyTarget:
         return BlackBox(target, bounds=UNBOUNDED)
     raise UsageError(
         "target must be a themis.Target, a themis.BlackBox, an nn.Module or an estimator with a method predict, got "
-        f"{type(target).__name__}{': wrap a function as themis.BlackBox(function)' * callable(target)}"
+        f"{type(target).__name__}: {_how_to_pass(target)}"
     )
+
+
+def _how_to_pass(target: Any) -> str:
+    """What to write instead of an object that is no target."""
+    if isinstance(target, str | Path):
+        return "load the model first, or name it in the shell: themis run --model"
+    if isinstance(target, type):
+        return f"pass a model of this class, such as {target.__name__}()"
+    if isinstance(target, Mapping):
+        return "load weights into a model with load_state_dict, and pass the model"
+    if isinstance(target, tuple | list) or hasattr(target, "shape"):
+        return "the model comes first, then the data"
+    return "wrap a function that runs it on a batch of inputs as themis.BlackBox(function)"
 
 
 def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:
