@@ -336,6 +336,9 @@ class Faults(Sequence[Fault]):
         frame.insert(2, "perturbation", pd.Categorical([self.perturbation] * self._n, [self.perturbation]))
         return frame
 
+    def __repr__(self) -> str:
+        return f"<Faults: {self._n:,} under {self.perturbation}>"
+
     def _repr_html_(self) -> str:
         from themis.runs.display.notebook import show_faults
 

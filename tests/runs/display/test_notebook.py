@@ -55,6 +55,10 @@ def test_a_fault_shows_clean_disturbed_and_difference(run):
     assert run.faults.by_id(fault.id) == fault
 
 
+def test_faults_say_how_many_they_are(run):
+    assert repr(run.faults) == f"<Faults: {len(run.faults)} under gaussian>"
+
+
 def test_an_unknown_id_is_refused(run):
     with pytest.raises(UsageError, match="id must be that of one of"):
         run.faults.by_id(10**9)
