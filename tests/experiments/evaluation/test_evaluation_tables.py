@@ -12,6 +12,7 @@ from themis.experiments.evaluation.figures import draw_ratios
 from themis.experiments.evaluation.page import opening, progress_tables
 from themis.experiments.evaluation.plan import EvaluationCell
 from themis.experiments.evaluation.ratios import LEAST_CELLS, median_interval, ratio_tables
+from themis.experiments.evaluation.retraining_tables import retraining_tables
 from themis.experiments.evaluation.summary import Evaluation, average_campaigns, compare_faults, summarise_done
 from themis.experiments.evaluation.theory import describe_deviations
 from themis.experiments.evaluation.theory_tables import theory_tables
@@ -434,12 +435,27 @@ def test_what_is_missing_is_listed_with_the_command_that_would_add_it():
     ]
 
 
+def test_gains_stand_beside_the_number_of_inputs_that_were_trained_on():
+    shift = {"before": 0.8, "after": 0.85, "combined": {"low": 0.02, "high": 0.08}}
+    standing = {"technique": "themis", "shifts": {"disturbed": shift, "clean": {**shift, "combined": None}}}
+    cell = {"model": "net", "perturbation": "pgd", "magnitude": 0.1, "inputs": 1234}
+    record = {**cell, "before": {"clean": 0.9, "disturbed": 0.8}, "standings": [standing]}
+    (table,) = retraining_tables(Evaluation({"retraining": [record]}))
+    assert table.rows == [
+        ("net pgd 0.1", "1,234", "90.0% / 80.0%", "+5.00 (+2.00..+8.00)"),
+        ("clean score", "", "", "+5.00"),
+    ]
+
+
 def test_the_opening_says_how_many_campaigns_there_were():
     pairs = [
         {"model": f"net{k}", "limits": {"campaigns": n}, "budgets": {"passes": grids}}
         for k, (n, grids) in enumerate([(2, [{}]), (3, [{}]), (2, [{}]), (1, [])])
     ]
-    lines = opening(Evaluation({"version": "1", "pairs": pairs, "missing": {}, "unfinished": [], "failed": []}))
+    content = {"version": "1", "pairs": pairs, "missing": {}, "unfinished": [], "failed": []}
+    lines = opening(Evaluation(content))
+    assert lines[0].startswith("Themis 1: 4 models, 4 pairs of a model and a perturbation")
+    assert opening(Evaluation({**content, "command": "make it"}))[0].startswith("Themis 1, `make it`: 4 models")
     assert lines[1:] == ["Every technique had 3 campaigns per magnitude in 1 pair, 2 in 2."]
 
 

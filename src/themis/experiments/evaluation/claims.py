@@ -334,7 +334,10 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
             f"chains take for the sample (median of {plural(len(costs), 'cell')})."
         )
     if costs := compare_seconds(variants, "pymc-sample-50", "sample-50"):
-        why.append(f"For the same 50 neurons, PyMC takes {median(costs.values()):.0f} times as long as these chains.")
+        why.append(
+            f"For the same 50 neurons, PyMC takes {median(costs.values()):.0f} times as long as these chains (median "
+            f"of {plural(len(costs), 'cell')})."
+        )
     yield Claim(
         f"{k:,} sampled neurons give the coverage of all",
         "equal",

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from themis.experiments.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
-from themis.experiments.evaluation.claims import CHOOSERS, claims_table, list_verdicts, summarise_claims
+from themis.experiments.evaluation.claims import claims_table, list_verdicts, summarise_claims
 from themis.experiments.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
 from themis.experiments.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
 from themis.experiments.evaluation.ratios import ratio_tables
-from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, name_pair
+from themis.experiments.evaluation.retraining_tables import retraining_tables
+from themis.experiments.evaluation.summary import Evaluation, Record, name_pair
 from themis.experiments.evaluation.theory_tables import theory_cells, theory_tables
 from themis.experiments.evaluation.truth_tables import truth_cells, truth_tables
 from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
-from themis.experiments.table import NONE, Table, format_estimate, format_number, plural
-from themis.runs.run import percent
+from themis.experiments.table import NONE, Table, plural
 from themis.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
@@ -72,7 +72,8 @@ def opening(evaluation: Evaluation) -> list[str]:
     pairs = f"{plural(n_models, 'model')}, {plural(len(content['pairs']), 'pair')} of a model and a perturbation"
     if n_run < len(content["pairs"]):
         pairs += f", {n_run} of them with campaigns, the rest with error rates only"
-    lines = [f"Themis {content['version']}: {pairs if n_models else 'nothing has been measured'}."]
+    by = f", `{content['command']}`" if "command" in content else ""
+    lines = [f"Themis {content['version']}{by}: {pairs if n_models else 'nothing has been measured'}."]
     lines += [_count_campaigns(content["pairs"])] if n_run else []
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
@@ -136,40 +137,6 @@ def _progress(pair: Record) -> str:
 def _count(records: list[Record]) -> str:
     finished, planned = (sum(record[name] for record in records) for name in ("finished", "planned"))
     return f"{finished} of {planned}" if planned else NONE
-
-
-def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """The disturbed score that training on the inputs of each technique regains."""
-    records = evaluation.content["retraining"]
-    if not records:
-        return
-    by_cell = [{standing["technique"]: standing for standing in record["standings"]} for record in records]
-    names = sorted(dict.fromkeys(name for own in by_cell for name in own), key=lambda name: (name != "themis", name))
-    rows: list[tuple[str, ...]] = []
-    for record, own in zip(records, by_cell, strict=True):
-        before = record["before"]
-        gains = [_gain(own.get(name, {}), "disturbed") for name in names]
-        scores = f"{percent(before['clean'])} / {percent(before['disturbed'])}"
-        rows.append((name_cell(record), scores, *gains))
-        rows.append(("clean score", "", *(_gain(own.get(name, {}), "clean") for name in names)))
-    columns = ("cell", "before, clean / disturbed", *(CHOOSERS.get(name, name) for name in names))
-    notes = [
-        "Gain of the disturbed score on judge seeds that were neither searched nor trained on, in points, with 95% "
-        "intervals; below it the change of the clean score, which the recipe keeps. Every technique searched for the "
-        "same passes and chose as many inputs. The paper: 0.21 to 11.56 points for Themis."
-    ]
-    yield Table("Accuracy regained by retraining", columns, rows, notes)
-
-
-def _gain(standing: Record, column: str) -> str:
-    """The change of a score in points, with its interval."""
-    shift = standing.get("shifts", {}).get(column)
-    if shift is None:
-        return NONE
-    interval, value = shift["combined"], 100 * (shift["after"] - shift["before"])
-    if interval is None:
-        return format_number(value, 2, signed=True)
-    return format_estimate([value, 100 * interval["low"], 100 * interval["high"]], 2, signed=True)
 
 
 Tables = Callable[[Evaluation], Iterable[Table]]

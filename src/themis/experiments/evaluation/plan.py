@@ -37,6 +37,8 @@ DECISIVE = {
     KILLS: (*_SHARED, "mutants", "passes"),
 }
 """The options that decide the result of a cell, by its kind; others decide only which cells there are."""
+LISTS = ("techniques", "magnitudes", "variants", "questions")
+"""Options that may be lists in a plan."""
 KINDS = tuple(DECISIVE)
 """Kinds of cells, in the order in which they are run."""
 
@@ -295,15 +297,12 @@ def _options(values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"options must be names and values, such as passes: 5000, got {values!r}")
     check_known(PairOptions, values)
-    lists = ("techniques", "magnitudes", "variants", "questions")
-    return {
-        name: ",".join(map(str, value)) if name in lists and isinstance(value, list) else _text(name, value)
-        for name, value in values.items()
-    }
+    return {name: _join(value) if name in LISTS else value for name, value in values.items()}
 
 
-def _text(name: str, value: Any) -> Any:
-    return str(value) if name in ("techniques", "magnitudes", "variants", "questions") else value
+def _join(names: Any) -> str:
+    """A list of names as text."""
+    return ",".join(map(str, names)) if isinstance(names, list) else str(names)
 
 
 @cache
