@@ -377,7 +377,7 @@ def test_it_is_said_how_often_the_default_rule_stopped_where_full_coverage_was_t
     stops = [(0.5, None), (0.2, {"of_faults": 1.0}), (1.0, {"of_faults": 0.99})]
     theory = [{"preset": {"of_faults": share}, "rule": rule, "perturbation": "fgsm", **shared} for share, rule in stops]
     claim = verdict_of({"theory": theory}, "At coverage 100%")
-    assert "That rule stopped in 2 of 3 cells and had found at least 99% of the faults." in claim.why
+    assert "That rule stopped in 2 of 3 cells, having found at least 99% of the faults." in claim.why
     assert "It stopped in 1 of the 2 cells in which paper-preset had missed more than 5%." in claim.why
     assert "It stopped in none of the 1 cell" in verdict_of({"theory": [theory[0], theory[2]]}, "At coverage 100%").why
 
@@ -479,11 +479,21 @@ def test_claims_are_listed_by_verdict():
     pairs = [{**cell({"paper-preset": 0.3, "nc": 0.8, "kmnc": 0.1, "idc": 0.2, "lsa": 0.3}), "sensitivity": None}]
     content = {"pairs": pairs, "retraining": [], "variants": [], "theory": [], **cells_until_done([1.4] * 6)}
     assert list_verdicts(Evaluation(content)).splitlines() == [
-        "Of 2 claims:",
+        "Of 2 claims, judged by paper-preset, the paper's own method (retraining by scheduled):",
         "",
         "- **1 holds in part.** Themis finds more faults than the mean of the four baselines, when done.",
         "- **1 does not hold.** Themis correlates strongly, baselines rarely (the paper's magnitudes).",
     ]
+
+
+def test_a_claim_is_listed_with_the_verdict_on_the_default_if_it_is_another():
+    ratios = {"paper-preset": {"over_four": 0.8, "over_best": 0.5}, "scheduled": {"over_four": 3.9, "over_best": 1.0}}
+    content = {"pairs": [], "retraining": [], "variants": [], "theory": [], **cells_until_done([0.8] * 6)}
+    for pair in content["done"]:
+        pair["ratios"] = ratios
+    listed = "Themis finds more faults than the mean of the four baselines, when done (for scheduled, it holds)."
+    assert list_verdicts(Evaluation(content)).endswith(f"- **1 does not hold.** {listed}")
+    assert "For scheduled, it holds." in verdict_of(content, "Themis finds more faults").why
 
 
 def test_techniques_are_averaged_over_the_same_cells_when_done():

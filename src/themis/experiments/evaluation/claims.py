@@ -59,6 +59,8 @@ class Claim:
     """When it holds."""
     why: str = ""
     """Whole sentences, or nothing."""
+    of_default: str = ""
+    """The verdict on the default of Themis, if it is another."""
 
 
 def judge_claims(evaluation: Evaluation) -> list[Claim]:
@@ -84,10 +86,10 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         (claim.text, claim.paper, claim.headline, claim.verdict, claim.rule) for claim in claims
     ]
     notes = [
-        f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate; counted "
-        f"are cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by "
-        f"the sign test, which need {LEAST_CELLS} cells and take them for independent. At equal budgets they are on "
-        "magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
+        f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate, in the "
+        f"cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by the "
+        f"sign test, which needs at least {LEAST_CELLS} cells and takes them to be independent. At equal budgets, they "
+        "are on magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
         f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
     ]
     columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
@@ -103,11 +105,19 @@ def list_verdicts(evaluation: Evaluation) -> str:
         OPEN: ("is undecided", "are undecided"),
     }
     claims = judge_claims(evaluation)
-    groups = {verdict: [claim.text for claim in claims if claim.verdict == verdict] for verdict in words}
+    groups = {
+        verdict: [
+            claim.text + (f" (for {THEMIS[1]}, it {claim.of_default})" if claim.of_default else "")
+            for claim in claims
+            if claim.verdict == verdict
+        ]
+        for verdict in words
+    }
     lines = [
         f"- **{len(own)} {words[verdict][len(own) > 1]}.** {'. '.join(own)}." for verdict, own in groups.items() if own
     ]
-    return "\n".join([f"Of {plural(len(claims), 'claim')}:", "", *lines]) if lines else ""
+    judged = f"judged by {PRESET}, the paper's own method (retraining by {CHOOSERS['themis']})"
+    return "\n".join([f"Of {plural(len(claims), 'claim')}, {judged}:", "", *lines]) if lines else ""
 
 
 def summarise_claims(evaluation: Evaluation) -> list[str]:
@@ -140,8 +150,8 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
             verdict, headline = OPEN, f"{n_flat} of {plural(len(cells), 'cell')} are degenerate"
             why = (
                 f"In {n_flat} of {plural(len(cells), 'cell')}, the error rate at full strength hardly changes with the "
-                f"magnitude, or only at one of the magnitudes; in {n_flat_box}, that over the whole range. A "
-                "correlation with such a rate says nothing."
+                f"magnitude, or only at one of the magnitudes; in {n_flat_box}, the same is true of the rate over the "
+                "whole range. A correlation with such a rate says nothing."
             )
         elif baselines >= themis:
             verdict = FAILS
@@ -191,7 +201,8 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
     if not over["over_four"][PRESET]:
         return None
     verdict, other = (_judge_ratios(over["over_four"][technique], paper) for technique in THEMIS)
-    why = [f"For {THEMIS[1]}, it {other}."] if other != verdict and other != OPEN else []
+    of_default = other if other not in (verdict, OPEN) else ""
+    why = [f"For {THEMIS[1]}, it {of_default}."] if of_default else []
     texts = {key: _describe_all(by) for key, by in over.items()}
     if texts["over_best"]:
         why.append(f"Against the best rival of each cell, they are {texts['over_best']}.")
@@ -203,6 +214,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
         verdict,
         "the interval of the ratio is above 1" + ("" if paper is None else f" and reaches {paper}; in part, above 1"),
         " ".join(why),
+        of_default,
     )
 
 
@@ -399,7 +411,7 @@ def _advise(theory: list[Record]) -> str:
     )
     if shares := list_shares(theory, "rule"):
         n_stopped = count_reached(theory, "rule")
-        advice += f" That rule stopped in {n_stopped} of {plural(len(theory), 'cell')} and had found {_least(shares)}."
+        advice += f" That rule stopped in {n_stopped} of {plural(len(theory), 'cell')}, having found {_least(shares)}."
         missed = [record for record in theory if any(share < SEEN for share in list_shares([record], "preset"))]
         advice += (
             f" It stopped in {count_reached(missed, 'rule') or 'none'} of the {plural(len(missed), 'cell')} in which "
@@ -409,7 +421,7 @@ def _advise(theory: list[Record]) -> str:
         n_tests = median(record["enough"]["tests"] for record in theory if record.get("enough"))
         advice += (
             f" Without its first condition, as with --coverage 0.01, it would have stopped in "
-            f"{count_reached(theory, 'enough')}, after {n_tests:,.0f} tests (median), and had found {_least(shares)}."
+            f"{count_reached(theory, 'enough')}, after {n_tests:,.0f} tests (median), having found {_least(shares)}."
         )
     return advice
 
