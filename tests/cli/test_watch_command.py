@@ -33,9 +33,9 @@ def run(tmp_path_factory):
 
 
 @contextmanager
-def watching(run, *options, **environment):
+def watching(run, *options, program=("-m", "themis"), **environment):
     """The command, and what it has printed up to the address."""
-    command = [warm_python(), "-m", "themis", "watch", str(run), *options]
+    command = [warm_python(), *program, "watch", str(run), *options]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **how)
     try:
@@ -69,20 +69,29 @@ def test_watch_prints_an_address_that_shows_the_run_until_ctrl_c(run):
         assert (status, json.loads(body)["counts"]["tests"]) == (200, 300)
         assert fetch(printed, "/")[1].startswith(b"<!DOCTYPE html>")
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)
+        rest = process.communicate(timeout=240)
         assert (process.returncode, rest) == (130, ("", "themis watch: interrupted\n"))
         port = int(ADDRESS.search(printed)[1])
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
+PATIENT = """
+import sys
+from themis.cli import main
+from themis.report.watch.server import Handler
+Handler.timeout = 3600
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_ctrl_c_stops_the_server_even_if_a_browser_is_connected(run):
-    with watching(run, "--no-browser") as (process, printed):
+    with watching(run, "--no-browser", program=("-c", PATIENT)) as (process, printed):
         with socket.create_connection(
             ("127.0.0.1", int(ADDRESS.search(printed)[1]))
         ):  # stays connected without a request
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=15)
+            process.communicate(timeout=240)
         assert process.returncode == 130
 
 
