@@ -107,7 +107,8 @@ def test_the_start_tells_what_is_to_come_and_how_to_stop_and_resume(folder, caps
     assert main(["evaluate", "--smoke", "--out", str(folder)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Results go to {folder}. Ctrl-C stops the evaluation; the same command with --out {folder}" in printed
-    told = re.search(r"2 error rates, then up to (\S+) campaigns with (\S+) passes in all, and 5 trainings", printed)
+    assert "1 model under 2 perturbations: 2 error rates, then up to" in printed
+    told = re.search(r"up to (\S+) campaigns with (\S+) passes in all, and 5 trainings", printed)
     n_cells, n_passes = (int(number.replace(",", "")) for number in told.groups())
     content = json.loads((folder / "evaluation.json").read_text())
     assert n_cells == sum(record["planned"] for record in content["progress"])

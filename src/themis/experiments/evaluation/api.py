@@ -77,7 +77,9 @@ def evaluate(
     pairs = [pair for pair in plan.pairs() if pair[0] not in missing]
     if runs_cells and pairs:
         expected = list_cells(plan, expect_rates(plan, pairs))
-        listener.on_note(f"{plural(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
+        n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
+        subject = f"{plural(n_models, 'model')} under {plural(n_perturbations, 'perturbation')}"
+        listener.on_note(f"{subject}: {plural(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
