@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import themis
+from themis.judge.estimate import Estimate
 from themis.oracle import Compare
+from themis.report.verdict import Counts, write_verdict
 from themis.report.view import read_view
 from themis.runs.analysis.robustness import Robustness
 from themis.runs.store import writer
@@ -207,6 +209,18 @@ def test_a_view_without_a_fault(tmp_path):
     assert view.matrix.rows == []
     assert view.breaking is None
     assert_survives_json(view)
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (Estimate(0.02, 0.01, 0.05), "; 2.00% of random disturbances break it (95%: 1.00% to 5.00%)."),
+        (Estimate(0.0, 0.0, 0.04), "; the search found them, and no random disturbance broke it (95%: at most 4.00%)."),
+    ],
+)
+def test_the_verdict_tells_faults_of_the_search_from_random_ones(rate, said):
+    counts = Counts(500, 0, 680, 87, 54, 54, 164, 169, 0, 0)
+    assert write_verdict("edit", counts, rate, is_running=False).text.endswith(f"54 of 164 seeds in 500 tests{said}")
 
 
 def test_a_view_without_a_uniform_stream(tmp_path):

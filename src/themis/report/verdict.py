@@ -52,7 +52,9 @@ def write_verdict(perturbation: str, counts: Counts, fault_rate: Estimate | None
         )
         if fault_rate is not None:
             low, high = percent(fault_rate.low, 2), percent(fault_rate.high, 2)
-            text += f"; {percent(fault_rate.value, 2)} of random disturbances break it (95%: {low} to {high})"
+            rate = f"{percent(fault_rate.value, 2)} of random disturbances break it (95%: {low} to {high})"
+            none = f"the search found them, and no random disturbance broke it (95%: at most {high})"
+            text += f"; {rate if fault_rate.value else none}"
         return ReportVerdict("broken", f"{text}.")
     if counts.tests == counts.dropped:
         text = (
