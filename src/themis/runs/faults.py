@@ -49,9 +49,9 @@ COLUMN_TYPES = {
 class Replay:
     """A fault run again: its input, what the model answered this time, and whether that matches the record."""
 
-    clean_inputs: Tensor
-    inputs: Tensor
-    outputs: Tensor
+    clean_inputs: Tensor = field(repr=False)
+    inputs: Tensor = field(repr=False)
+    outputs: Tensor = field(repr=False)
     answer: int
     value: float | None
     confidence: float
@@ -66,7 +66,7 @@ class Replay:
     """What has changed since the run: weights, data, versions, device, threads."""
     bounds: tuple[float, float] | None = None
     """The smallest and the largest value that an input may have."""
-    boxes: tuple[Tensor, Tensor] | None = None
+    boxes: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
 
 

@@ -55,8 +55,11 @@ def test_a_fault_shows_clean_disturbed_and_difference(run):
     assert run.faults.by_id(fault.id) == fault
 
 
-def test_faults_say_how_many_they_are(run):
+def test_faults_and_replays_are_printed_in_a_line(run):
     assert repr(run.faults) == f"<Faults: {len(run.faults)} under gaussian>"
+    replay = repr(run.faults[0].replay())
+    assert "is_same=True" in replay
+    assert "tensor" not in replay
 
 
 def test_an_unknown_id_is_refused(run):
