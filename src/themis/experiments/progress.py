@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.progress import TimeRemainingColumn
 
 from themis.experiments.runner import CellEnd, Listener
-from themis.experiments.table import plural
 from themis.report.progress import StepBar
+from themis.runs.run import counted
 
 
 class ShowCells(Listener):
@@ -23,7 +23,7 @@ class ShowCells(Listener):
 
     def on_cells(self, n_done: int, n_cells: int, noun: str) -> None:
         self.n_done, self.n_cells = n_done, n_cells
-        self.on_note(plural(n_cells, noun) + (f", {n_done:,} already finished" if n_done else ""))
+        self.on_note(counted(n_cells, noun) + (f", {n_done:,} already finished" if n_done else ""))
         self._bar.start(n_done, n_cells)
 
     def on_progress(self, text: str) -> None:

@@ -95,11 +95,6 @@ def table_console() -> Console:
     return console
 
 
-def plural(n: int, noun: str) -> str:
-    """A number with its noun, such as 1 campaign or 2 campaigns."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def format_count(value: float) -> str:
     """A count, or a mean of counts."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"

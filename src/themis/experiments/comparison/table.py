@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from themis.experiments.comparison.statistics import LEAST_FAULTS, LEAST_SPAN, MOST_UNDEFINED
 from themis.experiments.comparison.summary import Comparison, GridSummary, Row
-from themis.experiments.table import NONE, Table, format_count, format_estimate, format_value, plural
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_value
 from themis.experiments.techniques import BASELINES
-from themis.runs.run import percent
+from themis.runs.run import counted, percent
 from themis.text import printable
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def opening(comparison: Comparison) -> list[str]:
     """What was run on which seeds, with a warning if there are few of them."""
     plan, seeds = comparison.plan, comparison.seeds
     lines = [
-        f"{comparison.perturbation}: {plan.max_passes:,} passes per campaign, {plural(plan.campaigns, 'campaign')} per "
-        "technique and magnitude"
+        f"{comparison.perturbation}: {plan.max_passes:,} passes per campaign, {counted(plan.campaigns, 'campaign')} "
+        "per technique and magnitude"
     ]
     if seeds:
         parts = ", ".join(f"{n:,} {name}" for name, n in seeds.items())
@@ -71,7 +71,7 @@ def fault_table(grid: GridSummary) -> Table:
     columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
     values = {row.technique: row.total["distinct_faults"][0] for row in rows if row.total}
     notes = [
-        f"Sums over {plural(len(grid.magnitudes), 'magnitude')}; means over campaigns, with least and most. "
+        f"Sums over {counted(len(grid.magnitudes), 'magnitude')}; means over campaigns, with least and most. "
         "Selected: distinct faults among tests that raised the criterion. Seeds: those that failed. Coverage: the "
         "technique's own. Over the best rival: the ratio of distinct faults, with its 95% interval. "
         f"{_best_rival(values, {row.technique: row.total.get('rivals', []) for row in rows})}".strip()
@@ -130,7 +130,7 @@ def r_table(grid: GridSummary) -> Table:
         cells += [_pair(both, name) for name in ("selected_distinct", "faults")]
         rows.append((*cells, *(format_estimate(r.get("over_rival"), signed=True) for r in both)))
     notes = [
-        f"Pearson's r over {plural(len(grid.magnitudes), 'magnitude')}, by the error rate at full strength and by its "
+        f"Pearson's r over {counted(len(grid.magnitudes), 'magnitude')}, by the error rate at full strength and by its "
         "mean over the whole range of theta that techniques search; counts are means over campaigns. 95% intervals "
         "come from resampling seeds and campaigns; differences are paired and compare r of distinct faults. Lead: "
         "ahead of or behind the best of the other techniques, if both definitions show it by intervals that exclude "
@@ -232,7 +232,7 @@ def _stop_notes(grid: GridSummary) -> list[str]:
         for row in grid.rows
         if row.total
     }
-    texts = [f"{name} in {plural(n, 'campaign')}" for name, n in early.items() if n]
+    texts = [f"{name} in {counted(n, 'campaign')}" for name, n in early.items() if n]
     return [f"Stopped before all passes were spent: {', '.join(texts)}."] if texts else []
 
 

@@ -14,9 +14,9 @@ from themis.experiments.contest.plan import ContestPlan
 from themis.experiments.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.experiments.retraining.examine import Reading
 from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.table import NONE, Table, format_estimate, plural
+from themis.experiments.table import NONE, Table, format_estimate
 from themis.judge.estimate import Estimate
-from themis.runs.run import percent
+from themis.runs.run import counted, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,10 +164,10 @@ def contest_table(contested: Contested) -> Table:
     before, plan = contested.before, contested.plan
     rows = [_row(standing) for standing in ranked(contested.standings)]
     scores = f"disturbed {percent(before['disturbed'])}, clean {percent(before['clean'])}"
-    runs = plural(plan.random_seeds, "random seed")
+    runs = counted(plan.random_seeds, "random seed")
     notes = [
-        f"Before: {scores}, on {before['seeds']:,} judge seeds x {plural(before['draws'], 'draw')}. Each technique "
-        f"searched for {plan.passes:,} passes, chose {plural(contested.inputs, 'input')} and trained with the same "
+        f"Before: {scores}, on {before['seeds']:,} judge seeds x {counted(before['draws'], 'draw')}. Each technique "
+        f"searched for {plan.passes:,} passes, chose {counted(contested.inputs, 'input')} and trained with the same "
         f"recipe, with {runs} each. Disturbed and clean: the mean score after training, with least and most, in "
         f"percent. Gain: in points, with the 95% interval over {_sources(plan.random_seeds)}. Themis above by: its "
         "disturbed score minus the technique's, paired by random seed and judge seed, with the same interval; over "

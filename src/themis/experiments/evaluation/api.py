@@ -37,9 +37,9 @@ from themis.experiments.evaluation.summary import Evaluation, conclude_evaluatio
 from themis.experiments.evaluation.truth import can_be_mapped
 from themis.experiments.executors import choose_cell_executor
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
-from themis.experiments.table import plural
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
+from themis.runs.run import counted
 from themis.zoo import ZOO, find_weights
 from themis.zoo.efficientnet import INSTALL
 
@@ -78,8 +78,8 @@ def evaluate(
     if runs_cells and pairs:
         expected = list_cells(plan, expect_rates(plan, pairs))
         n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
-        subject = f"{plural(n_models, 'model')} under {plural(n_perturbations, 'perturbation')}"
-        listener.on_note(f"{subject}: {plural(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
+        subject = f"{counted(n_models, 'model')} under {counted(n_perturbations, 'perturbation')}"
+        listener.on_note(f"{subject}: {counted(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them

@@ -10,8 +10,8 @@ from themis.experiments.comparison.statistics import LEAST_SPAN
 from themis.experiments.comparison.table import TITLES
 from themis.experiments.evaluation.paper import PAPER_R
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, themis_first
-from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, plural
-from themis.runs.run import percent
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number
+from themis.runs.run import counted, percent
 
 DEGENERATE = "degenerate"
 BUDGETS = {"passes": "equal passes", "tests": "equal tests"}
@@ -59,7 +59,7 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
         if pair["grid_refused"] and name == "grid":
             refused.setdefault(pair["grid_refused"], []).append(name_pair(pair))
     notes = [
-        f"Error rates by magnitude. Degenerate are {n_full} of {plural(len(cells), 'cell')} at full strength and "
+        f"Error rates by magnitude. Degenerate are {n_full} of {counted(len(cells), 'cell')} at full strength and "
         f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
         *(f"No grid for {', '.join(names)}: {reason}." for reason, names in refused.items()),
     ]
@@ -116,7 +116,7 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
     notes = [
         f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
         "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
-        f"{degenerate[0]} of {plural(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
+        f"{degenerate[0]} of {counted(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
         f"over the whole range; their error rates span less than {LEAST_SPAN:.2f}, or depend on one magnitude."
     ]
     return Table(f"Strong correlations, {TITLES[name]}, {BUDGETS[budget]}", columns, rows, notes)

@@ -22,9 +22,9 @@ from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, Re
 from themis.experiments.evaluation.theory import CLOSE, count_reached, list_shares
 from themis.experiments.evaluation.variant_tables import compare_seconds
 from themis.experiments.evaluation.variants import BASE
-from themis.experiments.table import Table, plural
+from themis.experiments.table import Table
 from themis.experiments.techniques import BASELINES, PRESET
-from themis.runs.run import percent
+from themis.runs.run import counted, percent
 from themis.settings import Settings
 
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
@@ -117,7 +117,7 @@ def list_verdicts(evaluation: Evaluation) -> str:
         f"- **{len(own)} {words[verdict][len(own) > 1]}.** {'. '.join(own)}." for verdict, own in groups.items() if own
     ]
     judged = f"judged by {PRESET}, the paper's own method (retraining by {CHOOSERS['themis']})"
-    return "\n".join([f"Of {plural(len(claims), 'claim')}, {judged}:", "", *lines]) if lines else ""
+    return "\n".join([f"Of {counted(len(claims), 'claim')}, {judged}:", "", *lines]) if lines else ""
 
 
 def summarise_claims(evaluation: Evaluation) -> list[str]:
@@ -147,11 +147,11 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
         )
         why, headline = "", f"strong: {', '.join(text for text in texts if text.endswith((PRESET, 'baselines')))}"
         if is_flat:
-            verdict, headline = OPEN, f"{n_flat} of {plural(len(cells), 'cell')} are degenerate"
+            verdict, headline = OPEN, f"{n_flat} of {counted(len(cells), 'cell')} are degenerate"
             why = (
-                f"In {n_flat} of {plural(len(cells), 'cell')}, the error rate at full strength hardly changes with the "
-                f"magnitude, or only at one of the magnitudes; in {n_flat_box}, the same is true of the rate over the "
-                "whole range. A correlation with such a rate says nothing."
+                f"In {n_flat} of {counted(len(cells), 'cell')}, the error rate at full strength hardly changes with "
+                f"the magnitude, or only at one of the magnitudes; in {n_flat_box}, the same is true of the rate over "
+                "the whole range. A correlation with such a rate says nothing."
             )
         elif baselines >= themis:
             verdict = FAILS
@@ -245,7 +245,7 @@ def _unfinished(done: list[Record]) -> str:
     n_campaigns = sum(row["campaigns"] for row in rows)
     preset = [pair["techniques"][PRESET]["tests"] for pair in done if PRESET in pair["techniques"]]
     return (
-        f"{n_stopped} of {plural(n_campaigns, 'campaign')} of baselines reached the limit of tests before they were "
+        f"{n_stopped} of {counted(n_campaigns, 'campaign')} of baselines reached the limit of tests before they were "
         f"done, and count with what they had found by then, after {mean(row['tests'] for row in rows):,.0f} tests on "
         f"average; {PRESET} took {mean(preset):,.0f}."
     )
@@ -279,13 +279,13 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
         "Retraining regains accuracy, more than with baselines",
         "0.21 to 11.56 points for Themis",
         f"{chooser} {mean(own):+.2f} points on average{rivals}",
-        f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {plural(len(own), 'cell')}; means: {means}",
+        f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {counted(len(own), 'cell')}; means: {means}",
         verdict,
         f"{chooser} regains in every cell and leads in most comparisons, with intervals above 0; in part, it regains "
         "in every cell, with intervals above 0; undecided, if one of these includes 0",
         f"With {_count_trainings(retraining)} trainings per technique, the interval of the gain of {chooser} "
-        f"is above 0 in {sum(is_sure)} of {plural(len(own), 'cell')}, and that of its lead over a baseline in "
-        f"{sum(leads)} of {plural(len(leads), 'comparison')}.",
+        f"is above 0 in {sum(is_sure)} of {counted(len(own), 'cell')}, and that of its lead over a baseline in "
+        f"{sum(leads)} of {counted(len(leads), 'comparison')}.",
     )
 
 
@@ -343,19 +343,19 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
     if costs := compare_seconds(variants, "exact-sample-all", BASE):
         why.append(
             f"The closed form judges all neurons in {percent(median(costs.values()), 0)} of the time that Markov "
-            f"chains take for the sample (median of {plural(len(costs), 'cell')})."
+            f"chains take for the sample (median of {counted(len(costs), 'cell')})."
         )
     if costs := compare_seconds(variants, "pymc-sample-50", "sample-50"):
         why.append(
             f"For the same 50 neurons, PyMC takes {median(costs.values()):.0f} times as long as these chains (median "
-            f"of {plural(len(costs), 'cell')})."
+            f"of {counted(len(costs), 'cell')})."
         )
     yield Claim(
         f"{k:,} sampled neurons give the coverage of all",
         "equal",
         f"within {100 * gap:.2f} points",
         f"the two differ by at most {100 * gap:.2f} points, in the first and last rounds of "
-        f"{plural(len(preset), 'campaign')} on {plural(n_models, 'model')} with more neurons",
+        f"{counted(len(preset), 'campaign')} on {counted(n_models, 'model')} with more neurons",
         HOLDS if gap <= SAMPLED else FAILS,
         f"they differ by at most {100 * SAMPLED} points",
         " ".join(why),
@@ -375,7 +375,7 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
         low = sum(share < SEEN for share in shares)
         known = [record["reference"]["distinct_faults"] for record in theory if record.get("preset")]
         why = (
-            f"In {low} of the {plural(len(shares), 'cell')} in which the reference run found faults "
+            f"In {low} of the {counted(len(shares), 'cell')} in which the reference run found faults "
             f"({min(filter(None, known)):,} to {max(known):,} of them) and {PRESET} reached 100%, it had missed more "
             f"than {percent(1 - SEEN, 0)}"
         )
@@ -385,8 +385,8 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
         yield Claim(
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
-            f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {plural(len(shares), 'cell')}",
-            f"{PRESET} reached 100% in {count_reached(theory, 'preset')} of {plural(len(theory), 'cell')}, and had by "
+            f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {counted(len(shares), 'cell')}",
+            f"{PRESET} reached 100% in {count_reached(theory, 'preset')} of {counted(len(theory), 'cell')}, and had by "
             f"then found {percent(median(shares), 0)} of a reference run's distinct faults (median, from "
             f"{percent(min(shares), 0)} to {percent(max(shares), 0)})",
             HOLDS if low == 0 else FAILS if low > len(shares) / 2 else IN_PART,
@@ -411,10 +411,10 @@ def _advise(theory: list[Record]) -> str:
     )
     if shares := list_shares(theory, "rule"):
         n_stopped = count_reached(theory, "rule")
-        advice += f" That rule stopped in {n_stopped} of {plural(len(theory), 'cell')}, having found {_least(shares)}."
+        advice += f" That rule stopped in {n_stopped} of {counted(len(theory), 'cell')}, having found {_least(shares)}."
         missed = [record for record in theory if any(share < SEEN for share in list_shares([record], "preset"))]
         advice += (
-            f" It stopped in {count_reached(missed, 'rule') or 'none'} of the {plural(len(missed), 'cell')} in which "
+            f" It stopped in {count_reached(missed, 'rule') or 'none'} of the {counted(len(missed), 'cell')} in which "
             f"{PRESET} had missed more than {percent(1 - SEEN, 0)}."
         )
     if shares := list_shares(theory, "enough"):
@@ -442,8 +442,8 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
         yield Claim(
             "Inferred means deviate by less than 10% between sets of seeds",
             "less than 10%",
-            f"in {n_close} of {plural(len(whole), 'cell')}, and for {percent(close, 0)} of the single neurons",
-            f"the mean over all neurons does in {n_close} of {plural(len(whole), 'cell')} (median "
+            f"in {n_close} of {counted(len(whole), 'cell')}, and for {percent(close, 0)} of the single neurons",
+            f"the mean over all neurons does in {n_close} of {counted(len(whole), 'cell')} (median "
             f"{percent(median(whole))}, at most {percent(max(whole))}, for {farthest['model']} under "
             f"{farthest['perturbation']}), and the means of {percent(close, 0)} of the single neurons do (median over "
             "cells)",
@@ -480,7 +480,7 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
             f"for {percent(median(signed), 0)} of the neurons",
             f"they are close to normal for {percent(median(signed), 0)} of the neurons (from {percent(min(signed), 0)} "
             f"to {percent(max(signed), 0)}), and sensitivities for {percent(median(absolute), 0)} (medians over "
-            f"{plural(len(found), 'cell')})",
+            f"{counted(len(found), 'cell')})",
             HOLDS if median(signed) > FEW else FAILS,
             "they are for most neurons, in the median over cells",
             "The precision of a mean, which coverage is about, does not need it.",
@@ -495,9 +495,9 @@ def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
         yield Claim(
             "Greater sensitivity comes with a higher error rate",
             "yes",
-            f"r of at least {STRONG} in {n_strong} of {plural(len(found), 'cell')}",
-            f"r of at least {STRONG} in {n_strong} of {plural(len(found), 'cell')}, median {median(found):.2f}, lowest "
-            f"{min(found):.2f}",
+            f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}",
+            f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}, median {median(found):.2f}, "
+            f"lowest {min(found):.2f}",
             HOLDS if n_strong >= NEARLY_ALL * len(found) else IN_PART if n_strong > len(found) / 2 else FAILS,
             f"r is strong in {percent(NEARLY_ALL, 0)} of the cells; in part, in most",
             _explain_weak(pairs),

@@ -9,8 +9,8 @@ import numpy as np
 
 from themis.experiments.evaluation.claims import PAPER_FAULTS, PAPER_TIME
 from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record, name_pair, themis_first, with_times
-from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number, plural
-from themis.runs.run import percent
+from themis.experiments.table import NONE, Table, format_count, format_estimate, format_number
+from themis.runs.run import counted, percent
 
 
 def done_tables(evaluation: Evaluation) -> Iterable[Table]:
@@ -39,7 +39,7 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
         )
     columns = ("technique", "tests", "distinct faults", "raw", "coverage", "how campaigns ended")
     notes = [
-        f"Means over {plural(len(whole), 'cell')} with all of these techniques. Coverage is that of Themis, the share "
+        f"Means over {counted(len(whole), 'cell')} with all of these techniques. Coverage is that of Themis, the share "
         "of all neurons that have converged; a criterion ends a campaign by its own. The paper: 21,399 tests for "
         "Themis, 3,774 for NC, 18,501 for KMNC, 20,052 for IDC and 26,757 for LSA, and "
         f"{PAPER_FAULTS} times the faults of the four.",
@@ -110,7 +110,7 @@ def time_tables(evaluation: Evaluation) -> Iterable[Table]:
                 )
             )
         notes = [
-            f"Means over {plural(len(whole), 'cell')}, in seconds, until each technique was done, in campaigns that "
+            f"Means over {counted(len(whole), 'cell')}, in seconds, until each technique was done, in campaigns that "
             "all techniques had on one machine; fit: fitting the criterion, which is done before. The paper: "
             f"{PAPER_TIME - 1:.0%} more time than the baselines."
         ]

@@ -23,10 +23,9 @@ from themis.experiments.evaluation.plan import (
     EvaluationCell,
     EvaluationPlan,
 )
-from themis.experiments.table import plural
 from themis.experiments.techniques import PRESET, choose_technique
 from themis.perturb import Perturbation, choose_perturbation
-from themis.runs.run import duration
+from themis.runs.run import counted, duration
 
 SPEED = 3000
 """Passes of LeNet-5 per second on one core of a CPU, in the campaigns behind docs/evaluation.md (median)."""
@@ -54,8 +53,8 @@ def forecast(plan: EvaluationPlan, cells: list[EvaluationCell]) -> str:
     alike = Counter(replace(cell, magnitude=0.0, campaign=0) for cell in cells)
     costs = {cell: _cost(plan, cell) for cell in alike}
     passes, trainings = (sum(n * costs[cell][k] for cell, n in alike.items()) for k in range(2))
-    text = f"up to {plural(len(cells), 'campaign')} with {passes:,} passes in all"
-    text += f", and {plural(trainings, 'training')}" if trainings else ""
+    text = f"up to {counted(len(cells), 'campaign')} with {passes:,} passes in all"
+    text += f", and {counted(trainings, 'training')}" if trainings else ""
     return f"{text}. On one core, the passes of a model like LeNet-5 take {duration(passes / SPEED)}"
 
 

@@ -15,7 +15,8 @@ from themis.experiments.evaluation.summary import Evaluation, Record, name_pair
 from themis.experiments.evaluation.theory_tables import theory_cells, theory_tables
 from themis.experiments.evaluation.truth_tables import truth_cells, truth_tables
 from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
-from themis.experiments.table import NONE, Table, plural
+from themis.experiments.table import NONE, Table
+from themis.runs.run import counted
 from themis.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
@@ -69,7 +70,7 @@ def opening(evaluation: Evaluation) -> list[str]:
     content = evaluation.content
     n_models = len({pair["model"] for pair in content["pairs"]})
     n_run = sum(any(pair["budgets"].values()) for pair in content["pairs"])
-    pairs = f"{plural(n_models, 'model')}, {plural(len(content['pairs']), 'pair')} of a model and a perturbation"
+    pairs = f"{counted(n_models, 'model')}, {counted(len(content['pairs']), 'pair')} of a model and a perturbation"
     if n_run < len(content["pairs"]):
         pairs += f", {n_run} of them with campaigns, the rest with error rates only"
     by = f", `{content['command']}`" if "command" in content else ""
@@ -79,7 +80,7 @@ def opening(evaluation: Evaluation) -> list[str]:
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
     if content["failed"]:
-        lines.append(f"{plural(len(content['failed']), 'cell')} failed and will run again with the next call.")
+        lines.append(f"{counted(len(content['failed']), 'cell')} failed and will run again with the next call.")
     return lines
 
 
@@ -87,7 +88,7 @@ def _count_campaigns(pairs: list[Record]) -> str:
     """Such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
     counts = Counter(pair["limits"]["campaigns"] for pair in pairs if any(pair["budgets"].values()))
     (most, n_pairs), *others = sorted(counts.items(), reverse=True)
-    first = f"{plural(most, 'campaign')} per magnitude in {plural(n_pairs, 'pair')}"
+    first = f"{counted(most, 'campaign')} per magnitude in {counted(n_pairs, 'pair')}"
     return f"Every technique had {', '.join([first, *(f'{n} in {own}' for n, own in others)])}."
 
 

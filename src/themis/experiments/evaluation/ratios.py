@@ -9,7 +9,8 @@ from scipy.stats import binom
 
 from themis.experiments.comparison.plan import PAPER
 from themis.experiments.evaluation.summary import THEMIS, Evaluation, Record
-from themis.experiments.table import NONE, Table, format_estimate, plural
+from themis.experiments.table import NONE, Table, format_estimate
+from themis.runs.run import counted
 
 WHEN_DONE, AT_EQUAL_PASSES, AT_EQUAL_TESTS = "when done", "at equal passes", "at equal tests"
 """When faults are compared."""
@@ -65,7 +66,7 @@ def describe_ratios(ratios: list[float]) -> str:
     if not ratios:
         return NONE
     low, high = median_interval(ratios) or (None, None)
-    return f"{format_estimate([median(ratios), low, high], 2)} in {plural(len(ratios), 'cell')}"
+    return f"{format_estimate([median(ratios), low, high], 2)} in {counted(len(ratios), 'cell')}"
 
 
 def median_interval(values: list[float]) -> tuple[float, float] | None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from statistics import mean
 
 from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, themis_first
-from themis.experiments.table import NONE, Table, format_count, format_spread, plural
-from themis.runs.run import percent
+from themis.experiments.table import NONE, Table, format_count, format_spread
+from themis.runs.run import counted, percent
 
 KINDS_OF_FAULTS = (
     "A region is a set of neighbouring cells of theta that fail; a fault in any of them finds it. Planted: seeds that "
@@ -66,9 +66,9 @@ def _recall_table(cell: str, maps: list[Record], techniques: dict[str, Record]) 
     ]
     texts = [
         f"{own['operator']} (accuracy {percent(own['accuracy'])}, the model {percent(own['model_accuracy'])}): "
-        f"{own['failing_cells']:,} cells in {plural(own['failing_regions'], 'region')} of "
-        f"{own['failing_seeds']:,} among {plural(own['seeds'], 'seed')} fail, {own['planted_cells']:,} of them, of "
-        f"{plural(own['planted_seeds'], 'seed')}, only because of the mutation"
+        f"{own['failing_cells']:,} cells in {counted(own['failing_regions'], 'region')} of "
+        f"{own['failing_seeds']:,} among {counted(own['seeds'], 'seed')} fail, {own['planted_cells']:,} of them, of "
+        f"{counted(own['planted_seeds'], 'seed')}, only because of the mutation"
         for own in maps
     ]
     notes = [
@@ -95,7 +95,7 @@ def _score_table(cell: str, mutants: Record, techniques: dict[str, Record]) -> T
     dropped = mutants["dropped"]
     refused = f" {' and '.join(mutants['refused'])} cannot be applied." if mutants["refused"] else ""
     notes = [
-        f"DeepMutation's mutation score: the share of pairs of one of {plural(mutants['mutants'], 'mutant')} and a "
+        f"DeepMutation's mutation score: the share of pairs of one of {counted(mutants['mutants'], 'mutant')} and a "
         "class for which some test of the class is answered correctly by the model and wrongly by the mutant. Killed: "
         "the share of mutants for which that holds for any class. Means over campaigns at equal passes, with the "
         f"lowest and the highest. Not kept: {dropped['trivial']} trivial and {dropped['equivalent']} equivalent "

@@ -19,9 +19,9 @@ from themis.experiments.retraining.result import RetrainingOutcome, Stage, Train
 from themis.experiments.retraining.source import Source
 from themis.experiments.retraining.tune import Epoch, tune
 from themis.experiments.runner import ExperimentFolder, Listener, run_cells
-from themis.experiments.table import plural
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
+from themis.runs.run import counted
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger, remember
 from themis.target.target import Target
@@ -319,4 +319,4 @@ def describe_epoch(epoch: Epoch, n_epochs: int) -> str:
         return text
     seconds = n_left * epoch.seconds
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"{text}, at most {time} left for {plural(n_left, 'epoch')}"
+    return f"{text}, at most {time} left for {counted(n_left, 'epoch')}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from themis.experiments.retraining.changes import Shift, paired
 from themis.experiments.retraining.frontier import is_still_rising
 from themis.experiments.retraining.result import Retrained, RetrainingOutcome, Stage
-from themis.experiments.table import NONE, Table, format_count, format_number, plural
+from themis.experiments.table import NONE, Table, format_count, format_number
 from themis.judge.estimate import Estimate
-from themis.runs.run import percent
+from themis.runs.run import counted, percent
 from themis.text import printable
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def tables(result: Retrained) -> list[Table]:
 def opening(result: Retrained) -> list[str]:
     """What was done on which seeds."""
     seeds, stage = result.seeds, result.stage
-    models = plural(len(stage.models), "random seed")
+    models = counted(len(stage.models), "random seed")
     return [
         f"Retrained on {inputs_of(result)} ({result.perturbation}), with {models}",
         f"Seeds: {seeds['search']:,} searched, {seeds['train']:,} trained on clean, and {seeds['judge']:,} judge "
@@ -104,14 +104,14 @@ def opening(result: Retrained) -> list[str]:
 
 def inputs_of(result: Retrained) -> str:
     """What the models were trained on."""
-    faults, fresh = plural(result.stage.n_faults, "fault"), "fresh disturbances"
+    faults, fresh = counted(result.stage.n_faults, "fault"), "fresh disturbances"
     return fresh if result.recipe.fresh == 1 else faults if not result.recipe.fresh else f"{fresh} and {faults}"
 
 
 def closing(result: Retrained) -> list[str]:
     """What the numbers mean, and which model is returned."""
     stage, plan = result.stage, result.plan
-    models, tests = plural(len(stage.models), "random seed"), plural(plan.draws, "uniform test")
+    models, tests = counted(len(stage.models), "random seed"), counted(plan.draws, "uniform test")
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
         f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
@@ -125,8 +125,9 @@ def closing(result: Retrained) -> list[str]:
         sentences.append("The round was chosen on the judge seeds, so its numbers are slightly too good.")
     if unchanged := [str(model.random_seed) for model in stage.models if not model.best]:
         sentences.append(
-            f"With random seed {', '.join(unchanged)}, no point of the frontier was better than the original model on "
-            "the seeds held out at this tolerance, so the model is unchanged: use more seeds or a larger --tolerance."
+            f"With random {'seed' if len(unchanged) == 1 else 'seeds'} {', '.join(unchanged)}, no point of the "
+            "frontier was better than the original model on the seeds held out at this tolerance, so the model is "
+            "unchanged: use more seeds or a larger --tolerance."
         )
     return sentences
 

@@ -87,7 +87,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class NewTensors(Tensors):
-    """Rows of new faults; those that are stored take a copy of their clean inputs, which many of them share."""
+    """Rows of new faults; clean inputs, which many of them share, are copied for those that are stored."""
 
     seed: Tensor | None = None
     """The row of each fault's seed in `clean_inputs`; None if those are the fault's own."""
@@ -164,7 +164,7 @@ def content_of(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None
     pieces, stop = list[memoryview](), 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0])):  # aligned
         if array.dtype not in _TYPES:
-            remedy = "convert it to one of torch.float32, torch.float64 and the others that safetensors has"
+            remedy = "convert it, for instance to torch.float32"
             raise StoreError(f"{name} must have a type that can be stored, got {array.dtype}: {remedy}")
         flat = array.detach().cpu().contiguous().as_strided((array.numel(),), (1,))
         content = flat.view(torch.uint8).numpy().data
