@@ -5,9 +5,12 @@ import re
 import shutil
 
 import pytest
+import yaml
 
 from themis.cli import main
+from themis.experiments.contest.cells import Contest
 from themis.experiments.evaluation.figures import draw_shares
+from themis.experiments.evaluation.smoke import smoke_plan
 from themis.experiments.evaluation.summary import Evaluation
 from themis.experiments.evaluation.theory import WAYS_TO_STOP
 
@@ -102,6 +105,27 @@ def test_finished_cells_are_never_run_again(folder, capsys):
         assert main(["evaluate", "--smoke", "--out", str(folder), "--json", *words]) == 0
         assert json.loads(capsys.readouterr().out) == {**content, "out": str(folder)}
     assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")} == before
+
+
+def test_an_interrupted_retraining_resumes_with_the_trainings_that_are_left(folder, tmp_path, monkeypatch):
+    words = ["evaluate", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "out"), "--quiet"]
+    plan = smoke_plan().restricted([], ["gaussian"]).as_dict()
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**plan, "questions": "retraining"}))
+    run, begun = Contest.run, []
+
+    def interrupted(contest, cell):
+        begun.append(cell)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return run(contest, cell)
+
+    monkeypatch.setattr(Contest, "run", interrupted)
+    assert main(words) == 130
+    assert main(words) == 0
+    assert len(begun) == 6  # five trainings, of which one was interrupted
+    assert begun[2] == begun[3]
+    interrupted, whole = (json.loads((path / "evaluation.json").read_text()) for path in (tmp_path / "out", folder))
+    assert interrupted["retraining"] == whole["retraining"]
 
 
 def test_the_start_tells_what_is_to_come_and_how_to_stop_and_resume(folder, capsys):

@@ -109,7 +109,8 @@ class _Stages:
     ) -> None:
         self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
         self.results = JsonResults(folder)
-        self.worker = CellWorker(plan)
+        self.folder_of_workers = None if isinstance(workers, RayExecutor) else folder.path  # another host has none
+        self.worker = CellWorker(plan, folder.path)
 
     def run(self, cells: list[EvaluationCell], noun: str) -> dict[EvaluationCell, Record]:
         """The records of cells; those that are not finished are run first, or left out."""
@@ -118,7 +119,7 @@ class _Stages:
         prepare: Callable[[], Callable[[EvaluationCell], Record]] = lambda: self.worker.run  # noqa: E731
         return run_cells(
             cells,
-            prepare if self.workers == 1 else RebuildWorker(self.plan),
+            prepare if self.workers == 1 else RebuildWorker(self.plan, self.folder_of_workers),
             results=self.results,
             describe=describe_cell,
             failed=failed_evaluation,

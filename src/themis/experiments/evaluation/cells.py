@@ -53,6 +53,8 @@ from themis.target.target import Target, as_target
 Record = dict[str, Any]
 SPLIT = [0.5, 0.2, 0.3]
 """Shares of the inputs that are searched, trained on, and judged on."""
+TRAININGS = "trainings"
+"""The folder of the trainings of unfinished cells."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux tells machines apart."""
 RETRAINED = {PRESET: "paper", "scheduled": THEMIS}
@@ -74,8 +76,9 @@ class ModelAtWork:
 class CellWorker:
     """Runs cells of all kinds; the last model is kept, with its fitted criteria."""
 
-    def __init__(self, plan: EvaluationPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: EvaluationPlan, folder: Path | None = None) -> None:
+        """folder: that of the evaluation, in which a cell of several trainings keeps each of them; None keeps none."""
+        self.plan, self.folder = plan, folder
         self._loaded: dict[tuple[Any, ...], ModelAtWork] = {}
 
     def run(self, cell: EvaluationCell) -> Record:
@@ -193,7 +196,10 @@ class CellWorker:
     def _retrain(
         self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
     ) -> Record:
-        """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe."""
+        """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe.
+
+        Finished trainings are kept, so that an interrupted cell resumes with the next one.
+        """
         search = run_to_the_end(
             loaded.target,
             loaded.seeds,
@@ -208,6 +214,7 @@ class CellWorker:
             list(dict.fromkeys(names)),
             target=loaded.target,
             data=loaded.seeds,
+            out=None if self.folder is None else self.folder / TRAININGS / Path(cell.file).with_suffix(""),
             passes=options.passes_to_retrain,
             random_seeds=options.retrain_seeds,
             epochs=options.epochs,
@@ -324,6 +331,7 @@ class RebuildWorker:
     """Makes a `CellWorker` again in another process."""
 
     plan: EvaluationPlan
+    folder: Path | None = None
 
     def __call__(self) -> Callable[[EvaluationCell], Record]:
-        return CellWorker(self.plan).run
+        return CellWorker(self.plan, self.folder).run

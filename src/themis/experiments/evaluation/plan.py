@@ -155,6 +155,8 @@ class EvaluationPlan:
     """Options that differ, by the name of a perturbation, of a model, or of both with a space between them."""
     resamples: int = 1000
     random_seed: int = 0
+    _checked: dict[tuple[str, str], PairOptions] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The options of pairs that have been checked."""
 
     def __post_init__(self) -> None:
         if not self.models or not self.perturbations:
@@ -233,10 +235,12 @@ class EvaluationPlan:
 
     def pair(self, model: str, perturbation: str) -> PairOptions:
         """The options of one model under one perturbation; those for both go before those for one of them."""
-        options = dict(self.options)
-        for name in (perturbation, model, f"{model} {perturbation}"):
-            options |= self.exceptions.get(name, {})
-        return PairOptions(**options)
+        if (model, perturbation) not in self._checked:
+            options = dict(self.options)
+            for name in (perturbation, model, f"{model} {perturbation}"):
+                options |= self.exceptions.get(name, {})
+            self._checked[model, perturbation] = PairOptions(**options)
+        return self._checked[model, perturbation]
 
     def cell(self, kind: str, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
         """A cell, which knows all that decides its result but its magnitude: with other options it is another cell."""
