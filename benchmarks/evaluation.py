@@ -1,10 +1,11 @@
 """The measured part of docs/evaluation.md, and docs/evaluation-cells.md, made from benchmarks/results/evaluation.json.
 
-    python benchmarks/evaluation.py [FOLDER] [--truth FOLDER]
+    python benchmarks/evaluation.py [FOLDER] [--merge FOLDER ...] [--truth FOLDER]
     python benchmarks/evaluation.py --sample DATA
 
-FOLDER is that of a finished `themis evaluate`; its results and figures replace the stored ones first. Known faults come
-from an evaluation of their own, with benchmarks/truth.yaml: --truth replaces those. --sample writes the folder
+FOLDER is that of a finished `themis evaluate`; its results and figures replace the stored ones first. --merge takes
+folders of evaluations of some cells, and replaces only what these have finished. Known faults come from an evaluation
+of their own, with benchmarks/truth.yaml: --truth replaces those. --sample writes the folder
 evaluation_data, which both plans read: samples of the data in DATA, a folder with the layout of THEMIS_DATA, and the
 weights.
 """
@@ -17,15 +18,20 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from themis.data import Seeds
+from themis.experiments.evaluation.figures import draw_evaluation
+from themis.experiments.evaluation.merge import merge_evaluations
 from themis.experiments.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
+from themis.experiments.evaluation.plan import EvaluationPlan
 from themis.experiments.evaluation.summary import Evaluation
 from themis.zoo.splits import read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
+PLAN = ROOT / "benchmarks/evaluation.yaml"
 RESULTS, PAGE, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/evaluation.md", ROOT / "docs/images"
 COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --out runs/evaluation"
 TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
@@ -40,6 +46,18 @@ def store(folder: Path) -> None:
     for name in FIGURES:
         if (folder / f"{name}.png").is_file():
             shutil.copyfile(folder / f"{name}.png", IMAGES / f"evaluation-{name}.png")
+
+
+def merge(folder: Path) -> None:
+    """Replace what the folder of an evaluation has finished in the stored results, and draw the figures again."""
+    part, origin, stored = (
+        json.loads(path.read_text()) for path in (folder / "evaluation.json", folder / "plan.json", RESULTS)
+    )
+    evaluation = merge_evaluations(stored, part, EvaluationPlan.read(PLAN), origin["environment"])
+    RESULTS.write_text(json.dumps(evaluation.content) + "\n")
+    with TemporaryDirectory() as drawn:
+        for path in draw_evaluation(evaluation, Path(drawn)):
+            shutil.copyfile(path, IMAGES / f"evaluation-{path.name}")
 
 
 def store_truth(folder: Path) -> None:
@@ -123,6 +141,7 @@ def write_page(text: str, evaluation: Evaluation) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--merge", nargs="+", default=[], type=Path, metavar="FOLDER")
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--sample", type=Path, metavar="DATA")
     arguments = parser.parse_args()
@@ -131,6 +150,8 @@ def main() -> None:
         return
     if arguments.folder is not None:
         store(arguments.folder)
+    for folder in arguments.merge:
+        merge(folder)
     if arguments.truth is not None:
         store_truth(arguments.truth)
     evaluation = Evaluation(json.loads(RESULTS.read_text()))

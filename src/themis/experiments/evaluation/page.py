@@ -76,6 +76,7 @@ def opening(evaluation: Evaluation) -> list[str]:
     by = f", `{content['command']}`" if "command" in content else ""
     lines = [f"Themis {content['version']}{by}: {pairs if n_models else 'nothing has been measured'}."]
     lines += [_count_campaigns(content["pairs"])] if n_run else []
+    lines += [_describe_origin(origin) for origin in content.get("merged", [])]
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
@@ -90,6 +91,17 @@ def _count_campaigns(pairs: list[Record]) -> str:
     (most, n_pairs), *others = sorted(counts.items(), reverse=True)
     first = f"{counted(most, 'campaign')} per magnitude in {counted(n_pairs, 'pair')}"
     return f"Every technique had {', '.join([first, *(f'{n} in {own}' for n, own in others)])}."
+
+
+def _describe_origin(origin: Record) -> str:
+    """What was measured apart from the rest, and with what."""
+    by_kind: dict[str, list[str]] = {}
+    for cell in origin["cells"]:
+        by_kind.setdefault(cell["kind"], []).append(name_pair(cell))
+    devices = {"GPU" if str(cell["device"]).startswith("cuda") else "CPU" for cell in origin["cells"]}
+    versions = f"Python {origin['environment']['python']} and torch {origin['environment']['torch']}"
+    parts = [f"{QUESTIONS.get(kind, 'Faults').lower()} of {', '.join(pairs)}" for kind, pairs in by_kind.items()]
+    return f"Measured apart from the rest, on a {' and a '.join(sorted(devices))} with {versions}: {'; '.join(parts)}."
 
 
 def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
