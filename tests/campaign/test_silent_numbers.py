@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import themis
-from themis import BlackBox, DataError, ModelError, Target
+from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta
 from themis.compute.native import CompiledFold, library
 from themis.measure.distance import l2, ssim
 
@@ -163,3 +163,14 @@ def test_inputs_outside_the_bounds_by_rounding_are_clamped(net, inputs):
     rounded[1, 0, 0, 0] = -5e-6
     with pytest.raises(DataError, match="inputs must lie in bounds"):
         themis.run(net, rounded, "gaussian", **OPTIONS)
+
+
+def test_inputs_that_are_not_finite_are_an_error_of_the_perturbation_and_no_faults(net, inputs):
+    def spoil(inputs, theta, rng, context):
+        return torch.where(theta[:, :, None, None] > 0.9, torch.nan, inputs)
+
+    mine = Perturbation("mine", (Theta("by", 0, 1),), spoil, is_random=False)
+    with pytest.raises(
+        ModelError, match=r"'mine' must return finite inputs, but it returned a NaN: correct its function"
+    ):
+        themis.run(net, inputs, mine, max_tests=640)

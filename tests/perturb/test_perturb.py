@@ -84,6 +84,10 @@ def fails(inputs, theta, rng, context):
     return inputs @ torch.zeros(3)
 
 
+def as_bytes(inputs, theta, rng, context):
+    return (255 * inputs).byte()
+
+
 def forgets(inputs, theta, rng, context):
     inputs.sum()
 
@@ -96,6 +100,10 @@ def forgets(inputs, theta, rng, context):
             r"'mine' raised RuntimeError on inputs \[6, 1, 28, 28\] with theta \[6, 1\]: .*; correct its function",
         ),
         (forgets, "'mine' must return a tensor, got NoneType: return the disturbed inputs"),
+        (
+            as_bytes,
+            r"'mine' must return floating-point numbers, got torch\.uint8: return the disturbed inputs in the unit",
+        ),
     ],
 )
 def test_an_error_in_a_perturbation_of_the_user_is_named_as_one(function, message):

@@ -847,6 +847,11 @@ class Calculator:
             "ssim": ssim(inputs, disturbed, self.target.bounds),
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+        if np.isnan(arrays["distance"]).any():  # seeds are finite, so disturbed inputs are not
+            raise ModelError(
+                f"perturbation {self.perturbation.name!r} must return finite inputs, but it returned a NaN: correct "
+                f"its function {self.perturbation.code}"
+            )
         # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
         shares = signature(by_layer).cpu().numpy()
         arrays["signature"] = np.rint(shares * np.float32(1e4)) / np.float32(1e4)

@@ -331,6 +331,11 @@ def _applied(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng
             f"perturbation {perturbation.name!r} must return a tensor, got {type(disturbed).__name__}: return the "
             "disturbed inputs"
         )
+    if not disturbed.is_floating_point():
+        raise ModelError(
+            f"perturbation {perturbation.name!r} must return floating-point numbers, got {disturbed.dtype}: return the "
+            "disturbed inputs in the unit of the inputs"
+        )
     return disturbed
 
 
