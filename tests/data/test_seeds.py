@@ -98,6 +98,26 @@ def test_labels_may_be_numbers_of_any_shape(shape):
         assert torch.equal(read_seeds(data).labels, labels)
 
 
+@pytest.mark.parametrize("labels", [LABELS[:, None], LABELS[:, None].numpy()], ids=["tensor", "array"])
+def test_a_column_of_labels_is_one_label_per_seed(labels):
+    for data in ((INPUTS, labels), Items(*zip(INPUTS, labels, strict=True))):
+        assert torch.equal(read_seeds(data).labels, LABELS)
+
+
+def test_inputs_with_a_gradient_or_sparse_ones_are_read_as_plain_numbers():
+    for inputs in (INPUTS.clone().requires_grad_(), INPUTS.to_sparse()):
+        read = read_seeds((inputs, LABELS)).inputs
+        assert torch.equal(read, INPUTS)
+        assert not read.requires_grad
+
+
+def test_items_that_are_refused_have_a_remedy():
+    with pytest.raises(DataError, match="return a pair of its entries instead of 'pixels', 'kind' in a dict"):
+        read_seeds(Items({"pixels": INPUTS[0], "kind": 3}))
+    with pytest.raises(DataError, match="return the index of the class instead of its name"):
+        read_seeds(Items((INPUTS[0], "cat")))
+
+
 @pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), ()], ids=["dict", "text", "empty"])
 def test_items_that_are_not_an_input_and_a_label_are_refused(item):
     with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):

@@ -98,6 +98,15 @@ def test_auto_infers_the_task_from_outputs_and_labels(name):
     assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
 
 
+def test_auto_refuses_class_numbers_instead_of_scores():
+    numbers = torch.tensor([3.0, 0.0, 7.0])
+    with pytest.raises(ModelError, match=r"one whole number per input.*return the scores of all classes, or name"):
+        choose_oracle("auto").settle(numbers, torch.tensor([3, 1, 7]))
+    assert choose_oracle("auto").settle(numbers, torch.rand(3)).spec().startswith("regression")
+    oracle = choose_oracle("off:0.5").settle(numbers, torch.tensor([3, 1, 7]))
+    assert oracle.check(numbers, torch.tensor([3, 1, 7])).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 4, 2), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
 def test_auto_refuses_outputs_of_unknown_shape(shape):
     with pytest.raises(ModelError, match=r"for the task to be known, .* or your own comparison"):

@@ -107,3 +107,10 @@ def test_outputs_and_labels_of_another_shape_are_refused():
         oracle.check(torch.rand(3, 4), torch.tensor([0, 1, 2]))
     with pytest.raises(DataError, match="with values 0 to 2"):
         oracle.check(torch.rand(3, 4), torch.tensor([[0, 1, 2, 0]] * 3))
+
+
+def test_a_single_label_may_be_flat():
+    outputs, oracle = torch.tensor([[0.9], [0.2], [0.7]]), Multilabel(0.5)
+    for labels in (torch.tensor([1, 0, 0]), torch.tensor([[1], [0], [0]])):
+        assert oracle.check(outputs, labels).tolist() == [True, True, False]
+        assert oracle.grade(outputs, labels) == {"accuracy": pytest.approx(2 / 3)}

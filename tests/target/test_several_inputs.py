@@ -165,3 +165,17 @@ def test_lists_of_numbers_are_one_input_still():
 
     seeds = read_seeds(Numbers())
     assert (seeds.shape, seeds.others) == ((4, 2), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_inputs_get_the_type_of_the_model(dtype):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.scale = nn.Linear(36, 8), nn.Linear(1, 8)
+
+        def forward(self, picture, scale):
+            return torch.relu(self.body(picture.flatten(1)) + self.scale(scale))
+
+    scale = np.ones((40, 1))  # float64, as NumPy makes them
+    assert run(Scaled().to(dtype), {"picture": PICTURES.numpy(), "scale": scale}).start.n_usable == 40

@@ -283,7 +283,7 @@ def _tensor(values: Any, subject: str) -> Tensor:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             # Torch supports neither the other byte order nor read-only arrays.
             values = np.require(values, values.dtype.newbyteorder("="), ["C", "W"])
-        tensor = torch.as_tensor(values)
+        tensor = torch.as_tensor(values).detach().to_dense()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{subject} must be numbers, got {type(values).__name__}: {error}") from error
     if tensor.is_complex():
@@ -385,7 +385,7 @@ class _Items:
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise DataError(
                 f"a Dataset must give (input tensor, class number) or (input tensor, label tensor), got "
-                f"{_describe(item)} ({error}): convert them in the data set, for instance with ToTensor()"
+                f"{_describe(item)} ({error}): {_remedy(item)}"
             ) from error
         return inputs
 
@@ -428,6 +428,14 @@ def _dataset_of(data: Any) -> Any:
     return data.dataset
 
 
+def _remedy(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return f"return a pair of its entries instead of {', '.join(map(repr, item))} in a dict"
+    if isinstance(item, tuple | list) and len(item) > 1 and isinstance(item[1], str):
+        return "return the index of the class instead of its name"
+    return "convert them in the data set, for instance with ToTensor()"
+
+
 def _describe(item: Any) -> str:
     if isinstance(item, tuple | list):
         return f"({', '.join(type(part).__name__ for part in item)})"
@@ -435,7 +443,8 @@ def _describe(item: Any) -> str:
 
 
 def _label_tensor(labels: Tensor) -> Tensor:
-    """Whole numbers as int64, others as float32."""
+    """Whole numbers as int64, others as float32; a column `[seeds, 1]` as `[seeds]`."""
+    labels = labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return labels.float() if labels.is_floating_point() else labels.long()
 
 
@@ -449,8 +458,8 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
         has_rows = isinstance(labels, list | tuple) or (isinstance(labels, np.ndarray) and labels.ndim > 0)
         if has_rows and len(labels) and isinstance(labels[0], str):
             raise DataError(
-                f"labels must be numbers, got text such as {labels[0]!r}: give each seed the index of its class, and "
-                "name the classes with classes=[...] or --classes"
+                f"labels must be numbers, got text such as {str(labels[0])!r}: give each seed the index of its class, "
+                "and name the classes with classes=[...] or --classes"
             )
         labels = _label_tensor(_tensor(labels, "labels"))
         if labels.ndim == 0 or len(labels) != len(inputs):

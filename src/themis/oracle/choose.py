@@ -55,7 +55,19 @@ class Auto(Oracle):
 def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
     shape = clean_outputs.shape
     if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
-        return Threshold() if labels is not None and are_bits(labels) else Regression()
+        if labels is not None and are_bits(labels):
+            return Threshold()
+        if (
+            labels is not None
+            and not labels.is_floating_point()
+            and bool((clean_outputs == clean_outputs.round()).all())
+        ):
+            raise ModelError(
+                "the task must be known, but outputs and labels are one whole number per input, which may be class "
+                "numbers: return the scores of all classes, or name the task with oracle=...: 'off:0.5' if any answer "
+                "but the label is a fault, or 'regression'"
+            )
+        return Regression()
     if len(shape) == 2:
         if labels is None:
             return Changed()

@@ -74,10 +74,15 @@ class Regression(Oracle):
                 "oracle 'off' needs labels, got none: pass (inputs, labels), or compare with the clean answers with "
                 "oracle='regression'"
             )
-        if labels is not None and (labels.numel() != len(answers) or not bool(labels.double().isfinite().all())):
+        if labels is not None and labels.numel() != len(answers):
             raise DataError(
-                f"labels must be one finite number per seed: {len(answers)} inputs, got shape {list(labels.shape)}: "
-                "check the label column, or leave the labels out"
+                f"labels must be one number per seed: {len(answers)} inputs, got shape {list(labels.shape)}: check the "
+                "label column, or leave the labels out"
+            )
+        if labels is not None and (n_bad := int((~labels.double().isfinite()).sum())):
+            raise DataError(
+                f"labels must be finite, but {n_bad} of {len(answers)} are NaN or infinite: drop these seeds, or leave "
+                "the labels out"
             )
         if self.compared_with == "clean":
             return torch.ones_like(answers, dtype=torch.bool)

@@ -118,7 +118,9 @@ class Multilabel(_Thresholded):
                 f"oracle 'multilabel' needs scores [inputs, labels], got {list(clean_outputs.shape)}: pass output=... "
                 "to Target to pick the scores from the model's result, or name another task with oracle=..."
             )
-        if labels is not None and (labels.shape != clean_outputs.shape or not are_bits(labels)):
+        if labels is not None and (
+            _by_score(labels, clean_outputs).shape != clean_outputs.shape or not are_bits(labels)
+        ):
             raise DataError(
                 f"labels must be 0 or 1 for each of the {clean_outputs.shape[1]} scores, {list(clean_outputs.shape)}, "
                 f"got {_describe_labels(labels)}: correct them, or leave them out to compare with the clean answer"
@@ -129,7 +131,9 @@ class Multilabel(_Thresholded):
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return 0 or 1 for each label, and -1 for a label that the clean answer has wrong."""
         decision = (clean_outputs >= self._level()).long()
-        return decision if labels is None else torch.where(decision == labels, decision, NOT_JUDGED)
+        if labels is None:
+            return decision
+        return torch.where(decision == _by_score(labels, clean_outputs), decision, NOT_JUDGED)
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         reference, level = self.reference(clean_outputs, labels), self._level()
@@ -146,7 +150,13 @@ class Multilabel(_Thresholded):
         return torch.where(reference == NOT_JUDGED, 0.0, loss).mean(1)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        return {"accuracy": float((self.reference(clean_outputs, None) == labels).double().mean())}
+        is_correct = self.reference(clean_outputs, None) == _by_score(labels, clean_outputs)
+        return {"accuracy": float(is_correct.double().mean())}
+
+
+def _by_score(labels: Tensor, outputs: Tensor) -> Tensor:
+    """Labels in the shape of `outputs [inputs, labels]`; those of a single label may be `[inputs]`."""
+    return labels[:, None] if labels.ndim == 1 and outputs.shape[1:] == (1,) else labels
 
 
 def are_bits(labels: Tensor) -> bool:

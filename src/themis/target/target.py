@@ -311,10 +311,12 @@ class Target:
         return self._with_others(as_expected(prepared.to(self.dtype), self.channels))
 
     def _with_others(self, prepared: Tensor) -> Any:
-        """The prepared inputs, with the other inputs of their examples if there are any."""
+        """The prepared inputs, with the other inputs of their examples, in the model's type, if there are any."""
         if self.beside.others is None:
             return prepared
-        return self.beside.arguments(prepared, self.beside.rows(len(prepared)), self.module)
+        rows = self.beside.rows(len(prepared))
+        others = {key: row.to(self.dtype) if row.is_floating_point() else row for key, row in rows.items()}
+        return self.beside.arguments(prepared, others, self.module)
 
     @cached_property
     def beside(self) -> Beside:
