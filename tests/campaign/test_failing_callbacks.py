@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import themis
-from themis import Callback, Target
+from themis import Callback, Target, UsageError
 from themis.runs.store import Reader
 
 pytestmark = pytest.mark.xdist_group("failing_callbacks")
@@ -153,3 +153,16 @@ def test_an_exit_ends_the_process_and_the_run_can_be_resumed(undisturbed, tmp_pa
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     run = themis.resume(out, Target(net), torch.rand(50, 8))
     assert [each.id for each in run.faults] == [each.id for each in undisturbed.faults]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([print], "an object with methods such as on_round, got print: pass an instance"),
+        ([Callback], "an object with methods such as on_round, got Callback: pass an instance"),
+        (Callback(), r"callbacks must be a list of callbacks, got Callback: write \[callback\]"),
+    ],
+)
+def test_what_can_never_be_called_is_refused_before_anything_runs(callbacks, message):
+    with pytest.raises(UsageError, match=message):
+        campaign(callbacks=callbacks)

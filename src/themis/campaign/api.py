@@ -88,6 +88,7 @@ def run(
             results.
     """
     refuse_target_options(options)
+    listeners = Callbacks(callbacks)
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
     policy = _with_rivals(choose_policy(settings.policy), rivals)
@@ -119,7 +120,7 @@ def run(
         if class_names is not None:
             check_classes(setup.calculator)
         state = State.initial(setup, clock)
-        return run_campaign(setup, state, Recorder(no_faults(setup), Callbacks(callbacks), store))
+        return run_campaign(setup, state, Recorder(no_faults(setup), listeners, store))
 
 
 def resume(

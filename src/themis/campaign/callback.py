@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from themis.errors import UsageError
 from themis.text import print_text
 
 if TYPE_CHECKING:
     from themis.runs.faults import Fault
     from themis.runs.run import Round, Run, Start
 
+EVENTS = ("on_start", "on_round", "on_fault", "on_end", "on_error")
 LAST = ("on_end", "on_error")
 """Events after which there is nothing left to stop: Ctrl-C in one of them ends the callback, not the campaign."""
 
@@ -45,7 +47,16 @@ class Callbacks:
     """Calls each callback in turn, and drops one that raises. A callback need not define every event."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise UsageError(f"callbacks must be a list of callbacks, got {type(callbacks).__name__}: write [callback]")
         self._callbacks = list(callbacks)
+        for callback in self._callbacks:
+            if isinstance(callback, type) or not any(hasattr(callback, event) for event in EVENTS):
+                name = getattr(callback, "__name__", type(callback).__name__)
+                raise UsageError(
+                    f"a callback must be an object with methods such as on_round, got {name}: pass an instance of a "
+                    "subclass of themis.Callback"
+                )
         self.is_stopping = False  # the user has stopped the campaign; remaining events are still delivered
 
     def wants(self, event: str) -> bool:
