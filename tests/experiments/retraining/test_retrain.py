@@ -14,8 +14,10 @@ from themis.data.hashes import seed_hashes
 from themis.experiments.retraining import readings
 from themis.experiments.retraining import tune as tuning
 from themis.experiments.retraining.api import retrain
-from themis.experiments.retraining.table import frontier_note, markdown, verdict
+from themis.experiments.retraining.changes import Shift
+from themis.experiments.retraining.table import change_words, frontier_note, markdown, verdict
 from themis.experiments.runner import ExperimentFolder, Listener
+from themis.judge.estimate import Estimate
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
@@ -262,6 +264,28 @@ def test_a_clean_score_that_falls_comes_first(done):
     said, has_failed = verdict((replace(outcome, after=(outcome.before,)),), 0.0)
     assert not has_failed
     assert "the disturbed score is unchanged" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (0.9371, 0.9412, "by 0.4 points, from 93.7% to 94.1% (95%: -0.1 to +0.9 points)"),
+        (
+            0.9714,
+            0.9706,
+            "by 0.08 points, from 97.14% to 97.06% (95%: -0.10 to +0.90 points)",
+        ),  # 0.1, from 97.1 to 97.1
+        (
+            0.9374,
+            0.9406,
+            "by 0.32 points, from 93.74% to 94.06% (95%: -0.10 to +0.90 points)",
+        ),  # 0.3, from 93.7 to 94.1
+        (0.5, 0.51, "by 1.0 point, from 50.0% to 51.0% (95%: -0.1 to +0.9 points)"),
+    ],
+)
+def test_a_difference_agrees_with_its_ends_as_they_are_printed(before, after, words):
+    shift = Shift(before, after, after, after, None, None, Estimate(0.004, -0.001, 0.009))
+    assert change_words(shift) == words
 
 
 def test_other_data_may_judge_a_run_that_was_not_split(small):

@@ -35,15 +35,12 @@ def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int
     sentences = []
     if own_has_fallen and not has_fallen:
         sentences.append(
-            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL by {points(-own.difference)}, from {percent(own.before)} to "
-            f"{percent(own.after)}{_between(own.combined)}, more than the tolerance of {points(tolerance, 2)}, "
-            f"although it did not on average over random seeds: {remedy}."
+            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL {change_words(own)}, more than the tolerance of "
+            f"{points(tolerance, 2)}, although it did not on average over random seeds: {remedy}."
         )
     if has_fallen:
         sentences.append(
-            f"THE CLEAN SCORE FELL by {points(-clean.difference)}, from {percent(clean.before)} to "
-            f"{percent(clean.after)}{_between(clean.combined)}, more than the tolerance of {points(tolerance, 2)}: "
-            f"{remedy}."
+            f"THE CLEAN SCORE FELL {change_words(clean)}, more than the tolerance of {points(tolerance, 2)}: {remedy}."
         )
     for outcome in outcomes:
         sentences.append(_gain(outcome))
@@ -79,10 +76,21 @@ def _gain(outcome: RetrainingOutcome) -> str:
     verb = "rose" if shift.difference > 0 else "fell"
     over = shift.combined
     doubt = "" if over is not None and (over.low > 0 or over.high < 0) else ", which may be due to chance"
-    return (
-        f"{outcome.name}: the disturbed score {verb} by {points(abs(shift.difference))}, from {percent(shift.before)} "
-        f"to {percent(shift.after)}{_between(over)}{doubt}."
-    )
+    return f"{outcome.name}: the disturbed score {verb} {change_words(shift)}{doubt}."
+
+
+def change_words(shift: Shift) -> str:
+    """By how much a score changed, with as many digits as it takes for the ends and their difference to agree."""
+
+    def agrees(digits: int) -> bool:
+        before, after, difference = (
+            round(100 * share, digits) for share in (shift.before, shift.after, shift.difference)
+        )
+        return before != after and round(after - before, digits) == difference
+
+    digits = next(filter(agrees, (1, 2)), 3)
+    before, after = percent(shift.before, digits), percent(shift.after, digits)
+    return f"by {points(abs(shift.difference), digits)}, from {before} to {after}{_between(shift.combined, digits)}"
 
 
 def tables(result: Retrained) -> list[Table]:
@@ -282,8 +290,8 @@ def _sources(n_runs: int) -> str:
     return "judge seeds alone, because one training does not show how much trainings vary"
 
 
-def _between(estimate: Estimate | None) -> str:
+def _between(estimate: Estimate | None, digits: int = 1) -> str:
     if estimate is None:
         return ""
-    low, high = (format_number(100 * end, 1, signed=True) for end in (estimate.low, estimate.high))
+    low, high = (format_number(100 * end, digits, signed=True) for end in (estimate.low, estimate.high))
     return f" (95%: {low} to {high} points)"
