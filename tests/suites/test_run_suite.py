@@ -1,6 +1,7 @@
 """A suite: its members are ordinary runs, the clean inputs are run once, and it resumes as if never stopped."""
 
 import json
+import re
 import warnings
 from contextlib import closing
 
@@ -15,6 +16,7 @@ from themis.perturb import disturb
 from themis.suites.budget import MemberProgress, fixed_steps, next_step
 from themis.suites.definition import read_suite
 from themis.suites.folder import SuiteFolder
+from themis.suites.result import slice_sentences
 
 pytestmark = pytest.mark.xdist_group("suites")
 
@@ -142,6 +144,8 @@ def test_slices_count_every_graded_or_uniform_test(suite):
     worst = suite.slices()[0]
     assert worst.rate.low <= worst.rate.value <= worst.rate.high
     assert worst.tests >= 20
+    worst_slice = r"Worst slice: \w+ .+ under \S+, \S+% answered wrongly \(95%: .*\), against .* overall\."
+    assert all(re.fullmatch(worst_slice, sentence) for sentence in slice_sentences(suite))
 
 
 @pytest.mark.parametrize("n_rounds", [2, 4])

@@ -117,7 +117,8 @@ def test_check_describes_the_model_and_how_to_start(here, capsys):
     assert main(["check", "--model", "mine:net", "--data", "mine:data", "--magnitude", "0.3"]) == 0
     said = capsys.readouterr().out
     assert "19 in 2 layers" in said
-    assert "30 of shape 1x8x8" in said
+    assert "30 of shape 1x8x8, " in said
+    assert ", within the bounds 0,1" in said
     assert "tests per second" in said
     assert "Start the campaign: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
 
@@ -128,6 +129,14 @@ def test_check_of_a_model_at_chance_asks_to_fix_it_first(tmp_path, monkeypatch, 
     assert main(["check", "--model", "mine:net", "--data", "mine:shifted"]) == 3
     said = capsys.readouterr().out
     assert "Once this is fixed, start the campaign: themis run --model mine:net --data mine:shifted" in said
+
+
+def test_check_says_that_inputs_are_outside_the_bounds(tmp_path, monkeypatch, capsys):
+    go_to(tmp_path, monkeypatch, f"{TROUBLED}\ndef bytes_(): return 255 * data()\n")
+    assert main(["check", "--model", "mine:net", "--data", "mine:bytes_"]) == 3
+    said = capsys.readouterr().out
+    assert ", outside the bounds 0,1" in said
+    assert "! inputs must lie in bounds (0, 1)" in said
 
 
 def test_check_prints_json(here, capsys):

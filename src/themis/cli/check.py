@@ -73,16 +73,20 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 def describe(check: Check, settings: Settings) -> list[str]:
     """The result as lines of text."""
+    from themis.measure.inputs import ROUNDING
     from themis.runs.run import counted, percent
 
     n = check.n_classes
     shape = "x".join(map(str, check.input_shape))
+    low, high = check.bounds
+    slack = ROUNDING * (high - low)
+    place = "within" if low - slack <= check.least and check.most <= high + slack else "outside"
     value_range = f"{check.least:.4g} to {check.most:.4g}"
     rows = [
         ("model", f"{check.model}, {_size(check)}, {check.dtype} on {check.device}"),
         (
             "inputs",
-            f"{check.n_seeds:,} of shape {shape}, {value_range} within bounds {format_value(check.bounds)}",
+            f"{check.n_seeds:,} of shape {shape}, {value_range}, {place} the bounds {format_value(check.bounds)}",
         ),
         ("outputs", _outputs(check)),
         ("labels", _labels(check) if n is None else counted(n, "different value")),

@@ -90,6 +90,8 @@ def _choose(arguments: Namespace) -> list[Perturbation]:
 
 
 def _format_list(perturbations: list[Perturbation]) -> str:
+    from themis.runs.run import counted
+
     lines: list[str] = []
     family = ""
     width = max((len(perturbation.name) for perturbation in perturbations), default=0)
@@ -97,8 +99,8 @@ def _format_list(perturbations: list[Perturbation]) -> str:
         if perturbation.family != family:
             family = perturbation.family
             lines += ["", family] if lines else [family]
-        cost = f" {_count(perturbation.passes, 'pass', 'passes')} per test." if perturbation.passes else ""
-        channels = f" Needs {_count(perturbation.channels, 'channel')}." if perturbation.channels else ""
+        cost = f" {counted(perturbation.passes, 'pass', 'passes')} per test." if perturbation.passes else ""
+        channels = f" Needs {counted(perturbation.channels, 'channel')}." if perturbation.channels else ""
         about = wrap(perturbation.about + channels + cost, 96 - width)
         names = [perturbation.name] + [""] * (len(about) - 1)
         lines += [f"  {name:<{width}}  {text}" for name, text in zip(names, about, strict=True)]
@@ -109,10 +111,6 @@ def _format_list(perturbations: list[Perturbation]) -> str:
 def _format_range(theta: Theta) -> str:
     unit = f" ({theta.unit})" if theta.unit else ""
     return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
-
-
-def _count(number: int, singular: str, plural: str | None = None) -> str:
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _as_object(perturbation: Perturbation) -> dict[str, Any]:
@@ -128,6 +126,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
 
     from themis.measure.inputs import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
+    from themis.runs.run import counted
     from themis.runs.store.ownership import fresh_file
     from themis.target.target import check_options
 
@@ -151,7 +150,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
     with fresh_file(path, replaces=arguments.force) as part, part.open("wb") as file:
         options: dict[str, Any] = {"noise_seed": arguments.random_seed, "format": path.suffix[1:].lower()}
         draw_sheet(picture, drawn, file, bounds=(bounds[0], bounds[1]), **options)
-    print_text(f"Drew {_count(len(drawn), 'perturbation')} in {path}")
+    print_text(f"Drew {counted(len(drawn), 'perturbation')} in {path}")
     if skipped:
         print_text(f"Not drawn, because they need a model or other inputs: {', '.join(skipped)}")
 

@@ -28,7 +28,7 @@ class ShowProgress(Callback):
     def on_start(self, start: Start) -> None:
         self.console.print(printable(opening(start)), highlight=False, soft_wrap=True, markup=False)
         self._is_share = start.criterion is None or bool(start.criterion["is_share"])
-        self._covers_neurons = start.covers_neurons
+        self._covers_neurons, self._max_tests = start.covers_neurons, start.settings.max_tests
         total = (start.settings.coverage or 1.0) if start.covers_neurons else start.settings.max_tests
         if self.console.is_terminal:
             is_wide = self.console.width >= 110
@@ -44,7 +44,9 @@ class ShowProgress(Callback):
             self._live.start()
 
     def on_round(self, round: Round) -> None:
-        line = printable(round_line(round, is_share=self._is_share, covers_neurons=self._covers_neurons))
+        covers_neurons, max_tests = self._covers_neurons, self._max_tests
+        text = round_line(round, is_share=self._is_share, covers_neurons=covers_neurons, max_tests=max_tests)
+        line = printable(text)
         if self._live is not None:
             completed = round.coverage.sampled if self._covers_neurons else round.tests
             self._live.update(self._task, completed=completed, line=line)

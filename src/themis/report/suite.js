@@ -86,7 +86,7 @@ function drawSlices(view) {
   const rows = view.slices.map((s) => [`${s.column} ${s.value}`, title(s.member), percent(s.rate.value), range(s.rate), percent(s.overall), whole(s.tests)]);
   show('slices', 'Worst slices', rows.length
     ? scrolling('Worst slices', table('Slices that fail most clearly more often than all seeds under the same perturbation.',
-      ['slice', 'perturbation', 'fault rate', '95% interval', 'all seeds', 'tests'], rows))
+      ['slice', 'perturbation', 'answered wrongly', '95% interval', 'all seeds', 'tests'], rows))
     : note('No slice fails clearly more often than the seeds as a whole.'));
 }
 

@@ -337,8 +337,8 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
 def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
     """The worst slices, one sentence each."""
     return [
-        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} "
-        f"({percent(row.rate.low)} to {percent(row.rate.high)}) against {percent(row.overall)} overall."
+        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} answered wrongly "
+        f"(95%: {percent(row.rate.low)} to {percent(row.rate.high)}), against {percent(row.overall)} overall."
         for row in suite.worst_slices(n)
     ]
 

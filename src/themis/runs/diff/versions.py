@@ -103,11 +103,13 @@ def _notes_of_seeds(benches: Benches, shared: SharedSeeds, n_only_first: int, n_
 
 def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
     counts = {
-        "not reproduced on the model of that run": len(replayed.lost),
+        "not reproduced by the model of that run": len(replayed.lost),
         "outside of what was compared": len(replayed.apart),
         "not replayed, because there are too many": replayed.left_out,
     }
-    return [f"{counted(n, 'fault')} of {name} {reason}" for reason, n in counts.items() if n]
+    return [
+        f"{counted(n, 'fault')} of {name} {'was' if n == 1 else 'were'} {reason}" for reason, n in counts.items() if n
+    ]
 
 
 def _check_oracles(first: Side, second: Side, benches: Benches) -> None:

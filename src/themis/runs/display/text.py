@@ -157,10 +157,17 @@ def _oracle(start: Start) -> str:
     return f"{start.oracle.partition(':')[0]}, chosen from the outputs and labels"
 
 
-def round_line(round: Round, *, is_share: bool = True, covers_neurons: bool = True) -> str:
-    """The progress after a round; `is_share` tells whether the score of the criterion is a share."""
+def round_line(
+    round: Round, *, is_share: bool = True, covers_neurons: bool = True, max_tests: int | None = None
+) -> str:
+    """The progress after a round; `is_share` tells whether the score of the criterion is a share.
+
+    What is left to go is the forecast of the coverage goal, or what is left of the budget `max_tests` if that is less.
+    """
     forecast = round.coverage.forecast if covers_neurons else None
     more = "" if not forecast or forecast >= UNREACHABLE else f", {about(forecast)} to go"
+    if forecast and max_tests is not None and forecast > (left := max_tests - round.tests):
+        more = f", {left:,} to go" if left > 0 else ""
     score = round.criterion_score
     reachable = round.reachable_faults
     reach = f" of about {reachable.value:,.0f}" if reachable is not None and round.distinct_faults else ""
