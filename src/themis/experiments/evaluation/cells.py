@@ -54,7 +54,7 @@ Record = dict[str, Any]
 SPLIT = [0.5, 0.2, 0.3]
 """Shares of the inputs that are searched, trained on, and judged on."""
 TRAININGS = "trainings"
-"""The folder of the trainings of unfinished cells."""
+"""The folder in which cells keep their trainings."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux tells machines apart."""
 RETRAINED = {PRESET: "paper", "scheduled": THEMIS}
