@@ -53,6 +53,7 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.experiments.retraining.rounds import join_material
 from themis.experiments.retraining.tune import Tuned, interpolate, tune
 from themis.perturb import Context, Perturbation, Theta
+from themis.perturb.attack import STEPS, in_steps
 from themis.runs.parts import Parts
 from themis.target.ledger import Ledger
 from themis.target.target import Target
@@ -60,13 +61,14 @@ from themis.target.target import Target
 BASELINES = ("nc", "kmnc", "idc", "lsa")
 RIVALS = ("random", "augmix", "pgd", *BASELINES)
 OWN = "themis"
-PLAIN = {"steer": 0.0, "distill": 0.0}
+PLAIN = {"steer": 0.0, "distill": 0.0, "attack_steps": STEPS}
 VARIANTS: dict[str, dict[str, Any]] = {
     OWN: {},
     "themis undistilled": {"distill": 0.0},
     "themis unsteered": {"steer": 0.0},
     "themis labels": {"distill": 0.0, "steer": 0.5},
     "themis unblended": {"blend": 0.0},
+    "themis whole attacks": {"attack_steps": STEPS},
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
     "random": PLAIN,
@@ -202,7 +204,8 @@ def run(cell: Cell) -> dict[str, Any]:
     assert not isinstance(target.oracle, str)  # it is settled
     material, spent = _material(cell, target, parts, perturbations)
     _, _, n_fresh = recipe.counts()
-    attacks = max(source.passes for source in (perturbations.values() if other is None else [other]))
+    sources = [in_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
+    attacks = max(source.passes + (source.passes > 0) for source in sources)  # one more shows what to attack
     asks_old_model = recipe.distill > 0 and can_distill(target.oracle, parts.search)
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0

@@ -10,7 +10,7 @@ from themis import Compare, Target, UsageError
 from themis.oracle import choose_oracle
 from themis.perturb import PERTURBATIONS, Context, perturb
 from themis.perturb.apgd import checkpoints
-from themis.perturb.attack import ATTACKS
+from themis.perturb.attack import ATTACKS, STEPS, in_steps
 from themis.zoo import lenet5
 
 pytestmark = pytest.mark.xdist_group("attack")
@@ -189,6 +189,35 @@ def test_pgd_and_apgd_are_stronger_than_fgsm_and_success_grows_with_the_radius(n
     assert max(success["fgsm"]) <= max(success["pgd"])
     assert (loss["pgd"] > loss["fgsm"]).float().mean() > 0.9
     assert (loss["apgd"] >= loss["pgd"] - 1e-3).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("name", ["pgd", "pgd_l2", "apgd"])
+def test_fewer_steps_take_fewer_passes_and_still_raise_the_loss(name, steps, net):
+    target, inputs, labels = net
+    context = context_of(target, inputs, "wrong", labels)
+    brief = in_steps(ATTACK[name].at(0.5), steps)
+    theta = torch.full((len(inputs), 1), 0.02 if name != "pgd_l2" else 0.4)
+    found = perturb(brief, inputs, theta, torch.arange(len(inputs)), context)
+    assert context.passes == len(inputs) * brief.passes == len(inputs) * 3 * steps
+    assert brief.theta == ATTACK[name].at(0.5).theta
+    change = (found - inputs).flatten(1)
+    length = change.norm(dim=1) if name == "pgd_l2" else change.abs().amax(1)
+    assert bool((length <= theta[:, 0] + 1e-6).all())
+    clean, mine, full = (
+        context.losses(target.forward(each)).detach()
+        for each in (inputs, found, attack(name, inputs, theta[:, 0], context))
+    )
+    assert (mine - clean).mean() > 0.5 * (full - clean).mean() > 0
+
+
+def test_only_attacks_of_more_steps_are_shortened(net):
+    for name in ("fgsm", "cw"):
+        assert in_steps(ATTACK[name], 1) is ATTACK[name]
+    assert in_steps(PERTURBATIONS["gaussian"], 1) is PERTURBATIONS["gaussian"]
+    assert in_steps(ATTACK["pgd"], STEPS) is ATTACK["pgd"]
+    once = in_steps(ATTACK["pgd"], 2)
+    assert in_steps(once, 2) is once
 
 
 def test_cw_changes_less_than_the_others_need_and_more_for_more_confidence(net):

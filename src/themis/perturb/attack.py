@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,6 +19,8 @@ from themis.perturb.perturbation import Perturbation, Theta, column
 STEPS = 10
 STEP = 0.25
 """As a share of the radius: ten steps are enough to cross the ball from one side to the other."""
+WAY, LONGEST_STEP = 1.8, 1.25
+"""What fewer steps cover together, and one step at most, as shares of the radius."""
 
 
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -35,37 +38,55 @@ def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return inputs + direction * radius
 
 
-def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
     """Projected gradient: ten steps up the loss, of the same size for every value, from a random point in a box."""
-    radius = read_radius(theta, inputs, context)
+    radius, step = read_radius(theta, inputs, context), _step(steps)
     with torch.no_grad():
         low, high = box(inputs, radius, context)
         current = random_point(inputs, radius, rng).clamp_(low, high)
-        for _ in range(STEPS):
+        for _ in range(steps):
             direction = context.loss_gradient(current).sign_()
-            current = torch.addcmul(current, direction, radius, value=STEP).clamp_(low, high)
+            current = torch.addcmul(current, direction, radius, value=step).clamp_(low, high)
     return with_slope(current, inputs, radius, direction, context)
 
 
-def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
     """Projected gradient in the Euclidean norm: ten steps up the loss, from a random point in a ball.
 
     The radius is the norm of the whole change in units of the input range, as in the literature: 0.5 on a CIFAR-10
     picture is a root mean square of 0.009.
     """
-    radius = read_radius(theta, inputs, context)
+    radius, step = read_radius(theta, inputs, context), _step(steps)
     with torch.no_grad():
         outward = unit(rng.normal(*inputs.shape[1:]).to(inputs.dtype))
         share = rng.uniform(1).to(inputs.dtype) ** (1 / math.prod(inputs.shape[1:]))  # uniform in the ball
         current = torch.addcmul(inputs, outward, radius * by_row(share, inputs)).clamp_(*context.bounds)
-        for _ in range(STEPS):
+        for _ in range(steps):
             direction = unit(context.loss_gradient(current))
-            change = torch.addcmul(current - inputs, direction, radius, value=STEP)
+            change = torch.addcmul(current - inputs, direction, radius, value=step)
             change *= (radius / norm(change).clamp_min(TINY)).clamp_max(1)
             current = change.add_(inputs).clamp_(*context.bounds)  # clipping can only bring it closer to the input
     return with_slope(current, inputs, radius, direction, context)
 
 
+def _step(steps: int) -> float:
+    """The size of each of so many steps, as a share of the radius."""
+    return min(LONGEST_STEP, max(STEP, WAY / steps))
+
+
+def in_steps(perturbation: Perturbation, steps: int) -> Perturbation:
+    """The same perturbation with projected gradients of at most so many steps; those without any are left as they are.
+
+    `apgd`, which needs many steps to adapt their size, becomes `pgd`.
+    """
+    brief = next((brief for full, brief in BRIEF if perturbation.apply is full), None)
+    if brief is None or 3 * steps >= perturbation.passes:
+        return perturbation
+    return replace(perturbation, apply=partial(brief, steps=steps), passes=3 * steps)
+
+
+BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (auto.apgd, pgd))
+"""Attacks of many steps, each with one that can do with few."""
 SHARE = "share of the input range"
 
 _attack = partial(

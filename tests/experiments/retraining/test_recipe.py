@@ -32,6 +32,7 @@ from themis.experiments.retraining.recipe import Recipe
         ({"keep_clean": 0.1}, "keep_clean must be written as tolerance"),
         ({"tolerance": 1.5}, "tolerance must lie in"),
         ({"steer": 2}, "steer must lie in"),
+        ({"attack_steps": 0}, "attack_steps must be at least 1"),
         ({"distill": -1}, "distill must lie in"),
         ({"anchor": -1}, "anchor must be 0 or more"),
         ({"blend": 0.6}, "blend must lie in"),

@@ -243,6 +243,36 @@ def test_a_training_holds_out_whole_groups_and_does_not_resume_with_others(case,
         tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
 
 
+def test_a_training_takes_few_steps_of_an_attack_and_is_judged_by_all(case, monkeypatch):
+    target, material, _ = case
+    spent = []
+    original = batches.Disturber.__call__
+
+    def disturb(self, perturbation, *given):
+        spent.append(perturbation.passes)
+        return original(self, perturbation, *given)
+
+    monkeypatch.setattr(batches.Disturber, "__call__", disturb)
+    attack = choose_perturbation("pgd", 0.1)
+    for recipe, passes in ((Recipe(epochs=1, batches=2), 6), (Recipe(epochs=1, batches=2, attack_steps=10), 30)):
+        spent.clear()
+        tune(target, material, attack, recipe, oracle=WRONG)
+        assert spent.count(passes) >= 2
+        assert set(spent) == {passes, 30}
+
+
+def test_the_steps_of_attacks_identify_a_training_that_has_one(case, tmp_path):
+    target, material, _ = case
+    recipe, other = Recipe(epochs=1, batches=2), Recipe(epochs=1, batches=2, attack_steps=1)
+    first = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path / "noise")
+    again = tune(target, material, NOISE, other, oracle=WRONG, folder=tmp_path / "noise")
+    assert first.history == again.history  # it was resumed at its end
+    attack = choose_perturbation("pgd", 0.1)
+    tune(target, material, attack, recipe, oracle=WRONG, folder=tmp_path / "attack")
+    with pytest.raises(UsageError, match="must belong to this training"):
+        tune(target, material, attack, other, oracle=WRONG, folder=tmp_path / "attack")
+
+
 def test_seeds_that_fall_together_say_less():
     before, lost = torch.ones(400).double(), torch.zeros(400).double()
     lost[:20] = 1

@@ -21,8 +21,9 @@ from themis.experiments.retraining.steps import WEIGHTS, Retraining
 from themis.experiments.retraining.table import markdown, verdict
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, Listener
 from themis.perturb import Perturbation
+from themis.perturb.attack import in_steps
 from themis.runs.environment import describe_environment
-from themis.runs.run import Run
+from themis.runs.run import Run, counted
 from themis.runs.source import Origin
 from themis.runs.trust import Trusted
 from themis.target.fingerprint import hash_seeds
@@ -117,7 +118,12 @@ def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[
 
 def _record(retraining: Retraining) -> dict[str, Any]:
     """What identifies this retraining, wherever the folders of its runs are."""
-    source = retraining.source
+    source, steps = retraining.source, retraining.recipe.attack_steps
+    trained_in = {
+        name: f", {counted(steps, 'step')} in training"
+        for name, perturbation in source.perturbations.items()
+        if in_steps(perturbation, steps) is not perturbation
+    }
     return {
         "plan": retraining.plan.as_dict(),
         "recipe": retraining.recipe.as_dict(),
@@ -125,7 +131,9 @@ def _record(retraining: Retraining) -> dict[str, Any]:
         **_about([{name: value for name, value in run.about.items() if name != "run"} for run in source.all]),
         "train_sha256": hash_seeds(source.parts.train),
         "judge_sha256": hash_seeds(source.parts.judge),
-        "examined": "; ".join(f"{name} ({_range(case)})" for name, case in retraining.cases.items()),
+        "examined": "; ".join(
+            f"{name} ({_range(case)}{trained_in.get(name, '')})" for name, case in retraining.cases.items()
+        ),
     }
 
 

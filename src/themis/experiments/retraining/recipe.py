@@ -48,6 +48,9 @@ class Recipe:
         "how far fresh inputs follow the current errors: 0 draws theta, perturbation and class uniformly; by default "
         "0.5, and 0 for pictures of one number each",
     )
+    attack_steps: int = option(
+        2, "steps of pgd, pgd_l2 and apgd when they make fresh inputs: fewer leave time for more batches"
+    )
     distill: float = option(
         0.9, "pictures of one class or number each: share of the loss that compares with the old model's clean answer"
     )
@@ -85,6 +88,7 @@ class Recipe:
             "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
             "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
             "steer": (self.steer is None or 0 <= self.steer <= 1, "lie in [0, 1], or be None to choose it by the task"),
+            "attack_steps": (self.attack_steps >= 1, "be at least 1"),
             "distill": (0 <= self.distill <= 1, "lie in [0, 1]"),
             "anchor": (0 <= self.anchor < math.inf, "be 0 or more"),
             "blend": (0 <= self.blend <= 0.5, "lie in [0, 0.5]: a picture keeps its label"),

@@ -31,6 +31,7 @@ from themis.measure.captured import CaptureError
 from themis.measure.tests import Ints
 from themis.oracle import Changed, Oracle, Regression, Wrong
 from themis.perturb import Perturbation
+from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
@@ -125,6 +126,7 @@ def tune(
         parameters = choose_parameters(trained.module, recipe.layers)
         held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
         sources = list(perturbations.values()) if fresh_from is None else [fresh_from]
+        sources = [in_steps(source, recipe.attack_steps) for source in sources]
         batches = Batches(target, trained, material, split, sources, oracle, recipe)
         training = _Training(trained, parameters, batches, held_out, recipe, loss)
         state = None if folder is None else load(folder, key)
