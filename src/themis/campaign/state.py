@@ -245,6 +245,8 @@ class State:
         }
         arrays: dict[str, Tensor] = {}
         values = _split(tree, "", arrays)
+        if (device := self.open_neurons.device).type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # the copies are complete
         return Checkpoint(self.tally.tests, len(self.rounds), arrays, values)
 
     def restore(self, checkpoint: Checkpoint, rounds: list[Round], setup: Setup) -> None:
@@ -321,10 +323,17 @@ def _split(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         return {key: _split(item, f"{name}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-        arrays[name] = tensor.detach().to("cpu", copy=True)
+        arrays[name] = _copied(value.detach()) if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         return _ARRAY
     return value
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy on the same device if that has room: who writes it fetches it, beside the tests."""
+    try:
+        return tensor.clone()
+    except torch.OutOfMemoryError:
+        return tensor.cpu()
 
 
 def _join(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:

@@ -173,7 +173,9 @@ class CapturedChunk:
                 with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                     self._body(is_forked=False)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.set_grad_enabled(self.ascends), torch.cuda.graph(self._graph, stream=self._stream):
+            # Another thread may fetch a checkpoint from the GPU meanwhile.
+            capture = torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local")
+            with torch.set_grad_enabled(self.ascends), capture:
                 self._body(is_forked=not self.ascends)
             torch.cuda.synchronize(self.device)
         except Exception as error:
