@@ -20,7 +20,7 @@ from themis.runs.run import counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.suites.definition import suite_title
-from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun, slice_sentences
+from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun, independent_of, slice_sentences
 from themis.suites.slices import CLASS, share
 
 if TYPE_CHECKING:
@@ -241,7 +241,10 @@ def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:
     rows = []
     for name in sorted(column["counts"], key=lambda name: order.index(name) if name in order else len(order)):
         counts = column["counts"][name][: len(column["values"])]
-        rates = [share(min(faults, tests), tests) if tests else None for tests, faults in counts]
+        rates = [
+            share(min(faults, tests), tests, independent) if tests else None
+            for (tests, faults), independent in zip(counts, independent_of(column, name), strict=False)
+        ]
         rows.append(ClassRow(name, rates, [tests for tests, _ in counts]))
     return column["values"], rows
 

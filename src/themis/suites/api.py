@@ -331,6 +331,7 @@ class _SuiteWork:
         for column in self.columns:
             entry = kept.setdefault(column.name, {"name": column.name, "values": list(column.values), "counts": {}})
             entry["counts"][name] = column.counts(*counts)
+            entry.setdefault("independent", {})[name] = column.independent_tests(*counts)
         self.record["slices"] = list(kept.values())
 
     def slices(self) -> list[dict[str, Any]]:

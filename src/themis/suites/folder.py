@@ -52,7 +52,12 @@ _MEMBER = record(
     },
 )
 _STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
-_SLICES = items(record({"name": text(1000), "values": items(text(1000)), "counts": values_of(items(items(_COUNT, 2)))}))
+_SLICES = items(
+    record(
+        {"name": text(1000), "values": items(text(1000)), "counts": values_of(items(items(_COUNT, 2)))},
+        {"independent": values_of(items(_COUNT))},  # not in records of earlier versions
+    )
+)
 FORM = record(
     {
         "schema": whole(1, 1),

@@ -227,9 +227,10 @@ class SuiteRun:
                 if member not in self.members or not (total := sum(tests for tests, _ in counts)):
                     continue
                 overall = sum(faults for _, faults in counts) / total
-                for value, (tests, faults) in zip(column["values"], counts, strict=False):
+                rows_of = zip(column["values"], counts, independent_of(column, member), strict=False)
+                for value, (tests, faults), independent in rows_of:
                     if tests >= LEAST_TESTS and faults <= tests:
-                        rate = share(faults, tests)
+                        rate = share(faults, tests, independent)
                         rows.append(SliceRow(member, column["name"], value, tests, faults, rate, overall))
         return sorted(rows, key=lambda row: (-row.rate.low, -row.tests, row.member, row.value))
 
@@ -332,6 +333,12 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
         mce = "unknown, as the baseline makes no errors" if errors.mce is None else percent(errors.mce)
         lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
+
+
+def independent_of(column: Mapping[str, Any], member: str) -> list[int]:
+    """As many independent tests as would say as much about each value; all tests in records of earlier versions."""
+    known = column.get("independent", {}).get(member)
+    return [tests for tests, _ in column["counts"][member]] if known is None else known
 
 
 def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:

@@ -37,15 +37,32 @@ class SliceColumn:
 
     def counts(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[list[int]]:
         """Tests and faults of each value, from those of each seed."""
-        n, at = len(self.values), self.position
-        is_known = at >= 0
-        totals = [np.bincount(at[is_known], column[is_known], minlength=n) for column in (tests, faults)]
-        return [[int(count) for count in row] for row in np.stack(totals, 1)]
+        totals = np.stack([self._sums(tests), self._sums(faults)], 1)
+        return [[int(count) for count in row] for row in totals]
+
+    def independent_tests(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[int]:
+        """As many independent tests as would say as much about each value, from the counts of each seed.
+
+        Tests of one seed are alike: the variance of a share is that of the seeds' own counts. Where all tests agree,
+        each seed counts once.
+        """
+        n_tests, n_seeds = self._sums(tests), self._sums((tests > 0).astype(np.int64))
+        rate = self._sums(faults) / np.maximum(n_tests, 1)
+        gaps = faults - rate[self.position] * tests
+        variance = self._sums(gaps**2) * n_seeds / np.maximum(n_seeds - 1, 1)
+        agree = (variance == 0) | (n_seeds < 2)
+        independent = np.where(agree, n_seeds, rate * (1 - rate) * n_tests**2 / np.where(agree, 1.0, variance))
+        return [int(n) for n in np.clip(independent, np.minimum(n_seeds, 1), n_tests).round()]
+
+    def _sums(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        """The sum over the seeds of each value."""
+        is_known = self.position >= 0
+        return np.bincount(self.position[is_known], column[is_known], minlength=len(self.values)).astype(np.float64)
 
 
-def share(faults: int, tests: int) -> Estimate:
-    """A share with its 95% Wilson interval."""
-    value, z2 = faults / tests, Z2 / tests
+def share(faults: int, tests: int, independent: int | None = None) -> Estimate:
+    """A share with its 95% Wilson interval, for as many independent tests; by default, all tests are independent."""
+    value, z2 = faults / tests, Z2 / (tests if independent is None else max(independent, 1))
     centre = (value + z2 / 2) / (1 + z2)
     half = float(np.sqrt(z2 * (value * (1 - value) + z2 / 4))) / (1 + z2)
     return Estimate(value, max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half)))
