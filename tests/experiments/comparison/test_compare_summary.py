@@ -1,5 +1,6 @@
 """Summaries of artificial cells: every number computed by hand, and the tables that show them."""
 
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -206,6 +207,8 @@ def test_tables_explain_failures_stops_and_plateaus(plan, counts, errors):
     )
     comparison = Comparison(plan, "gaussian", {}, (summary,), list(records.values()), {})
     text = markdown(comparison)
+    assert comparison._repr_markdown_() == text
+    assert re.fullmatch(r"<Comparison: .*kmnc.* under gaussian, \d+ campaigns>", repr(comparison))
     assert "| kmnc | failed | - |" in text
     assert "kmnc failed: OSError: no room" in text
     assert "error rates reach 60% at most" in text

@@ -131,6 +131,8 @@ def test_the_table_has_every_measurement(done):
     result, out = done
     text = markdown(result)
     assert text + "\n" == (out / "table.md").read_text()
+    assert result._repr_markdown_() == text
+    assert repr(result) == f"<Retrained: {' '.join(result.verdict)}>"
     for words in ("clean score", "disturbed score", "old faults now correct", "distinct faults found", "failing seeds"):
         assert text.count(f"| {words}") == 2 or words in text
     assert "### gaussian:0.3" in text

@@ -33,7 +33,8 @@ def test_the_overlap_of_two_techniques(tmp_path):
     assert "the second broke more (McNemar p = " in found.sentence
     assert diff_runs(corners, random).verdict == "fewer"
     assert diff_runs(random, random).verdict == "even"
-    page = found.markdown()
+    assert repr(found) == f"<Diff: {found.sentence}>"
+    page = found._repr_markdown_()
     assert page.startswith("## Two techniques on one model")
     assert "themis compare repeats campaigns" in page
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))

@@ -20,6 +20,7 @@ from themis.experiments.comparison.statistics import (
     why_degenerate,
 )
 from themis.experiments.techniques import BASELINES, Technique
+from themis.runs.run import counted
 
 Record = dict[str, Any]
 DISTINCT = {"faults": "distinct", "selected": "selected_distinct"}
@@ -83,6 +84,15 @@ class Comparison:
     grids: tuple[GridSummary, ...]
     cells: list[Record] = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        techniques = ", ".join(technique.name for technique in self.plan.chosen())
+        return f"<Comparison: {techniques} under {self.perturbation}, {counted(len(self.cells), 'campaign')}>"
+
+    def _repr_markdown_(self) -> str:
+        from themis.experiments.comparison.table import markdown
+
+        return markdown(self)
 
     @property
     def failed(self) -> list[Record]:

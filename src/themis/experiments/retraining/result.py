@@ -171,6 +171,14 @@ class Retrained:
     n_trained: int = 1
     """The number of runs, whose perturbations were trained on: the first outcomes."""
 
+    def __repr__(self) -> str:
+        return f"<Retrained: {' '.join(self.verdict)}>"
+
+    def _repr_markdown_(self) -> str:
+        from themis.experiments.retraining.table import markdown
+
+        return markdown(self)
+
     @property
     def stage(self) -> Stage:
         """The round whose model is returned."""

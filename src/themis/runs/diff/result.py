@@ -117,6 +117,12 @@ class Diff:
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
+    def __repr__(self) -> str:
+        return f"<Diff: {self.sentence}>"
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
     @property
     def fixed(self) -> tuple[int, ...]:
         """Faults of the first run that the second run's model no longer has; ids of the first run."""
