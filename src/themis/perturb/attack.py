@@ -59,7 +59,8 @@ def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int
     radius, step = read_radius(theta, inputs, context), _step(steps)
     with torch.no_grad():
         outward = unit(rng.normal(*inputs.shape[1:]).to(inputs.dtype))
-        share = rng.uniform(1).to(inputs.dtype) ** (1 / math.prod(inputs.shape[1:]))  # uniform in the ball
+        power = 1 / math.prod(inputs.shape[1:])
+        share = (rng.uniform(1).to(inputs.dtype).log() * power).exp()  # uniform in the ball; pow rounds by position
         current = torch.addcmul(inputs, outward, radius * by_row(share, inputs)).clamp_(*context.bounds)
         for _ in range(steps):
             direction = unit(context.loss_gradient(current))

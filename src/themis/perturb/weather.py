@@ -104,7 +104,7 @@ def shadow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 def low_light(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A dark scene: less light, noise of the few remaining photons and of the sensor, and paler colours."""
     stops, noise, fade = columns(theta, inputs)
-    remaining = torch.exp2(stops * (-1 / 2.2))  # of a value as displays encode it
+    remaining = torch.exp(stops * (-math.log(2) / 2.2))  # of a value as displays encode it; exp2 rounds by position
     grey = _grey(inputs) * remaining
     sigma = (grey * 0.5 + 0.1).sqrt() * noise  # photons, and the sensor itself
     is_coloured = inputs.shape[1] == 3
