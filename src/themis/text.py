@@ -1,4 +1,4 @@
-"""Text that is safe where it goes: names and messages may come from files that others wrote."""
+"""Text that is safe where it goes, since names and messages may come from files that others wrote; percentages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def print_text(text: str = "", *, file: IO[str] | None = None, flush: bool = Fal
 def one_line(text: str) -> str:
     """The text in one line, with single spaces."""
     return " ".join(text.split())
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A percentage that is printed as 100 or 0 only if it is exactly that."""
+    text = f"{100 * share:.{digits}f}%"
+    least = 10.0**-digits
+    if share < 1 and text == f"{100:.{digits}f}%":
+        return f">{100 - least:.{digits}f}%"
+    if share > 0 and text == f"{0:.{digits}f}%":
+        return f"<{least:.{digits}f}%"
+    return text
 
 
 def csv_cell(value: Any) -> Any:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import themis
 from themis.report.progress import ShowProgress
-from themis.runs.run import percent
+from themis.text import percent
 
 
 @pytest.mark.parametrize(

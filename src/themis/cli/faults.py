@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option, convert
 from themis.errors import UsageError, nearest
-from themis.text import print_text, printable
+from themis.text import percent, print_text, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -219,7 +219,7 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
 
         return show_outcome(task, value, classes)
     if name == "confidence":
-        return f"{value:.1%}"
+        return percent(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -17,6 +17,7 @@ from themis.perturb.perturbation import Theta
 from themis.runs.faults import Faults, RunHandle
 from themis.settings import Settings
 from themis.target.activations import OUTPUT, Layer
+from themis.text import percent as percent
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -317,17 +318,6 @@ def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) ->
         f"{text} says little: the tolerance is absolute, and this model's activations move little; use --scale "
         "relative (scale='relative'), which measures each neuron in units of its own spread on clean inputs"
     )
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A percentage that is printed as 100 or 0 only if it is exactly that."""
-    text = f"{100 * share:.{digits}f}%"
-    least = 10.0**-digits
-    if share < 1 and text == f"{100:.{digits}f}%":
-        return f">{100 - least:.{digits}f}%"
-    if share > 0 and text == f"{0:.{digits}f}%":
-        return f"<{least:.{digits}f}%"
-    return text
 
 
 def duration(seconds: float) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate
 from themis.runs.diff.markdown import code, escape, table
-from themis.runs.run import percent
 from themis.runs.store.files import json_safe
+from themis.text import percent
 
 if TYPE_CHECKING:
     from themis.runs.analysis.robustness import Robustness
@@ -225,7 +225,7 @@ def describe_fault(fault: Fault) -> str:
     theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
     clean = "" if fault.clean_answer is None else f"{fault.clean_answer} became "
     answer = "an output that is not finite" if fault.answer < 0 else str(fault.answer)
-    confidence = f" ({fault.confidence:.0%} confident)" if isfinite(fault.confidence) else ""
+    confidence = f" ({percent(fault.confidence, 0)} confident)" if isfinite(fault.confidence) else ""
     return (
         f"fault {fault.id}: seed {fault.seed_id}, {clean}{answer}{confidence} under {fault.perturbation} with {theta}, "
         f"distance {fault.distance:.3g}"

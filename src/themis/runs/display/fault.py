@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from themis.runs.display.clip import is_clip, side_by_side
 from themis.runs.display.signal import is_signal, separate_curves
+from themis.text import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ WIDE = 3
 
 def answers(fault: Fault) -> tuple[str, str]:
     """The answers to the clean and to the disturbed input."""
-    confidence = "" if math.isnan(fault.confidence) else f" ({fault.confidence:.0%})"
+    confidence = "" if math.isnan(fault.confidence) else f" ({percent(fault.confidence, 0)})"
     after = "not finite" if fault.answer < 0 else f"{fault.answer}{confidence}"
     if fault.outcome is not None and not fault.is_number:
         return "as expected", fault.outcome
@@ -41,7 +42,7 @@ def describe_answer(answer: int, value: float | None, confidence: float, outcome
     if answer < 0:
         return "not finite"
     details = [] if value is None else [f"{value:.6g}"]
-    details += [] if math.isnan(confidence) else [f"{confidence:.1%}"]
+    details += [] if math.isnan(confidence) else [percent(confidence)]
     shown = outcome or str(answer)
     return f"{shown} ({', '.join(details)})" if details else shown
 

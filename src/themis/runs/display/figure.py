@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from themis.errors import MissingExtraError, UsageError
 from themis.runs.display.clip import is_clip, side_by_side
 from themis.runs.display.signal import is_signal, plot_signals
+from themis.text import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,7 +177,7 @@ def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
         return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"
     if fault.clean_answer is None:
         return "clean", f"says {wrong}" if fault.answer < 0 else f"breaks: {wrong}"
-    confidence = "" if math.isnan(fault.confidence) else f", {fault.confidence:.0%}"
+    confidence = "" if math.isnan(fault.confidence) else f", {percent(fault.confidence, 0)}"
     return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{confidence}"
 
 
