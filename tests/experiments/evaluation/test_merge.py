@@ -100,6 +100,14 @@ def test_what_a_part_has_not_finished_stays(folder, whole, tmp_path):
     assert merge(more, {**whole, "theory": fewer})["theory"][0] == more["theory"][0]
 
 
+def test_a_model_that_was_missing_is_no_longer(folder, whole, tmp_path):
+    stored = without(folder, tmp_path / "stored", "**/*.json") | {"missing": {"digits": "there are no weights"}}
+    assert not stored["pairs"]
+    merged = merge(stored, whole)
+    assert len(merged.pop("merged")[0]["cells"]) == 8
+    assert merged == whole
+
+
 def test_nothing_finished_is_refused(folder, whole, tmp_path):
     rates = part_of(folder, tmp_path / "part", perturbation="fgsm", questions="truth")
     with pytest.raises(UsageError, match="the part has finished nothing"):
@@ -144,8 +152,8 @@ def test_the_page_says_what_was_measured_apart_and_with_what(folder, whole, tmp_
     merged = merge(whole, part)
     (line,) = (line for line in opening(Evaluation(merged)) if line.startswith("Measured apart"))
     assert line == (
-        "Measured apart from the rest, on a CPU with Python 3.12.3 and torch 2.11.0: the theory of digits gaussian; "
-        "accuracy regained of digits gaussian."
+        "Measured apart from the rest, on a CPU with Python 3.12.3 and torch 2.11.0: the theory on digits gaussian; "
+        "accuracy regained on digits gaussian."
     )
     again = merge(merged, {**part, "theory": []})["merged"]
     assert [[cell["kind"] for cell in origin["cells"]] for origin in again] == [["theory"], ["retraining"]]

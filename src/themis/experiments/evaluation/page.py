@@ -100,7 +100,7 @@ def _describe_origin(origin: Record) -> str:
         by_kind.setdefault(cell["kind"], []).append(name_pair(cell))
     devices = {"GPU" if str(cell["device"]).startswith("cuda") else "CPU" for cell in origin["cells"]}
     versions = f"Python {origin['environment']['python']} and torch {origin['environment']['torch']}"
-    parts = [f"{QUESTIONS.get(kind, 'Faults').lower()} of {', '.join(pairs)}" for kind, pairs in by_kind.items()]
+    parts = [f"{QUESTIONS.get(kind, 'Faults').lower()} on {', '.join(pairs)}" for kind, pairs in by_kind.items()]
     return f"Measured apart from the rest, on a {' and a '.join(sorted(devices))} with {versions}: {'; '.join(parts)}."
 
 
