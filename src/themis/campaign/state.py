@@ -235,7 +235,7 @@ class State:
             "tally": self.tally.state(),
             "policy": self.policy.state,
             "criterion": None if self.criterion is None else self.criterion.state,
-            "seen": np.fromiter(self.novelty.seen, dtype=np.int64),
+            "seen": self.novelty.state,
             "open_neurons": self.open_neurons,
             "under_way": None if self.partial_round is None else self.partial_round.state(),
             "passes": self.passes,
@@ -283,7 +283,7 @@ class State:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
             layout = None if setup.criterion_view is None else setup.criterion_view.layout
             self.criterion.restore(criterion_state, self.tally.tests - self.tally.dropped, layout)
-        self.novelty.seen = set(tree["seen"].tolist())
+        self.novelty.state = tree["seen"].numpy()
         self.open_neurons = tree["open_neurons"].to(device)
         saved_round = tree["under_way"]
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))

@@ -171,22 +171,38 @@ class Novelty:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.seen: set[int] = set()
+        self._seen: set[int] = set()
+        self._added: list[Ints] = []  # the same numbers: a set of many takes long to become an array
+
+    @property
+    def state(self) -> Ints:
+        """The tests that have been run, as numbers; some may occur twice."""
+        self._added = [np.concatenate([np.zeros(0, np.int64), *self._added])]
+        return self._added[0]
+
+    @state.setter
+    def state(self, numbers: Ints) -> None:
+        self._seen, self._added = set(numbers.tolist()), [numbers]
 
     def ensure(self, tests: Tests) -> Tests:
         """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
         if not len(tests):
             return tests
         numbers = self._keys(tests)
-        keys, before = numbers.tolist(), len(self.seen)
-        known = self.seen.intersection(keys)
-        self.seen.update(keys)
-        if len(self.seen) == before + len(keys):
+        keys, before = numbers.tolist(), len(self._seen)
+        known = self._seen.intersection(keys)
+        self._add(numbers, keys)
+        if len(self._seen) == before + len(keys):
             return tests
         repeated = np.isin(numbers, list(known)) | _again(numbers)
         tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
-        self.seen.update(self._keys(tests[repeated]).tolist())
+        again = self._keys(tests[repeated])
+        self._add(again, again.tolist())
         return tests
+
+    def _add(self, numbers: Ints, keys: list[int]) -> None:
+        self._seen.update(keys)
+        self._added.append(numbers)
 
     def _with_new_noise(self, tests: Tests, repeated: Bools) -> Tests:
         fresh = self.space.tests(tests.number, self.space.position(tests.seed), tests.theta, tests.kind)

@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
+from hashlib import blake2b
 from pathlib import Path
 
 import earlier_net
@@ -19,6 +20,7 @@ from themis.cli import main
 from themis.report.view import read_view
 from themis.runs.store import reader as reader_module
 from themis.runs.store.reader import Reader
+from themis.runs.store.tensors import checksum
 
 EARLIER = Path(__file__).parents[1] / "earlier_run"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -178,10 +180,17 @@ def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
     assert "checkpoint.file must be the name of a file such as 000000320" in refused(folder, capsys)
 
 
-def test_a_changed_state_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("hashes", [checksum, lambda content: blake2b(content, digest_size=8).hexdigest()])
+def test_a_changed_state_is_refused(tmp_path, capsys, hashes):
+    """Its name has a checksum, or the hash of an earlier version."""
     options = {"max_tests": 60, "round_size": 30, "magnitude": 0.3}
     themis.run(earlier_net.make_net(), earlier_net.make_data(), "gaussian", out=tmp_path / "run", **options)
     [path] = (tmp_path / "run" / "state").iterdir()
+    *numbers, _ = path.stem.split("-")
+    path = path.rename(path.with_stem("-".join([*numbers, hashes(path.read_bytes())])))
+    change(tmp_path / "run", f"UPDATE checkpoint SET file = '{path.name}'")
+    with closing(Reader(tmp_path / "run")) as run:
+        assert run.checkpoint().tests == 60
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)

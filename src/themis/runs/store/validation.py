@@ -40,7 +40,7 @@ MAX_TESTS = 10**10
 MAX_CHUNK = 1 << 24
 """Tests per forward pass."""
 MAX_OUTCOME = 1 << 31
-STATE_FILE = r"\d{9,}-\d{6,}(-[0-9a-f]{16})?\.safetensors"
+STATE_FILE = r"\d{9,}-\d{6,}(-([0-9a-f]{8}|[0-9a-f]{16}))?\.safetensors"
 NAME = text(1000)
 SHARE = number(0, 1)
 COUNT = whole(0, MAX_TESTS * 100)

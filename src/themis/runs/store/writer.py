@@ -41,7 +41,7 @@ from themis.runs.store.files import (
 )
 from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
 from themis.runs.store.schema import DATABASE, PARTS
-from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, content_of, digest, file_name
+from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, checksum, content_of, file_name
 from themis.runs.store.validation import STATE_FILE
 from themis.runs.trust import TAG, KeyProblem, sign
 
@@ -377,7 +377,7 @@ class Writer:
     def _write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
         # Every state has its own name: the last checkpoint's file must not change until the row is written.
         content = content_of(checkpoint.arrays, {"values": as_json(checkpoint.values).decode()})
-        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{digest(*content)}.safetensors"
+        name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{checksum(*content)}.safetensors"
         write_file(self.path / "state" / name, *content)
         return checkpoint.tests, checkpoint.rounds, name
 
