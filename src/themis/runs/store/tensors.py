@@ -345,15 +345,18 @@ class TensorStore:
 
 def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[Tensors]:
     """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is a copy in memory until written."""
-    picked = list[Tensors]()
-    for part in parts:
-        rows = torch.from_numpy(np.flatnonzero(np.isin(part.id.numpy(), ids)))
-        n = 1 + AT_ONCE_BYTES // max(1, part[:1].nbytes)  # a part may be empty
-        for first in range(0, len(rows), n):
-            picked.append(part[rows[first : first + n]])
-            if sum(portion.nbytes for portion in picked) >= AT_ONCE_BYTES:
+    is_picked = np.isin(np.concatenate([part.id.numpy() for part in parts]), ids)
+    n_rows = 1 + AT_ONCE_BYTES // next(part[:1].nbytes for part in parts if len(part))
+    picked, nbytes = list[Tensors](), 0
+    for part, mask in zip(parts, np.split(is_picked, np.cumsum([len(part) for part in parts])[:-1]), strict=True):
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        for first in range(0, len(rows), n_rows):
+            some = rows[first : first + n_rows]
+            picked.append(part[some if len(some) < len(part) else slice(None)])
+            nbytes += picked[-1].nbytes
+            if nbytes >= AT_ONCE_BYTES:
                 yield Tensors.join(picked)
-                picked = []
+                picked, nbytes = [], 0
     if picked:
         yield Tensors.join(picked)
 
