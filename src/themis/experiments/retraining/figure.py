@@ -55,9 +55,9 @@ def _scores(axes: Any, rows: list[tuple[str, Shift]]) -> None:
             ends = [100 * (shift.before + over.low), 100 * (shift.before + over.high)]
             axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
         before = {"marker": "o", "color": BEFORE, "markerfacecolor": "white", "linestyle": ""}
-        axes.plot([100 * shift.before], [y], markersize=7, label=None if y else "before", **before)
+        axes.plot([100 * shift.before], [y], markersize=9, label=None if y else "before", **before)  # a ring if equal
         after = {"marker": "o", "color": AFTER, "linestyle": ""}
-        axes.plot([100 * shift.after], [y], markersize=7, label=None if y else "after", **after)
+        axes.plot([100 * shift.after], [y], markersize=6, label=None if y else "after", **after)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK, fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)

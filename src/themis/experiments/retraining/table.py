@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "interval unknown"
 """Stands for the interval of a difference if all judge seeds and trainings agree."""
+ROUNDING = 5e-6
+"""Scores that differ by less are equal: so much is lost in the sums of their means, and no digit shows it."""
 COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
 
 
@@ -71,7 +73,7 @@ def _clean_change(shift: Shift, tolerance: float) -> str:
 def _gain(outcome: RetrainingOutcome) -> str:
     """How the disturbed score changed."""
     shift = outcome.change.disturbed
-    if shift.before == shift.after:
+    if abs(shift.difference) < ROUNDING:
         return f"{outcome.name}: the disturbed score is unchanged at {percent(shift.after)}."
     verb = "rose" if shift.difference > 0 else "fell"
     over = shift.combined
