@@ -57,6 +57,20 @@ def test_a_model_that_refuses_a_single_input_is_tested_all_the_same():
     assert themis.run(Pairs(), DATA, "gaussian", max_tests=16).rounds[-1].tests == 16
 
 
+def test_one_unit_for_features_of_unequal_ranges_is_reported():
+    table = torch.cat([DATA[:, :8], 1000 * DATA[:, 8:]], 1)
+    target = themis.Target(net(), bounds=(0, 1000))
+    message = "gaussian changes all features of the table by a share of one range, 0 to 1000, but 8 of 16 features"
+    with pytest.warns(RuntimeWarning, match=message):
+        themis.run(target, table, "gaussian", max_tests=16)
+    assert sum(message in line for line in describe(check(target, table), Settings())) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        themis.run(target, table, "table_noise", max_tests=16)
+        themis.run(target, 1000 * DATA, "gaussian", max_tests=16)
+        themis.run(net(), torch.cat([DATA[:, :8] / 100, DATA[:, 8:]], 1), "gaussian", max_tests=16)
+
+
 def test_outputs_that_do_not_fit_the_labels_are_reported():
     torch.manual_seed(0)
     labels = torch.randint(0, 10, (60,))

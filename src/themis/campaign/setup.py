@@ -30,7 +30,12 @@ from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
-from themis.target.diagnose import warn_of_batch_dependence, warn_of_chance, warn_of_unused_outputs
+from themis.target.diagnose import (
+    warn_of_batch_dependence,
+    warn_of_chance,
+    warn_of_unequal_ranges,
+    warn_of_unused_outputs,
+)
 from themis.target.target import AnyTarget
 
 REMEMBERED = 4
@@ -176,6 +181,8 @@ def prepare(
     else:
         sweep, calculator = shared, shared.calculator.under(perturbation)
         measurer = LocalMeasurer(calculator)
+    if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
+        warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     view, clean = sweep.view, sweep.moments
     _decide_gradient(calculator, policy)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)

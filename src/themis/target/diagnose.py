@@ -64,6 +64,26 @@ def warn_of_batch_dependence(difference: float | None) -> None:
         )
 
 
+def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float]) -> None:
+    """Warn of a perturbation with one unit for all features of a table `[rows, features]` if their ranges differ a lot.
+
+    Tables that were scaled to 0..1 or -1..1 have one unit, however little of it a feature fills.
+    """
+    low, high = bounds
+    if inputs.ndim != 2 or bounds in ((0, 1), (-1, 1)):
+        return
+    sizes = inputs.amax(0) - inputs.amin(0)
+    n_varying, n_small = int((sizes > 0).sum()), int(((sizes > 0) & (sizes < (high - low) / 10)).sum())
+    if n_small and 4 * n_small >= n_varying:
+        warnings.warn(
+            f"{name} changes all features of the table by a share of one range, {low:g} to {high:g}, but {n_small} of "
+            f"{n_varying} features vary by less than a tenth of it: use table_noise, edit or edit_worst, whose unit is "
+            "the range of each feature",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def warn_of_unused_outputs(outputs: Tensor, labels: Tensor | None) -> bool:
     """Warn if the answers of a campaign's classifier do not fit the labels; returns whether it did."""
     text = describe_unused_outputs(outputs, labels)
