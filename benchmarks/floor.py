@@ -19,6 +19,7 @@ import sys
 from collections import defaultdict
 from contextlib import contextmanager
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -65,7 +66,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make(name: str, device: torch.device, scale: float) -> tuple[Target, torch.Tensor, dict[str, object]]:
+def make(name: str, device: torch.device, scale: float) -> tuple[Target, torch.Tensor, dict[str, Any]]:
     builder, shape, n_seeds, n_tests, magnitude = MODELS[name]
     torch.manual_seed(0)
     inputs = torch.rand(n_seeds, *shape, generator=torch.Generator().manual_seed(0))
@@ -127,7 +128,7 @@ def timed(parts, device):
             setattr(owner, attribute, function)
 
 
-def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict[str, object]:
+def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict[str, Any]:
     target, inputs, options = make(name, device, scale)
     themis.run(target, inputs, "gaussian", **{**options, "max_tests": 640})  # warm up
     campaigns, floors, cpu_campaigns, cpu_floors = [], [], [], []
@@ -162,7 +163,7 @@ def measure(name: str, device: torch.device, repeats: int, scale: float) -> dict
     }
 
 
-def table_of_cpu_times(results: list[dict[str, object]]) -> str:
+def table_of_cpu_times(results: list[dict[str, Any]]) -> str:
     """The CPU times of campaigns and bare passes as a Markdown table."""
     lines = [
         "| campaign | tests | campaign, CPU s | bare passes, CPU s | ratio | before | aim |",

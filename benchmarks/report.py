@@ -18,6 +18,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -66,12 +67,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = complete(parser.parse_args(), {"repeats": 2}, {"repeats": 7})
     with tempfile.TemporaryDirectory() as folder:
-        limits = {"coverage": None, "max_tests": 16_000}
+        limits: dict[str, Any] = {"coverage": None, "max_tests": 16_000}
         out = Path(folder) / "run"
         run = themis.run(make_model(), make_data(), "gaussian", magnitude=1.0, policy="corners", **limits, out=out)
         start = perf_counter()
         report = write_report(out)
-        result = {"faults": len(run.faults), "bytes": report.stat().st_size, "written": perf_counter() - start}
+        result: dict[str, Any] = {
+            "faults": len(run.faults),
+            "bytes": report.stat().st_size,
+            "written": perf_counter() - start,
+        }
         try:
             opening = measure_opening(report, arguments.repeats)
         except (ImportError, StopIteration):

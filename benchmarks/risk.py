@@ -80,7 +80,7 @@ def run_pool(row: str, part: int, n_tests: int) -> Counter[tuple[int, int]]:
 def run_campaign(row: str, policy: str, n_tests: int, random_seed: int) -> tuple[Pairs, list[Estimate]]:
     """The distinct faults that a campaign saw, and what it and the simpler estimates state."""
     target, seeds = subject(row)
-    criterion = {"criterion": "kmnc"} if policy == "fuzz" else {}
+    criterion: dict[str, Any] = {"criterion": "kmnc"} if policy == "fuzz" else {}
     run = themis.run(
         target, seeds, ROWS[row][1], policy=policy, max_tests=n_tests, random_seed=random_seed,
         **options(row), **criterion,

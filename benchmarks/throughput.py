@@ -75,8 +75,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     net = builder().cuda().eval()
     inputs = torch.rand(n_seeds, *shape, generator=torch.Generator().manual_seed(0))
     target = Target(net, neurons=neurons)
-    options = {"magnitude": magnitude, "policy": policy, "coverage": None, "plateau": None, "batch_size": chunk}
-    options |= {"clean_memory_gib": 60.0}
+    options: dict[str, Any] = {"magnitude": magnitude, "policy": policy, "coverage": None, "plateau": None}
+    options |= {"batch_size": chunk, "clean_memory_gib": 60.0}
     themis.run(target, inputs, perturbation, max_tests=5 * chunk, **options)  # compiles the kernels
     shares, rates, floors = [], [], []
     for _ in range(repeats):
