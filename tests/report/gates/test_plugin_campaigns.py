@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in, run_folder
+
+import themis
+from themis.report.gates.testing.robustness import ARGUMENTS
 
 pytestmark = pytest.mark.xdist_group("gates")
 
@@ -212,3 +216,9 @@ def test_an_interrupted_campaign_ends_the_session(project):
         project.runpytest_inprocess()
     assert json.loads((project.path / "kept" / "summary.json").read_text())["stop_reason"] == "user"
     assert not (project.path / "reached").exists()
+
+
+def test_the_fixture_takes_every_argument_of_run():
+    takes = signature(themis.run).parameters.values()
+    named = {parameter.name for parameter in takes if parameter.kind is parameter.KEYWORD_ONLY}
+    assert named == set(ARGUMENTS)

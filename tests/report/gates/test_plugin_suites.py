@@ -23,6 +23,11 @@ TESTS = (
 
     def test_misspelt(robustness):
         robustness.suite(NET, DIGITS, "wether", max_fault_rate=1.0)
+
+    @pytest.mark.robustness("fog", magnitude=0.5, max_fault_rate=1.0, max_tests=60)
+    def test_marked(robustness):
+        suite = robustness.suite(NET, DIGITS, [{"perturb": "gaussian", "magnitude": 0.8}])
+        assert suite.tests == 60
 """
 )
 
@@ -30,7 +35,7 @@ TESTS = (
 def test_a_suite_is_tested_member_by_member(project):
     project.makepyfile(test_suites=TESTS)
     result = project.runpytest("-p", "no:xdist")
-    result.assert_outcomes(passed=1, failed=3)
+    result.assert_outcomes(passed=2, failed=3)
     text = found_in(result)
     assert "FAILED  gaussian-0.8 max_fault_rate" in text
     assert "did you mean 'weather'?" in text

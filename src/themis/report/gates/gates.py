@@ -194,13 +194,13 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
             missing = NOTHING_TO_COVER
         raise UsageError(f"the gate on {name} needs a figure that the run does not have: {missing}")
     is_share = name != "criterion" or bool(summary["criterion"].get("is_share", True))
-    shown, limit = _distinguishable(value, least, is_share)
+    shown, limit = distinguishable(value, least, is_share)
     forecasts = {"recall": "forecast_faults_tests", **dict.fromkeys(("coverage", "coverage_all"), "forecast_tests")}
     forecast = summary.get(forecasts[name]) if name in forecasts else None
     hint = f"{about(forecast)} more tests are forecast: " if forecast else ""
     text = f"{shown} {metric.about}, at least {limit} required"
     if name == "recall" and not summary["distinct_faults"]:
-        upper, most = _distinguishable(summary["residual_risk"]["high"], MAX_RISK)
+        upper, most = distinguishable(summary["residual_risk"]["high"], MAX_RISK)
         text = f"no fault was found; the residual risk is at most {upper}, at most {most} allowed"
     if name.startswith("coverage") and summary.get("coverage_caution"):
         text += f"; attention: {summary['coverage_caution']}"
@@ -217,7 +217,7 @@ def _check_rate(most: float, summary: dict[str, Any], name: str) -> GateResult:
             "remove the gate"
         )
     value, low, high = (percent(rate[end], 2) for end in ("value", "low", "high"))
-    upper, limit = _distinguishable(rate["high"], most)
+    upper, limit = distinguishable(rate["high"], most)
     has_passed = rate["high"] <= most
     text = (
         f"{value} (95%: {low} to {high}); the upper end of {upper} is {'within' if has_passed else 'over'} the limit "
@@ -250,7 +250,7 @@ def _check_new_faults(most: int, difference: Diff) -> GateResult:
     return GateResult("max_new_faults", has_passed, float(n), float(most), text, remedy)
 
 
-def _distinguishable(value: float, limit: float, is_share: bool = True) -> list[str]:
+def distinguishable(value: float, limit: float, is_share: bool = True) -> list[str]:
     """Both numbers as text, with as many digits as it takes to tell them apart."""
     from themis.runs.run import percent
 

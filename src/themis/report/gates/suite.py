@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from themis.errors import UsageError
-from themis.report.gates.gates import GateResult, GateResults, check_gates
+from themis.report.gates.gates import GateResult, GateResults, check_gates, distinguishable
 from themis.report.gates.limits import Gates
 from themis.runs.replay import Replayer
 from themis.suites.folder import is_suite
@@ -138,10 +138,11 @@ def check_mce(suite: SuiteRun, most: float, errors: CorruptionErrors) -> GateRes
             f"the gate on max_mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
         )
     has_passed = errors.mce <= most
+    value, limit = distinguishable(errors.mce, most)
     worst = max(errors.by_member, key=lambda name: errors.by_member[name] or 0.0)
     text = (
-        f"{percent(errors.mce)} of the errors of {errors.baseline}, {'within' if has_passed else 'over'} the limit of "
-        f"{percent(most)}; the largest share is that of {worst}, {percent(errors.by_member[worst] or 0.0)}"
+        f"{value} of the errors of {errors.baseline}, {'within' if has_passed else 'over'} the limit of {limit}; the "
+        f"largest share is that of {worst}, {percent(errors.by_member[worst] or 0.0)}"
     )
     remedy = "train the model better, or raise the limit"
     gate = GateResult("max_mce", has_passed, errors.mce, most, text, remedy)

@@ -28,7 +28,7 @@ N_TESTS = 2_000
 """The default budget of a campaign: it takes seconds on a small model."""
 GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline", "trust")
 """Options that are gates; the others are options of the campaign."""
-ARGUMENTS = ("out", "callbacks", "origin", "features", "train", "rivals")
+ARGUMENTS = ("out", "callbacks", "origin", "features", "classes", "train", "rivals", "executor")
 """Arguments of `themis.run` besides the settings."""
 
 
@@ -122,12 +122,13 @@ class RobustnessTest:
         __tracebackhide__ = True
         from themis.report.gates.suite import check_suite_ahead
         from themis.suites.api import run_suite
-        from themis.suites.options import read_options
+        from themis.suites.options import OF_THE_SUITE, read_options
 
         if self._replay is not None:
             pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
         self._calls += 1
-        merged = {**self._defaults, **options, **self._overrides}
+        marked = {name: value for name, value in self._marked().items() if name not in ("perturbation", *OF_THE_SUITE)}
+        merged = {**self._defaults, **marked, **options, **self._overrides}
         if "max_seconds" not in options:
             merged.pop("max_seconds", None)  # the limit of a session is for single campaigns
         gates = Gates.of(**{name: merged.pop(name) for name in GATES if name in merged})
@@ -155,16 +156,21 @@ class RobustnessTest:
             pytest.skip("not the test that found the fault of --themis-replay")
         return self._calls < int(note.get("call", 1))
 
-    def _merge(self, perturbation: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The perturbation and all options, by precedence."""
-        merged: dict[str, Any] = {"max_tests": N_TESTS, **self._defaults}
+    def _marked(self) -> dict[str, Any]:
+        """The options of all markers of the test; the closest marker wins."""
+        marked: dict[str, Any] = {}
         for marker in reversed(list(self._item.iter_markers("robustness"))):  # the closest one last
             if len(marker.args) > 1:
                 raise UsageError(
                     f"the robustness marker must have one positional argument, the perturbation, got {marker.args}: "
                     "pass the others by name"
                 )
-            merged |= {**marker.kwargs, **({"perturbation": marker.args[0]} if marker.args else {})}
+            marked |= {**marker.kwargs, **({"perturbation": marker.args[0]} if marker.args else {})}
+        return marked
+
+    def _merge(self, perturbation: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The perturbation and all options, by precedence."""
+        merged: dict[str, Any] = {"max_tests": N_TESTS, **self._defaults, **self._marked()}
         merged |= {**options, **({} if perturbation is None else {"perturbation": perturbation}), **self._overrides}
         chosen = merged.pop("perturbation", None)
         if chosen is None:
