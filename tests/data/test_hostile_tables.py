@@ -45,7 +45,7 @@ HOSTILE = {
     ),
     "table with text": (
         "csv:t.csv",
-        "line 2: column 'b' must be a finite number, got 'red'",
+        "line 2: column 'b' must be a finite number, got 'red': write ?label=b if it is the label, encode",
         write("t.csv", "a,b\n1,red\n"),
     ),
     "table with underscores": ("csv:t.csv", "got '1_0'", write("t.csv", "a,b\n1_0,2\n")),

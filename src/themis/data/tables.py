@@ -209,7 +209,8 @@ def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataEr
     elif _is_number(text) or not any(map(str.isalpha, text)):
         remedy = "fix or drop the row"
     else:
-        remedy = "encode the column as numbers"
+        is_label = f"write ?label={name} if it is the label, " if columns.label is None else ""
+        remedy = f"{is_label}encode the column as numbers"
     return DataError(
         f"{columns.path}, line {line}: column {name!r} must be a finite number, got {text[:40] or 'nothing'!r}: "
         f"{remedy}, or drop the column with ?drop={name}"
