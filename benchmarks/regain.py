@@ -312,7 +312,8 @@ class Standings:
 
     As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together, by
     the present rule: stored frontiers need no new training if it changes. If the judge frontier of a training is not
-    stored, each training of its technique stays at the point of its own that it was graded at.
+    stored, each training of its technique stays at the point of its own that it was graded at; and all trainings of the
+    row do, if it is one of themis, of random or of a baseline.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
@@ -320,8 +321,12 @@ class Standings:
         by_technique: dict[str, list[dict[str, Any]]] = {}
         for cell in sorted(cells, key=lambda cell: cell["random_seed"]):
             by_technique.setdefault(cell["technique"], []).append(cell)
+        has_frontiers = all(
+            cell["judge_frontier"] for cell in cells if cell["technique"] in (OWN, "random", *BASELINES)
+        )
         for technique, trained in by_technique.items():
-            self.cells[technique] = {cell["random_seed"]: grades for cell, grades in _settled(trained)}
+            settled = _settled(trained) if has_frontiers else ((cell, cell) for cell in trained)
+            self.cells[technique] = {cell["random_seed"]: grades for cell, grades in settled}
         self.trained = by_technique
 
     def rows(self, technique: str, name: str, random_seeds: list[int] | None = None) -> Column:

@@ -7,6 +7,7 @@ import pytest
 from themis.cli.options import Parser, add_fields, parse
 from themis.errors import UsageError
 from themis.experiments.retraining.recipe import Recipe
+from themis.perturb import choose_perturbation
 
 
 @pytest.mark.parametrize(
@@ -108,3 +109,17 @@ def test_learning_rates_follow_the_schedule():
     assert max(one) == pytest.approx(0.1)
     assert one.index(max(one)) == 27
     assert one[89] < 0.001
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "expected"),
+    [
+        (["pgd"], {}, True),
+        (["gaussian", "apgd"], {}, True),
+        (["gaussian", "fgsm", "cw"], {}, False),
+        (["pgd"], {"attack_steps": 10}, False),
+        (["pgd"], {"fresh": 0.0}, False),
+    ],
+)
+def test_steps_matter_if_fresh_inputs_come_from_an_attack_of_more_steps(names, options, expected):
+    assert Recipe.of(**options).shortens(choose_perturbation(name) for name in names) is expected

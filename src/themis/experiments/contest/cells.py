@@ -67,6 +67,9 @@ class Case:
         n_known = None if self.known is None else len(self.known)
         oracle = self.target.oracle if isinstance(self.target.oracle, str) else self.target.oracle.spec()
         options = {name: value for name, value in plan.as_dict().items() if name not in FREE}
+        training = recipe.as_dict()
+        if not recipe.shortens([self.perturbation]):
+            del training["attack_steps"]  # earlier versions did not have it
         identity = (
             self.target.fingerprint(),
             oracle,
@@ -75,7 +78,7 @@ class Case:
             self.perturbation.name,
             theta,
             options,
-            recipe.as_dict(),
+            training,
             *([] if self.groups is None else [numbers.tolist() for numbers in self.groups]),
         )
         return hash_text(json.dumps(identity, default=str))[:16]

@@ -21,7 +21,6 @@ from themis.experiments.retraining.steps import WEIGHTS, Retraining
 from themis.experiments.retraining.table import markdown, verdict
 from themis.experiments.runner import ExperimentFolder, ExperimentPlan, Listener
 from themis.perturb import Perturbation
-from themis.perturb.attack import in_steps
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run, counted
 from themis.runs.source import Origin
@@ -118,15 +117,15 @@ def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[
 
 def _record(retraining: Retraining) -> dict[str, Any]:
     """What identifies this retraining, wherever the folders of its runs are."""
-    source, steps = retraining.source, retraining.recipe.attack_steps
+    source, recipe = retraining.source, retraining.recipe
     trained_in = {
-        name: f", {counted(steps, 'step')} in training"
+        name: f", {counted(recipe.attack_steps, 'step')} in training"
         for name, perturbation in source.perturbations.items()
-        if in_steps(perturbation, steps) is not perturbation
+        if recipe.shortens([perturbation])
     }
     return {
         "plan": retraining.plan.as_dict(),
-        "recipe": retraining.recipe.as_dict(),
+        "recipe": recipe.as_dict(),
         **({} if retraining.loss is None else {"loss": name_loss(retraining.loss)}),
         **_about([{name: value for name, value in run.about.items() if name != "run"} for run in source.all]),
         "train_sha256": hash_seeds(source.parts.train),

@@ -19,7 +19,6 @@ from themis.experiments.retraining.recipe import Recipe
 from themis.measure.tests import Ints
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
-from themis.perturb.attack import in_steps
 from themis.reading import open_regular
 from themis.runs.store.files import explained, write_file
 from themis.target.fingerprint import hash_tensors, hash_text
@@ -55,8 +54,8 @@ def training_key(
         for name, perturbation in perturbations.items()
     ]
     options = recipe.of_training()
-    if all(in_steps(each, recipe.attack_steps) is each for each in perturbations.values()):
-        del options["attack_steps"]  # nothing depends on it, and earlier versions did not have it
+    if not recipe.shortens(perturbations.values()):
+        del options["attack_steps"]  # earlier versions did not have it
     parts = [options, cases, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
     return hash_text(json.dumps([*parts, loss] if loss else parts))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from themis.errors import UsageError
 from themis.options import check_known, check_numbers, check_rules, option
+from themis.perturb import Perturbation
+from themis.perturb.attack import in_steps
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
@@ -143,6 +146,10 @@ class Recipe:
     def of_training(self) -> dict[str, Any]:
         """Plain data of all options that the trained weights depend on, before a share of the way is chosen."""
         return {name: value for name, value in asdict(self).items() if name not in CHOOSING}
+
+    def shortens(self, perturbations: Iterable[Perturbation]) -> bool:
+        """Whether attacks take fewer steps in training than in a search; if not, `attack_steps` has no effect."""
+        return self.fresh > 0 and any(in_steps(each, self.attack_steps) is not each for each in perturbations)
 
     def counts(self) -> tuple[int, int, int]:
         """Clean, stored disturbed and fresh disturbed inputs per batch; a mix inside (0, 1) has both kinds."""
