@@ -104,8 +104,8 @@ def test_portions_have_every_row_once_whatever_the_sizes_of_the_parts(monkeypatc
         )
     wanted = np.array([0, 2, *range(4, 29), 30, 39])
     portions = list(tensors._pick(parts, wanted))
-    assert all(portion.nbytes <= 2 * 400 + 100 for portion in portions)
-    joined = tensors.Tensors.join(portions)
+    assert all(sum(part.nbytes for part in portion) <= 2 * 400 + 100 for portion in portions)
+    joined = tensors.Tensors.join(part for portion in portions for part in portion)
     assert joined.id.tolist() == wanted.tolist()
     assert torch.equal(joined.clean_inputs, clean[seed[joined.id]])
     assert torch.equal(joined.outputs[:, 0], joined.id + 0.5)
@@ -257,9 +257,8 @@ def test_what_cannot_be_written_while_memory_is_short_is_written_between_two_chu
 
 def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
     inputs = torch.rand(3, 1, 4, 4)
-    tensors.write_tensors(
-        tmp_path / "000001.safetensors", tensors.Tensors(torch.arange(3), inputs, inputs, inputs[:, 0, 0])
-    )
+    rows = tensors.Tensors(torch.arange(3), inputs, inputs, inputs[:, 0, 0])
+    tensors.write_tensors(tmp_path / "000001.safetensors", [rows])
     read = read_tensors(tmp_path / "000001.safetensors")
     assert torch.equal(read.clean_inputs, inputs)
     assert torch.equal(read.inputs, inputs)
@@ -294,6 +293,14 @@ def test_other_programs_read_the_files_as_those_of_the_library(tmp_path):
 def test_a_file_has_the_same_bytes_as_the_librarys():
     arrays = {"outputs": torch.rand(3, 2), "id": torch.arange(3), "part": torch.zeros(3, dtype=torch.uint8)}
     assert b"".join(tensors.content_of(arrays)) == safetensors.torch.save(arrays)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("sizes", [(3,), (3, 0, 4), (1, 1, 1, 1)])
+def test_rows_in_several_tensors_are_written_as_one_array(sizes, dtypes):
+    parts = [torch.rand(2, n, dtype=dtypes[k % 2]).T for k, n in enumerate(sizes)]
+    whole = {"id": torch.arange(3), "x": torch.cat(parts)}
+    assert b"".join(tensors.content_of({"id": torch.arange(3), "x": parts})) == b"".join(tensors.content_of(whole))
 
 
 def test_an_array_whose_type_safetensors_lacks_is_refused():

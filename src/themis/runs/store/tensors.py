@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,9 +104,11 @@ class NewTensors(Tensors):
         return Tensors(self.id[rows], clean_inputs, self.inputs[rows], self.outputs[rows], answers)
 
 
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a file of tensors durably."""
-    write_file(path, *content_of({name: column for name, column in vars(tensors).items() if column is not None}))
+def write_tensors(path: Path, parts: Sequence[Tensors]) -> None:
+    """Write the rows of some tensors to one file, durably."""
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Tensors)}
+    known = {name: column for name, column in columns.items() if all(each is not None for each in column)}
+    write_file(path, *content_of(known))
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -156,22 +158,31 @@ def _check_rows(arrays: dict[str, Tensor]) -> None:
             raise ValueError(f"its array {name!r} must hold finite numbers")
 
 
-def content_of(arrays: dict[str, Tensor], metadata: dict[str, str] | None = None) -> list[bytes | memoryview]:
+def content_of(
+    arrays: Mapping[str, Tensor | list[Tensor]], metadata: dict[str, str] | None = None
+) -> list[bytes | memoryview]:
     """The content of a safetensors file, in pieces to be written one after the other; the arrays are not copied.
 
-    The library copies all of them, twice, and holds the interpreter while it does.
+    A list of tensors is one array with the rows of all of them. The library needs that array, copies all arrays twice,
+    and holds the interpreter while it does.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     pieces, stop = list[memoryview](), 0
-    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].element_size(), item[0])):  # aligned
-        if array.dtype not in _TYPES:
+    in_parts = {name: [array] if isinstance(array, Tensor) else array for name, array in arrays.items()}
+    for name, parts in sorted(in_parts.items(), key=lambda item: (-item[1][0].element_size(), item[0])):  # aligned
+        if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+            parts = [torch.cat(parts)]
+        dtype, shape, start = parts[0].dtype, list(parts[0].shape), stop
+        if dtype not in _TYPES:
             remedy = "convert it, for instance to torch.float32"
-            raise StoreError(f"{name} must have a type that can be stored, got {array.dtype}: {remedy}")
-        flat = array.detach().cpu().contiguous().as_strided((array.numel(),), (1,))
-        content = flat.view(torch.uint8).numpy().data
-        start, stop = stop, stop + content.nbytes
-        header[name] = {"dtype": _TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [start, stop]}
-        pieces.append(content)
+            raise StoreError(f"{name} must have a type that can be stored, got {dtype}: {remedy}")
+        for part in parts:
+            flat = part.detach().cpu().contiguous().as_strided((part.numel(),), (1,))
+            pieces.append(flat.view(torch.uint8).numpy().data)
+            stop += pieces[-1].nbytes
+        if len(parts) > 1:
+            shape[0] = sum(map(len, parts))
+        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *pieces]
@@ -276,7 +287,8 @@ class TensorStore:
         kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
-            files_of = [np.full(len(part), self._write(part)) for part in _pick(tensors, new["id"][is_new])]
+            portions = _pick(tensors, new["id"][is_new])
+            files_of = [np.full(sum(map(len, portion)), self._write(portion)) for portion in portions]
             both["file"][n_before:][is_new] = np.concatenate(files_of)
         files: Ints = both["file"][n_before:]
         dropped: Ints = self._kept["id"][~kept[:n_before]]
@@ -308,9 +320,9 @@ class TensorStore:
             tensors = read_tensors(self.path(file))
             parts.append(tensors[torch.isin(tensors.id, torch.from_numpy(self._live(file)))])
             if file == old[-1] or sum(map(len, parts)) * self._row_bytes >= FEW_BYTES:
-                joined, parts = Tensors.join(parts), []
-                ids = joined.id.numpy()
-                moved[self._write(joined)] = ids
+                ids = torch.cat([part.id for part in parts]).numpy()
+                moved[self._write(parts)] = ids
+                parts = []
         for number, ids in moved.items():
             self._kept["file"][np.isin(self._kept["id"], ids)] = number
         return moved
@@ -335,16 +347,16 @@ class TensorStore:
         live: Ints = self._kept["id"][self._kept["file"] == file]
         return live
 
-    def _write(self, tensors: Tensors) -> int:
+    def _write(self, parts: Sequence[Tensors]) -> int:
         self._last_file += 1
-        write_tensors(self.path(self._last_file), tensors)
-        self._rows[self._last_file] = len(tensors)
-        self._row_bytes = sum(column[0].nbytes for column in vars(tensors).values() if column is not None)
+        write_tensors(self.path(self._last_file), parts)
+        self._rows[self._last_file] = sum(map(len, parts))
+        self._row_bytes = next(part[:1].nbytes for part in parts if len(part))
         return self._last_file
 
 
-def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[Tensors]:
-    """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is a copy in memory until written."""
+def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[list[Tensors]]:
+    """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is copied in memory until written."""
     is_picked = np.isin(np.concatenate([part.id.numpy() for part in parts]), ids)
     n_rows = 1 + AT_ONCE_BYTES // next(part[:1].nbytes for part in parts if len(part))
     picked, nbytes = list[Tensors](), 0
@@ -355,10 +367,10 @@ def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[Tensors]:
             picked.append(part[some if len(some) < len(part) else slice(None)])
             nbytes += picked[-1].nbytes
             if nbytes >= AT_ONCE_BYTES:
-                yield Tensors.join(picked)
+                yield picked
                 picked, nbytes = [], 0
     if picked:
-        yield Tensors.join(picked)
+        yield picked
 
 
 def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:
