@@ -229,3 +229,8 @@ def test_the_error_for_a_wrong_value_states_the_rule(kind, written, rule):
     with pytest.raises(UsageError) as raised:
         convert("name", written, kind)
     assert str(raised.value) == f"name must be {rule}, got {written!r}"
+
+
+def test_a_percentage_is_answered_with_the_share_to_write():
+    with pytest.raises(UsageError, match=r"max_fault_rate must be a number or null, got '5%': write 0\.05 for 5%$"):
+        convert("max_fault_rate", "5%", float | None)

@@ -323,7 +323,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return KINDS[bare].read(value)
     except (ValueError, KeyError):
         rule = f"{KINDS[bare].rule} or null" if is_optional else KINDS[bare].rule
-        raise UsageError(f"{name} must be {rule}, got {value!r}") from None
+        raise UsageError(f"{name} must be {rule}, got {value!r}{_as_share(value)}") from None
+
+
+def _as_share(text: Any) -> str:
+    """What to write instead of a percentage."""
+    percentage = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(text))
+    return f": write {float(percentage[1]) / 100:g} for {percentage[0]}" if percentage else ""
 
 
 def placeholder(kind: Any) -> str:
