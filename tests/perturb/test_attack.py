@@ -201,6 +201,7 @@ def test_fewer_steps_take_fewer_passes_and_still_raise_the_loss(name, steps, net
     found = perturb(brief, inputs, theta, torch.arange(len(inputs)), context)
     assert context.passes == len(inputs) * brief.passes == len(inputs) * 3 * steps
     assert brief.theta == ATTACK[name].at(0.5).theta
+    assert brief.code == ATTACK["pgd" if name == "apgd" else name].code
     change = (found - inputs).flatten(1)
     length = change.norm(dim=1) if name == "pgd_l2" else change.abs().amax(1)
     assert bool((length <= theta[:, 0] + 1e-6).all())

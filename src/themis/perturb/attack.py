@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import partial, update_wrapper
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def in_steps(perturbation: Perturbation, steps: int) -> Perturbation:
     brief = next((brief for full, brief in BRIEF if perturbation.apply is full), None)
     if brief is None or 3 * steps >= perturbation.passes:
         return perturbation
-    return replace(perturbation, apply=partial(brief, steps=steps), passes=3 * steps)
+    return replace(perturbation, apply=update_wrapper(partial(brief, steps=steps), brief), passes=3 * steps)
 
 
 BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (auto.apgd, pgd))
