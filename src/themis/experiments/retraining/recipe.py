@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError
 from themis.options import check_known, check_numbers, check_rules, option
-from themis.perturb import Perturbation
-from themis.perturb.attack import in_steps
+
+if TYPE_CHECKING:
+    from themis.perturb import Perturbation
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
@@ -149,6 +150,8 @@ class Recipe:
 
     def shortens(self, perturbations: Iterable[Perturbation]) -> bool:
         """Whether attacks take fewer steps in training than in a search; if not, `attack_steps` has no effect."""
+        from themis.perturb.attack import in_steps
+
         return self.fresh > 0 and any(in_steps(each, self.attack_steps) is not each for each in perturbations)
 
     def counts(self) -> tuple[int, int, int]:
