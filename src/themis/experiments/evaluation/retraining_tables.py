@@ -28,8 +28,8 @@ def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
     notes = [
         "Gain of the disturbed score on judge seeds that were neither searched nor trained on, in points, with 95% "
         "intervals; below it the change of the clean score, which the recipe keeps. Every technique of a cell searched "
-        "for the same passes and trained on as many inputs, or on fewer if it ran fewer tests. The paper: 0.21 to 11.56 "
-        "points for Themis."
+        "for the same passes and trained on as many inputs, or on fewer if it ran fewer tests. The paper: 0.21 to "
+        "11.56 points for Themis."
     ]
     yield Table("Accuracy regained by retraining", columns, rows, notes)
 
