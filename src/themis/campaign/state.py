@@ -329,7 +329,7 @@ def _split(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy on the same device if that has room: who writes it fetches it, beside the tests."""
+    """A copy on the same device, if there is room; the thread that writes the checkpoint moves it to the host."""
     try:
         return tensor.clone()
     except torch.OutOfMemoryError:

@@ -172,7 +172,7 @@ class Novelty:
     def __init__(self, space: Space) -> None:
         self.space = space
         self._seen: set[int] = set()
-        self._added: list[Ints] = []  # the same numbers: a set of many takes long to become an array
+        self._added: list[Ints] = []  # the same numbers: turning a large set into an array takes long
 
     @property
     def state(self) -> Ints:

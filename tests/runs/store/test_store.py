@@ -299,8 +299,9 @@ def test_a_file_has_the_same_bytes_as_the_librarys():
 @pytest.mark.parametrize("sizes", [(3,), (3, 0, 4), (1, 1, 1, 1)])
 def test_rows_in_several_tensors_are_written_as_one_array(sizes, dtypes):
     parts = [torch.rand(2, n, dtype=dtypes[k % 2]).T for k, n in enumerate(sizes)]
-    whole = {"id": torch.arange(3), "x": torch.cat(parts)}
-    assert b"".join(tensors.content_of({"id": torch.arange(3), "x": parts})) == b"".join(tensors.content_of(whole))
+    others = {"id": torch.arange(3), "a": torch.rand(3)}
+    whole = b"".join(tensors.content_of({**others, "x": torch.cat(parts)}))
+    assert b"".join(tensors.content_of({**others, "x": parts})) == whole
 
 
 def test_an_array_whose_type_safetensors_lacks_is_refused():

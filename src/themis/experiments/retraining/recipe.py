@@ -53,7 +53,7 @@ class Recipe:
         "0.5, and 0 for pictures of one number each",
     )
     attack_steps: int = option(
-        2, "steps of pgd, pgd_l2 and apgd when they make fresh inputs: fewer leave time for more batches"
+        2, "steps of pgd, pgd_l2 and apgd for fresh inputs; fewer steps leave time for more batches"
     )
     distill: float = option(
         0.9, "pictures of one class or number each: share of the loss that compares with the old model's clean answer"

@@ -163,15 +163,13 @@ def content_of(
 ) -> list[bytes | memoryview]:
     """The content of a safetensors file, in pieces to be written one after the other; the arrays are not copied.
 
-    A list of tensors is one array with the rows of all of them. The library needs that array, copies all arrays twice,
-    and holds the interpreter while it does.
+    A list of tensors becomes one array with the rows of all of them. The library would need that array in memory, and
+    copies every array twice while it holds the interpreter.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     pieces, stop = list[memoryview](), 0
-    in_parts = {name: [array] if isinstance(array, Tensor) else array for name, array in arrays.items()}
+    in_parts = {name: [array] if isinstance(array, Tensor) else _alike(array) for name, array in arrays.items()}
     for name, parts in sorted(in_parts.items(), key=lambda item: (-item[1][0].element_size(), item[0])):  # aligned
-        if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
-            parts = [torch.cat(parts)]
         dtype, shape, start = parts[0].dtype, list(parts[0].shape), stop
         if dtype not in _TYPES:
             remedy = "convert it, for instance to torch.float32"
@@ -186,6 +184,11 @@ def content_of(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *pieces]
+
+
+def _alike(parts: list[Tensor]) -> list[Tensor]:
+    """The parts of an array; if their types differ, they are joined."""
+    return parts if len({part.dtype for part in parts}) == 1 else [torch.cat(parts)]
 
 
 def checksum(*content: bytes | memoryview) -> str:
