@@ -1,5 +1,7 @@
 """Chunks captured as a CUDA graph give the results of the plain path. Needs a GPU."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,14 @@ from themis.criteria.view import View
 from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
 from themis.measure import graphs as graphs_module
+from themis.measure.captured import capturing
 from themis.measure.kernels_cuda import ChunkFolder, can_fold, slopes
 from themis.target.activations import Layer
 from themis.zoo import lenet5
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 OPTIONS = {"coverage": None, "plateau": None, "max_tests": 2000}
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def inputs():
 @pytest.mark.parametrize("n", [1, 255, 256, 70_001])
 @pytest.mark.parametrize(("chunk", "n_tests"), [(1, 1), (64, 50), (256, 256)])
 def test_the_kernels_agree_with_torch(n, chunk, n_tests):
-    device = torch.device("cuda")
+    device = CUDA
     assert can_fold(device)
     layers = (Layer("first", (n,), 0, n, None), Layer("second", (7,), n, 7, None))
     activations, clean = torch.randn(chunk, n + 7, device=device), torch.randn(30, n + 7, device=device)
@@ -67,7 +71,7 @@ def test_the_kernels_agree_with_torch(n, chunk, n_tests):
 
 @pytest.mark.parametrize("n", [1, 1024, 3000])
 def test_slopes_are_those_of_autograd(n):
-    device = torch.device("cuda")
+    device = CUDA
     activations, clean = torch.randn(5, n, device=device, requires_grad=True), torch.randn(9, n, device=device)
     rows, weight = torch.randint(0, 9, (5,), device=device), torch.rand(n, device=device)
     by_test = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], device=device)
@@ -155,6 +159,45 @@ def test_a_model_that_cannot_be_captured_takes_the_plain_path(net, inputs):
     expected = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     run = themis.run(Target(Synchronises(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert np.array_equal(run.faults.columns["id"], expected.faults.columns["id"])
+
+
+def waits(values):
+    float(values.sum())
+
+
+def runs_out_of_memory(values):
+    torch.empty(1 << 50, device=values.device)
+
+
+def leaves_a_stream(values):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        values.add_(1)
+
+
+def test_the_first_error_of_a_capture_is_the_one_that_is_raised():
+    with pytest.raises(torch.OutOfMemoryError), capturing(torch.cuda.CUDAGraph(), torch.cuda.Stream(), CUDA):
+        runs_out_of_memory(torch.zeros(3, device=CUDA))
+
+
+@pytest.mark.parametrize("fails", [waits, runs_out_of_memory, leaves_a_stream])
+def test_a_capture_that_fails_leaves_the_gpu_as_it_was(fails):
+    def fail():
+        with capturing(torch.cuda.CUDAGraph(), torch.cuda.Stream(), CUDA):
+            fails(values + torch.rand_like(values))
+
+    values = torch.zeros(1 << 22, device=CUDA)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.current_stream(), torch.cuda.memory_reserved(), torch.cuda.get_rng_state().tolist()
+    with pytest.raises(RuntimeError):
+        fail()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert (torch.cuda.current_stream(), torch.cuda.memory_reserved(), torch.cuda.get_rng_state().tolist()) == before
+    assert torch.rand(8, device=CUDA).std() > 0
 
 
 class BreaksDown(nn.Module):

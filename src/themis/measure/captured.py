@@ -66,6 +66,36 @@ class CaptureError(Exception):
     """The model or the perturbation cannot be captured, for example because it waits for the GPU."""
 
 
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device) -> Iterator[None]:
+    """Capture what is computed within; if that fails, the GPU can be used as before.
+
+    Of its own accord, torch would go on in the stream of the capture, keep the memory, and refuse to draw random
+    numbers.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator, pool = torch.cuda.default_generators[index], torch.cuda.graph_pool_handle()
+    before, outside = generator.clone_state(), torch.cuda.current_stream(device)
+    # Another thread may fetch a checkpoint from the GPU meanwhile.
+    capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+    try:
+        with torch.cuda.stream(outside), capture:
+            yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        _give_back(pool, index)
+        raise
+
+
+def _give_back(pool: Any, index: int) -> None:
+    """Give back the memory of a capture that failed."""
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except (RuntimeError, AttributeError):  # the capture ended properly: the graph owns the memory; or torch is too old
+        return
+    torch._C._cuda_releasePool(index, pool)
+
+
 @dataclass(frozen=True)
 class Launch:
     """Chunks that were started, and the event after which their results are valid: until the launch after the next."""
@@ -173,9 +203,11 @@ class CapturedChunk:
                 with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                     self._body(is_forked=False)
             self._graph = torch.cuda.CUDAGraph()
-            # Another thread may fetch a checkpoint from the GPU meanwhile.
-            capture = torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local")
-            with torch.set_grad_enabled(self.ascends), capture:
+            with (
+                torch.set_grad_enabled(self.ascends),
+                capturing(self._graph, self._stream, self.device),
+                self._fold_stream_joins(),
+            ):
                 self._body(is_forked=not self.ascends)
             torch.cuda.synchronize(self.device)
         except Exception as error:
@@ -183,6 +215,15 @@ class CapturedChunk:
                 raise
             torch.cuda.synchronize(self.device)
             raise CaptureError(str(error)) from error
+
+    @contextmanager
+    def _fold_stream_joins(self) -> Iterator[None]:
+        """A capture must end in one stream, even after an error, which would otherwise be hidden by another."""
+        self._fold_stream.wait_stream(self._stream)
+        try:
+            yield
+        finally:
+            self._stream.wait_stream(self._fold_stream)
 
     def _body(self, *, is_forked: bool) -> None:
         """What is captured: one chunk, from the tests in its slot to the results in the same slot.

@@ -65,3 +65,5 @@ def test_the_chunk_is_halved_if_memory_runs_out(target, data):
     assert any("out of memory on cuda" in str(each.message) for each in said)
     assert any("continuing with" in str(each.message) for each in said)
     assert result.rounds[-1].tests == 100
+    assert len(themis.run(target, data[:50], "gaussian", max_tests=100).rounds) >= 1  # without a warning
+    assert torch.rand(8, device="cuda").std() > 0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from themis.compute.rng import host_randomness
 from themis.experiments.retraining.batches import TrainingBatch
 from themis.experiments.retraining.checkpoint import put_weights, take_weights
-from themis.measure.captured import CaptureError
+from themis.measure.captured import CaptureError, capturing
 
 Step = Callable[[TrainingBatch], Tensor]
 """Trains on a batch; returns the outputs, which are valid until the next step."""
@@ -80,7 +80,7 @@ def _record(
     """Capture a graph; what is not captured must find as much memory beside it."""
     torch.cuda.empty_cache()
     reserved, graph = torch.cuda.memory_reserved(device), torch.cuda.CUDAGraph()
-    with _generator_survives(device), torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream, device):
         outputs = run()
     torch.cuda.synchronize(device)
     if torch.cuda.mem_get_info(device)[0] < torch.cuda.memory_reserved(device) - reserved:
@@ -123,16 +123,3 @@ def _never_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(mode)
-
-
-@contextmanager
-def _generator_survives(device: torch.device) -> Iterator[None]:
-    """A capture that fails leaves the GPU's random number generator unusable: it is replaced by what it was before."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator = torch.cuda.default_generators[index]
-    before = generator.clone_state()
-    try:
-        yield
-    except BaseException:
-        generator.graphsafe_set_state(before)
-        raise
