@@ -399,13 +399,21 @@ def table(rows: dict[str, list[dict[str, Any]]], loss: float = TOLERANCE) -> str
             theirs, their_clean = standings.gain(best, "disturbed"), standings.gain(best, "clean")
             scores = f"{_spread(theirs)}, {_points(their_clean.difference)}"
             entries += [best, scores, _interval(standings.lead([best]))]
-            has_all = all(baseline in standings.cells for baseline in BASELINES)
-            entries.append(_interval(standings.lead(list(BASELINES))) if has_all else "-")
+            entries.append(_above_baselines(standings))
         else:
             entries += ["-"] * 4
         entries.append(_at_equal_loss(standings, loss))
         lines.append(f"| {' | '.join(entries)} |")
     return "\n".join(lines)
+
+
+def _above_baselines(standings: Standings) -> str:
+    """How far Themis is above the mean of the baselines, with the names of those that have no training."""
+    found = [name for name in BASELINES if name in standings.cells]
+    if not found:
+        return "-"
+    others = [name.upper() for name in BASELINES if name not in found]
+    return _interval(standings.lead(found)) + (f", without {', '.join(others)}" if others else "")
 
 
 def _at_equal_loss(standings: Standings, loss: float) -> str:
