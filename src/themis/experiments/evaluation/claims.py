@@ -267,19 +267,20 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
     if "themis" not in gains:
         return
     own, chooser = gains["themis"], CHOOSERS["themis"]
-    four = [mean(gains[name]) for name in BASELINES if name in gains]
-    rivals = f", the four baselines {mean(four):+.2f}" if len(four) == len(BASELINES) else ""
-    means = ", ".join(
-        f"{CHOOSERS.get(name, name)} {mean(values):+.2f}" for name, values in gains.items() if len(values) == len(own)
-    )
+    complete = {name: values for name, values in gains.items() if len(values) == len(own)}
+    four = [complete[name] for name in BASELINES if name in complete]
+    rivals = ""
+    if len(four) == len(BASELINES):
+        rivals = f", the mean of the four baselines {median(mean(cell) for cell in zip(*four, strict=True)):+.2f}"
+    medians = ", ".join(f"{CHOOSERS.get(name, name)} {median(values):+.2f}" for name, values in complete.items())
     verdict = OPEN if min(own) > 0 else FAILS
     if all(is_sure):
         verdict = HOLDS if sum(leads) > len(leads) / 2 else IN_PART
     yield Claim(
         "Retraining regains accuracy, more than with baselines",
         "0.21 to 11.56 points for Themis",
-        f"{chooser} {mean(own):+.2f} points on average{rivals}",
-        f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {counted(len(own), 'cell')}; means: {means}",
+        f"{chooser} {median(own):+.2f} points{rivals}, in the median over cells",
+        f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {counted(len(own), 'cell')}; medians: {medians}",
         verdict,
         f"{chooser} regains in every cell and leads in most comparisons, with intervals above 0; in part, it regains "
         "in every cell, with intervals above 0; undecided, if one of these includes 0",

@@ -173,5 +173,8 @@ def _merge_origins(stored: list[Record], part: Record, environment: Record, fini
         {"model": model, "perturbation": perturbation, "kind": kind, "device": devices.get((model, perturbation))}
         for model, perturbation, kind in names
     ]
-    new = {"version": part["version"], "environment": environment, "cells": cells}
-    return [origin for origin in [*origins, new] if origin["cells"]]
+    new = {"version": part["version"], "environment": environment}
+    for origin in origins:
+        if all(origin[name] == value for name, value in new.items()):
+            cells, origin["cells"] = origin["cells"] + cells, []
+    return [origin for origin in [*origins, {**new, "cells": cells}] if origin["cells"]]
