@@ -164,8 +164,9 @@ def test_a_folder_has_one_writer_and_is_not_shared_with_other_files(folder, tmp_
         ExperimentFolder(tmp_path / "out", "test")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="contains other files"):
-        ExperimentFolder(tmp_path / "notes", "test")
+    for name, phrase in (("comparison", "a comparison"), ("evaluation", "an evaluation")):
+        with pytest.raises(UsageError, match=f"or the folder of {phrase}, but .* contains other files"):
+            ExperimentFolder(tmp_path / "notes", name)
 
 
 def test_a_folder_may_hold_several_plans(tmp_path):

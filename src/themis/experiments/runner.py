@@ -75,7 +75,8 @@ class ExperimentFolder:
         names = list_folder(self.path)
         self._is_new = names is None
         if names and not self._is_begun(self.path, names):
-            raise refuse_folder(self.path, names, f", or the folder of a {experiment}")
+            article = "an" if experiment[0] in "aeiou" else "a"
+            raise refuse_folder(self.path, names, f", or the folder of {article} {experiment}")
         refuse_links(self.path, LOCK, plan_file)
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
