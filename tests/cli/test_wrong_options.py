@@ -15,6 +15,7 @@ WRONG = {
     # flags
     "unknown flag": (run("--max-test 5"), 2, "unknown option --max-test: did you mean --max-tests?"),
     "underscores": (run("--max_tests 5"), 2, "did you mean --max-tests?"),
+    "part of a flag": (run("--passes 5"), 2, "unknown option --passes: did you mean --max-passes?"),
     "unlike any flag": (run("--frobnicate"), 2, "unknown option --frobnicate: see themis run --help"),
     "flag of one dash": (run("-max-tests=5"), 2, "did you mean --max-tests?"),
     "no value": (run("--max-tests"), 2, "--max-tests must be followed by a value"),

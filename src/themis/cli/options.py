@@ -274,8 +274,12 @@ def _reject_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
 
 
 def _closest(name: str, known: Collection[str], otherwise: str) -> str:
-    close = closest(name, known)
-    return otherwise if close is None else f"did you mean {close}?"
+    """Ask for the option that has the name as one of its words, such as max-passes for passes, or is spelt like it."""
+    by_name = {option.lstrip("-"): option for option in known}
+    bare = name.lstrip("-")
+    alike = [other for other in by_name if bare in other.replace("_", "-").split("-")]
+    close = alike[0] if len(alike) == 1 else closest(bare, by_name)
+    return otherwise if close is None else f"did you mean {by_name[close]}?"
 
 
 def read_yaml(path: str) -> dict[Any, Any]:
