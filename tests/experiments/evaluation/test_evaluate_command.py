@@ -128,6 +128,29 @@ def test_an_interrupted_retraining_resumes_with_the_trainings_that_are_left(fold
     assert interrupted["retraining"] == whole["retraining"]
 
 
+def test_a_retraining_without_faults_is_finished_and_says_so(tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["evaluate", str(tmp_path / "plan.yaml"), "--out", str(out)]
+    plan = smoke_plan().restricted([], ["gaussian"]).as_dict()
+    nothing = {"questions": "retraining", "magnitudes": "1e-30,2e-30,3e-30", "retrain_passes": 250}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**plan, **nothing}))
+    assert main(words) == 0
+    assert "Nothing to train on for digits gaussian 2e-30" in capsys.readouterr().out
+    (path,) = (out / "cells" / "retraining").rglob("*.json")
+    before = path.stat().st_mtime_ns
+    assert main(words) == 0
+    assert "1 campaign, 1 already finished" in capsys.readouterr().out
+    assert path.stat().st_mtime_ns == before
+    content = json.loads((out / "evaluation.json").read_text())
+    assert not content["failed"]
+    assert content["retraining"] == [json.loads(path.read_text())]
+    assert [(record["kind"], record["finished"]) for record in content["progress"]] == [("retraining", 1)]
+    page = (out / "evaluation.md").read_text()
+    assert "## Accuracy regained" not in page
+    reason = "scheduled, which decides how many inputs to train on, found no fault within 250 passes"
+    assert f"\nNothing to train on for digits gaussian 2e-30: {reason}.\n" in page
+
+
 def test_the_start_tells_what_is_to_come_and_how_to_stop_and_resume(folder, capsys):
     assert main(["evaluate", "--smoke", "--out", str(folder)]) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -450,12 +450,33 @@ def test_gains_stand_beside_the_number_of_inputs_that_were_trained_on():
     ]
 
 
+def test_cells_with_nothing_to_train_on_are_in_no_table_and_no_claim():
+    shift = {"before": 0.8, "after": 0.85, "combined": {"low": 0.02, "high": 0.08}}
+    standing = {"technique": "themis", "n_runs": 5, "shifts": {"disturbed": shift}}
+    cell = {"model": "net", "perturbation": "pgd", "magnitude": 0.1, "inputs": 9}
+    empty = [
+        {"model": "net", "perturbation": name, "magnitude": 0.2, "standings": [], "untrained": why}
+        for name, why in zip("abc", "xyx", strict=True)
+    ]
+    trained = {**cell, "before": {"clean": 0.9, "disturbed": 0.8}, "standings": [standing]}
+    content = {"retraining": [trained, *empty]}
+    (table,) = retraining_tables(Evaluation(content))
+    assert [row[0] for row in table.rows] == ["net pgd 0.1", "clean score"]
+    assert "points for scheduled in 1 cell;" in verdict_of(content, "Retraining regains").measured
+    assert not [*retraining_tables(Evaluation({"retraining": empty}))]
+    content |= {"version": "1", "pairs": [], "missing": {}, "unfinished": [], "failed": []}
+    assert opening(Evaluation(content))[1:] == [
+        "Nothing to train on for net a 0.2, net c 0.2: x.",
+        "Nothing to train on for net b 0.2: y.",
+    ]
+
+
 def test_the_opening_says_how_many_campaigns_there_were():
     pairs = [
         {"model": f"net{k}", "limits": {"campaigns": n}, "budgets": {"passes": grids}}
         for k, (n, grids) in enumerate([(2, [{}]), (3, [{}]), (2, [{}]), (1, [])])
     ]
-    content = {"version": "1", "pairs": pairs, "missing": {}, "unfinished": [], "failed": []}
+    content = {"version": "1", "pairs": pairs, "retraining": [], "missing": {}, "unfinished": [], "failed": []}
     lines = opening(Evaluation(content))
     assert lines[0].startswith("Themis 1: 4 models, 4 pairs of a model and a perturbation")
     assert opening(Evaluation({**content, "command": "make it"}))[0].startswith("Themis 1, `make it`: 4 models")

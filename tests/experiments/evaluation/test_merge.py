@@ -10,7 +10,7 @@ import pytest
 from themis.errors import UsageError
 from themis.experiments.evaluation.api import evaluate
 from themis.experiments.evaluation.merge import merge_evaluations
-from themis.experiments.evaluation.page import opening
+from themis.experiments.evaluation.page import evaluation_page, opening
 from themis.experiments.evaluation.plan import EvaluationPlan
 from themis.experiments.evaluation.smoke import smoke_plan
 from themis.experiments.evaluation.summary import Evaluation
@@ -106,6 +106,19 @@ def test_a_model_that_was_missing_is_no_longer(folder, whole, tmp_path):
     merged = merge(stored, whole)
     assert len(merged.pop("merged")[0]["cells"]) == 8
     assert merged == whole
+
+
+def test_a_part_that_had_nothing_to_train_on_is_finished(folder, whole, tmp_path):
+    stored = without(folder, tmp_path / "stored", "retraining/digits/gaussian*/*")
+    part = part_of(folder, tmp_path / "part", perturbation="gaussian", questions="retraining")
+    (record,) = part["retraining"]
+    part["retraining"] = [{**record, "standings": [], "untrained": "no fault"}]
+    merged = merge(stored, part)
+    assert merged["retraining"] == part["retraining"]
+    assert merged["progress"] == whole["progress"]
+    page = evaluation_page(Evaluation(merged), {})
+    assert f"Nothing to train on for digits gaussian {record['magnitude']:g}: no fault." in page
+    assert "## Accuracy regained" not in page
 
 
 def test_nothing_finished_is_refused(folder, whole, tmp_path):

@@ -46,6 +46,10 @@ COLUMNS = ("clean", "disturbed", "clean_error", "disturbed_error")
 """The columns of a `Reading` that are stored for every judge seed."""
 
 
+class NoFaultsError(UsageError):
+    """A contest has nothing to train on: `themis` found no fault."""
+
+
 @dataclass(frozen=True)
 class Case:
     """The model and the data of a contest. The target's oracle is settled, so that all models have one tolerance."""
@@ -106,7 +110,7 @@ class Contest:
             return self.plan.inputs
         found = self.executed(ContestCell(Technique(THEMIS), self.plan.random_seed)).distinct_faults
         if not found:
-            raise UsageError(
+            raise NoFaultsError(
                 "a contest needs faults to choose from, but themis found none: raise the magnitude or passes"
             )
         return min(found, self.plan.most_inputs)

@@ -135,6 +135,8 @@ def describe_cell(cell: EvaluationCell, record: Record) -> str:
         return f"{cell}: {record['at']['passes']['distinct_faults']:,} distinct faults"
     if "distinct_faults" in record:
         return f"{cell}: {record['distinct_faults']:,} distinct faults"
+    if "untrained" in record:
+        return f"{cell}: nothing to train on"
     if cell.kind == KILLS and record["score"] is not None:
         return f"{cell}: mutation score {record['score']:.3f}"
     return str(cell)

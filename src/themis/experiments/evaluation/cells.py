@@ -22,7 +22,8 @@ from themis.experiments.comparison.cells import CellRunner
 from themis.experiments.comparison.plan import GRID, CampaignCell
 from themis.experiments.comparison.rates import split_seeds
 from themis.experiments.contest.api import contest_run
-from themis.experiments.contest.choosing import THEMIS
+from themis.experiments.contest.cells import NoFaultsError
+from themis.experiments.contest.choosing import OWN_POLICY, THEMIS
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
     DONE,
@@ -57,7 +58,7 @@ TRAININGS = "trainings"
 """The folder in which cells keep their trainings."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux tells machines apart."""
-RETRAINED = {PRESET: "paper", "scheduled": THEMIS}
+RETRAINED = {PRESET: "paper", OWN_POLICY: THEMIS}
 """What techniques are called where they choose inputs to train on."""
 
 
@@ -198,7 +199,8 @@ class CellWorker:
     ) -> Record:
         """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe.
 
-        Finished trainings are kept, so that an interrupted cell resumes with the next one.
+        Finished trainings are kept, so that an interrupted cell resumes with the next one. Without faults there is
+        nothing to train on; the reason is recorded then, since the same search would find none again.
         """
         search = run_to_the_end(
             loaded.target,
@@ -209,17 +211,22 @@ class CellWorker:
             **{"max_seeds": options.retrain_inputs, "split": SPLIT, "max_tests": options.round_size, **ENDLESS},
         )
         names = [RETRAINED.get(technique.name, technique.name) for technique in options.comparison().chosen()]
-        contested = contest_run(
-            search,
-            list(dict.fromkeys(names)),
-            target=loaded.target,
-            data=loaded.seeds,
-            out=None if self.folder is None else self.folder / TRAININGS / Path(cell.file).with_suffix(""),
-            passes=options.passes_to_retrain,
-            random_seeds=options.retrain_seeds,
-            epochs=options.epochs,
-            random_seed=self.plan.random_seed,
-        )
+        try:
+            contested = contest_run(
+                search,
+                list(dict.fromkeys(names)),
+                target=loaded.target,
+                data=loaded.seeds,
+                out=None if self.folder is None else self.folder / TRAININGS / Path(cell.file).with_suffix(""),
+                passes=options.passes_to_retrain,
+                random_seeds=options.retrain_seeds,
+                epochs=options.epochs,
+                random_seed=self.plan.random_seed,
+            )
+        except NoFaultsError:
+            passes = f"{options.passes_to_retrain:,} passes"
+            reason = f"{OWN_POLICY}, which decides how many inputs to train on, found no fault within {passes}"
+            return {**_identity(cell), "standings": [], "untrained": reason}
         standings = [asdict(standing) for standing in contested.standings]
         return {**_identity(cell), "inputs": contested.inputs, "before": contested.before, "standings": standings}
 

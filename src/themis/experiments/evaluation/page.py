@@ -11,7 +11,7 @@ from themis.experiments.evaluation.done_tables import done_cells, done_tables, t
 from themis.experiments.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
 from themis.experiments.evaluation.ratios import ratio_tables
 from themis.experiments.evaluation.retraining_tables import retraining_tables
-from themis.experiments.evaluation.summary import Evaluation, Record, name_pair
+from themis.experiments.evaluation.summary import Evaluation, Record, name_cell, name_pair
 from themis.experiments.evaluation.theory_tables import theory_cells, theory_tables
 from themis.experiments.evaluation.truth_tables import truth_cells, truth_tables
 from themis.experiments.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
@@ -78,6 +78,7 @@ def opening(evaluation: Evaluation) -> list[str]:
     lines += [_count_campaigns(content["pairs"])] if n_run else []
     lines += [_describe_origin(origin) for origin in content.get("merged", [])]
     lines += [f"Not measured: {name}, because {reason}." for name, reason in content["missing"].items()]
+    lines += _list_untrained(content["retraining"])
     if content["unfinished"]:
         lines.append(f"Not run yet: {', '.join(content['unfinished'])}. The same command runs them.")
     if content["failed"]:
@@ -91,6 +92,15 @@ def _count_campaigns(pairs: list[Record]) -> str:
     (most, n_pairs), *others = sorted(counts.items(), reverse=True)
     first = f"{counted(most, 'campaign')} per magnitude in {counted(n_pairs, 'pair')}"
     return f"Every technique had {', '.join([first, *(f'{n} in {own}' for n, own in others)])}."
+
+
+def _list_untrained(retraining: list[Record]) -> list[str]:
+    """The cells that had nothing to train on, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for record in retraining:
+        if "untrained" in record:
+            by_reason.setdefault(record["untrained"], []).append(name_cell(record))
+    return [f"Nothing to train on for {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
 
 
 def _describe_origin(origin: Record) -> str:

@@ -12,7 +12,7 @@ from themis.runs.run import percent
 
 def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
     """The disturbed score that training on the inputs of each technique regains."""
-    records = evaluation.content["retraining"]
+    records = [record for record in evaluation.content["retraining"] if record["standings"]]
     if not records:
         return
     by_cell = [{standing["technique"]: standing for standing in record["standings"]} for record in records]
