@@ -112,6 +112,14 @@ def test_an_archive_is_read(save):
     assert_reads("npz:c.npz", values)
 
 
+def test_labels_of_an_archive_are_not_lost_silently():
+    np.savez("a.npz", inputs=np.eye(3), y=[0, 1, 2])
+    with pytest.warns(RuntimeWarning, match="read without labels, because .* 'labels', but y: .*labels=NAME"):
+        assert read_data("npz:a.npz").labels is None
+    with pytest.raises(DataError, match=r"must hold an array named 'Y', got \['inputs', 'y'\]"):
+        read_data("npz:a.npz?labels=Y")
+
+
 def test_an_array_is_memory_mapped():
     values = RNG.random((9, 2, 3)).astype(">f4")
     np.save("a.npy", values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +24,30 @@ from themis.errors import DataError, UsageError
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 SPLITS = {"test": "t10k", "train": "train"}
+LABELS = "labels"
+"""Name of the labels in an archive, if no other is given."""
 
 
-def npz_seeds(path: Path | None = None, *, inputs: str = "inputs", labels: str = "labels") -> Seeds:
+def npz_seeds(path: Path | None = None, *, inputs: str = "inputs", labels: str | None = None) -> Seeds:
     """A NumPy archive with the arrays `inputs` and, optionally, `labels`; `?inputs=X&labels=y` gives other names."""
-    path = required_path(path, "npz")
-    arrays = read_npz(existing_file(path), (inputs, labels))
-    if inputs not in arrays:
-        raise DataError(
-            f"{path} must hold an array named {inputs!r}, got {names_in_npz(path)}: write it with np.savez(path, "
-            "inputs=..., labels=...), or give its name as ?inputs=NAME"
+    path = existing_file(required_path(path, "npz"))
+    name = LABELS if labels is None else labels
+    arrays = read_npz(path, (inputs, name))
+    for needed in (inputs, *([] if labels is None else [labels])):
+        if needed not in arrays:
+            raise DataError(
+                f"{path} must hold an array named {needed!r}, got {names_in_npz(path)}: write it with np.savez(path, "
+                "inputs=..., labels=...), or give the names as ?inputs=NAME&labels=NAME"
+            )
+    others = [other for other in names_in_npz(path) if other not in arrays]
+    if name not in arrays and others:
+        warnings.warn(
+            f"{path} is read without labels, because it has no array named {LABELS!r}, but {', '.join(others[:5])}: if "
+            "one of them holds the labels, give its name as in ?inputs=NAME&labels=NAME",
+            RuntimeWarning,
+            stacklevel=2,
         )
-    return _seeds(path, arrays[inputs], arrays.get(labels))
+    return _seeds(path, arrays[inputs], arrays.get(name))
 
 
 def npy_seeds(path: Path | None = None, *, labels: str | None = None) -> Seeds:
