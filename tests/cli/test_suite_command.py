@@ -185,7 +185,9 @@ def test_the_page_links_to_those_of_its_members(there, capsys):
 @pytest.mark.parametrize("command", ["faults", "groups", "shrink", "replay"])
 def test_commands_on_runs_say_what_to_name_instead_of_a_suite(there, capsys, command):
     assert main([command, "a", *(["1"] if command == "replay" else [])]) == 2
-    assert "a is a suite: name the folder of one of its perturbations" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a is a suite: name the folder of one of its perturbations (" in said
+    assert all(str(Path("a", name)) in said for name in themis.open_suite("a"))
 
 
 def test_a_suite_can_be_watched(there):

@@ -1,6 +1,8 @@
 """Run folders that cannot be written, resumed, listed or replayed: each is reported in one line with its exit code."""
 
 import importlib
+import os
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -10,7 +12,9 @@ import pytest
 import torch
 from wrong_use import FIRST, HELD, MODULE, enter, finished_run, refused, run, weights_of_a_net, write
 
+import themis
 from themis.cli import main
+from themis.errors import UsageError
 from themis.runs.store import Writer
 
 
@@ -71,8 +75,6 @@ def write_the_schema(version: int):
 
 def run_from_python():
     import mine
-
-    import themis
 
     themis.run(mine.net(), mine.data(), "gaussian", magnitude=0.9, max_tests=200, out="done")
 
@@ -145,6 +147,8 @@ WRONG = {
     "faults of nothing": (["faults"], 2, "must be given: see themis faults --help"),
     "faults of nowhere": (["faults", "nowhere"], 2, "nowhere is not one: check the path"),
     "faults of an experiment": (["faults", "."], 2, "holds the results of an experiment", begin_an_experiment),
+    "faults of a folder of runs": (["faults", "."], 2, ". is a folder of runs: name one of them (done)", finished_run),
+    "a folder of runs to watch": (["watch", "."], 2, ". is a folder of runs: name one of them (done)", finished_run),
     "a fault that is none": (["faults", "done", "99999"], 2, "the run has no fault 99999", finished_run),
     "a fault in words": (["faults", "done", "first"], 2, "FAULT must be a whole number", finished_run),
     "unknown column": (["faults", "done", "--where", "anser = 3"], 2, "did you mean 'answer'", finished_run),
@@ -184,6 +188,17 @@ def test_a_wrong_folder_is_reported_in_one_line_with_its_exit_code(tmp_path, mon
     enter(tmp_path, monkeypatch)
     words, code, message, *setup = WRONG[name]
     assert message in refused(words, code, setup, capsys)
+
+
+def test_a_folder_of_many_runs_names_the_newest_first(tmp_path):
+    for number in range(10):
+        (tmp_path / f"run {number}").mkdir()
+        database = tmp_path / f"run {number}" / "run.sqlite"
+        database.touch()
+        os.utime(database, (number, number))
+    newest = ", ".join(f"'{tmp_path / f'run {number}'}'" for number in (9, 8, 7, 6, 5, 4, 3, 2))
+    with pytest.raises(UsageError, match=re.escape(f"folder of runs: name one of them ({newest} and 2 more)")):
+        themis.open_run(tmp_path)
 
 
 def test_the_table_of_wrong_folders_is_long():

@@ -36,11 +36,16 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.report.watch.server import serve
+    from themis.runs.store.reader import not_a_run, runs_in
     from themis.runs.store.schema import DATABASE
     from themis.suites.folder import is_suite
 
+    folder = Path(arguments.run)
+    has_run = (folder / DATABASE).is_file() or is_suite(folder)
+    if not has_run and runs_in(folder):
+        raise not_a_run(folder)
     with serve(arguments.run, port=arguments.port) as server:
-        if not (Path(arguments.run) / DATABASE).is_file() and not is_suite(arguments.run):
+        if not has_run:
             print_text(f"{arguments.run} does not contain a run yet: it is shown as soon as a campaign starts there")
         print_text(f"Serving {arguments.run} at {server.url} (press Ctrl-C to stop)", flush=True)
         if not arguments.no_browser:

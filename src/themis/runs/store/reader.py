@@ -44,6 +44,8 @@ BATCH = 5000
 """Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
+MOST_NAMED = 8
+"""Runs that the error for a folder of runs names."""
 MAX_SECONDS = 120.0
 """Time that a query may take."""
 LIMITS = {
@@ -54,6 +56,30 @@ LIMITS = {
 """Limits of SQLite on a database that others may have written."""
 
 
+def not_a_run(path: Path) -> UsageError:
+    """The error for a folder that is not a run: what it is instead, and the runs in it."""
+    rule, runs = f"a run must be a folder with {DATABASE}, but {path}", runs_in(path)
+    more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+    named = ", ".join(quote(str(run)) for run in runs[:MOST_NAMED]) + more
+    if (path / "suite.json").is_file():
+        which = named or f"such as {path}/NAME"
+        return UsageError(f"{rule} is a suite: name the folder of one of its perturbations ({which})")
+    if (path / "plan.json").is_file():
+        return UsageError(f"{rule} holds the results of an experiment: its tables are the .md files there")
+    if runs:
+        return UsageError(f"{rule} is a folder of runs: name one of them ({named})")
+    return UsageError(f"{rule} is not one: check the path")
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The runs and suites in a folder, the newest first."""
+    try:
+        found = [file for name in (DATABASE, "suite.json") for file in path.glob(f"*/{name}") if file.is_file()]
+        return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
+    except OSError:  # it cannot be listed
+        return []
+
+
 class Reader:
     """A run folder, opened read-only. Any number of readers may read it while one campaign writes."""
 
@@ -61,17 +87,7 @@ class Reader:
         """`is_brief`: for a short look that leaves not even a log behind if no campaign is writing."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
-            if (self.path / "suite.json").is_file():
-                raise UsageError(
-                    f"a run must be a folder with {DATABASE}, but {self.path} is a suite: name the folder of one of "
-                    f"its perturbations, such as {self.path}/NAME"
-                )
-            if (self.path / "plan.json").is_file():
-                raise UsageError(
-                    f"a run must be a folder with {DATABASE}, but {self.path} holds the results of an experiment: its "
-                    "tables are the .md files there"
-                )
-            raise UsageError(f"a run must be a folder with {DATABASE}, but {self.path} is not one: check the path")
+            raise not_a_run(self.path)
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
             self._database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
