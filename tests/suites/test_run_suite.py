@@ -13,10 +13,11 @@ from suites import MEMBERS, classifier, pictures, small_suite
 import themis
 from themis import UsageError
 from themis.perturb import disturb
+from themis.report.suite import read_suite_view
 from themis.suites.budget import MemberProgress, fixed_steps, next_step
 from themis.suites.definition import read_suite
 from themis.suites.folder import SuiteFolder
-from themis.suites.result import slice_sentences
+from themis.suites.result import sentences, slice_sentences
 
 pytestmark = pytest.mark.xdist_group("suites")
 
@@ -279,3 +280,42 @@ def test_a_notebook_shows_the_table(suite):
     html = suite._repr_html_()
     assert html.count("<tr>") == 1 + len(suite)
     assert "&lt;SuiteRun" in html
+
+
+def gaussians(*magnitudes, **options):
+    return [{"perturb": "gaussian", "magnitude": magnitude, **options} for magnitude in magnitudes]
+
+
+def test_random_disturbances_name_the_most_fragile_if_their_intervals_tell_it_apart(tmp_path):
+    suite = small_suite(tmp_path, members=gaussians(0.001, 5.0), max_tests=400)
+    weak, strong = (row.fault_rate for row in suite.rows)
+    assert strong.low > weak.high
+    assert sentences(suite)[0].startswith(f"Most fragile under gaussian-5: {strong.value:.1%} of random disturbances")
+    view = read_suite_view(suite)
+    assert view.verdict == f"{sentences(suite)[0]} Only under gaussian-5 is the fault rate clearly above 5%."
+    assert [row.name for row in view.members] == ["gaussian-5", "gaussian-0.001"]
+
+
+def test_levels_name_the_most_fragile_if_random_disturbances_are_few(tmp_path):
+    suite = small_suite(tmp_path, members=gaussians(0.001, 0.02, 0.4, 0.01, levels=2), max_tests=16)
+    assert all(row.fault_rate.low == 0 for row in suite.rows)
+    assert max(suite.rows, key=lambda row: row.error).name == "gaussian-0.4"
+    share = f"{np.mean(suite.errors['gaussian-0.4']):.1%}"
+    assert sentences(suite)[0].startswith(f"Most fragile under gaussian-0.4: {share} of answers are wrong on average")
+    assert read_suite_view(suite).verdict.startswith(sentences(suite)[0])
+
+
+def test_without_levels_few_random_disturbances_name_no_most_fragile(tmp_path):
+    suite = small_suite(tmp_path, members=gaussians(1.0, 2.0), max_tests=120)
+    first, second = sorted((row.fault_rate for row in suite.rows), key=lambda rate: -rate.value)
+    assert 0 < first.low < second.high
+    assert re.fullmatch(r"Highest fault rate under gaussian-\d: .*; 1 other may be as high\.", sentences(suite)[0])
+
+
+def test_a_model_withstands_a_suite_only_if_it_makes_no_errors_at_levels(tmp_path):
+    robust = small_suite(tmp_path / "robust", members=gaussians(1e-6, 2e-6, levels=1), max_tests=8)
+    assert read_suite_view(robust).verdict == "The model withstood all 2 perturbations of this suite."
+    assert sentences(robust)[0] == "No random disturbance failed."
+    graded = small_suite(tmp_path / "graded", members=gaussians(1e-6, 0.2, levels=1), max_tests=4, uniform_share=1)
+    assert not any(row.faults for row in graded.rows)
+    assert read_suite_view(graded).verdict.startswith("Most fragile under gaussian-0.2: ")

@@ -38,7 +38,7 @@ function drawMembers(view) {
   const cell = (value, k) => (k ? el('td', { class: numbers.includes(k) ? 'number' : null }, value) : el('th', { scope: 'row' }, ...[value].flat()));
   show('members', 'Perturbations', scrolling('Perturbations', el('table', { class: 'members' },
     el('caption', {}, 'Fault rates are those of random disturbances in the range below the name, on seeds that are answered correctly when ' +
-      'clean; the most fragile come first. The weakest fault is the smallest disturbance that was found to break an answer.'),
+      'clean; the highest rates come first. The weakest fault is the smallest disturbance that was found to break an answer.'),
     el('thead', {}, el('tr', {}, heads.map((head, k) => el('th', { scope: 'col', class: numbers.includes(k) ? 'number' : null }, head)))),
     el('tbody', {}, rows.map((row) => el('tr', {}, row.map(cell)))))),
     Object.keys(view.reports).length ? note('A name links to the report of that perturbation, in its folder beside this page.') : null);

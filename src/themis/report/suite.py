@@ -20,7 +20,15 @@ from themis.runs.run import counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.suites.definition import suite_title
-from themis.suites.result import CorruptionErrors, MemberRow, SuiteRun, independent_of, slice_sentences
+from themis.suites.result import (
+    CorruptionErrors,
+    MemberRow,
+    SuiteRun,
+    breaks_at_levels,
+    independent_of,
+    most_fragile,
+    slice_sentences,
+)
 from themis.suites.slices import CLASS, share
 
 if TYPE_CHECKING:
@@ -142,7 +150,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         verdict=verdict,
         sentences=slice_sentences(suite, 1),
         notes=list(record.get("notes", ())),
-        members=sorted(rows, key=lambda row: -(row.fault_rate.value if row.fault_rate else -1.0)),
+        members=sorted(rows, key=_order),
         reports={name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
         clean_error=suite.clean_error,
         mean_error=float(np.mean(graded)) if graded else None,
@@ -204,30 +212,24 @@ def render_suite(view: SuiteView, *, live: str | None = None) -> str:
     return render_page(view.title, view.as_json(), SECTIONS, SCRIPTS, live=live)
 
 
+def _order(row: MemberRow) -> tuple[float, float]:
+    """The highest fault rates first, equal ones by their errors at levels."""
+    return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
+
+
 def _verdict(suite: SuiteRun) -> tuple[str, str]:
     """The tone of the verdict, and the verdict in a sentence or two."""
-    rated = [row for row in suite.rows if row.fault_rate is not None]
-    if not rated:
-        return "", "No campaign of this suite has ended yet."
-
-    def rate(row: MemberRow) -> float:
-        return 0.0 if row.fault_rate is None else row.fault_rate.value
-
-    ordered = sorted(rated, key=rate, reverse=True)
-    worst = ordered[0]
-    broken = [row for row in ordered if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
-    faults = sum(row.distinct_faults for row in rated)
-    if not faults:
+    rated, most = [row for row in suite.rows if row.fault_rate is not None], most_fragile(suite)
+    if most is None:
+        return "", "No fault rate of this suite is known yet."
+    if not any(row.faults for row in suite.rows) and not breaks_at_levels(suite):
         return "", f"The model withstood all {counted(len(rated), 'perturbation')} of this suite."
-    assert worst.fault_rate is not None
-    most = (
-        f"The model is most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances break "
-        f"its answer (95%: {percent(worst.fault_rate.low)} to {percent(worst.fault_rate.high)})."
-    )
+    broken = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
+    limit = f"is the fault rate clearly above {percent(FRAGILE, 0)}"
     if not broken:
-        return "broken", f"{most} Under no perturbation is the fault rate clearly above {percent(FRAGILE, 0)}."
+        return "broken", f"{most} Under no perturbation {limit}."
     if len(broken) == 1:
-        return "broken", f"{most} Only there is the fault rate clearly above {percent(FRAGILE, 0)}."
+        return "broken", f"{most} Only under {broken[0]} {limit}."
     under = f"{len(broken)} of {len(rated)} perturbations"
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {under}."
 

@@ -311,12 +311,7 @@ COLUMNS = (
 
 def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[str]:
     """What the suite says about the model."""
-    lines = []
-    rated = [row for row in suite.rows if row.fault_rate is not None]
-    if rated:
-        worst = max(rated, key=lambda row: row.fault_rate.value if row.fault_rate else 0.0)
-        assert worst.fault_rate is not None
-        lines.append(f"Most fragile under {worst.name}: {percent(worst.fault_rate.value)} of random disturbances fail.")
+    lines = [] if (worst := most_fragile(suite)) is None else [worst]
     if suite.clean_error is not None and suite.errors:
         mean = float(np.mean([np.mean(levels) for levels in suite.errors.values()]))
         lines.append(
@@ -333,6 +328,41 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
         mce = "unknown, as the baseline makes no errors" if errors.mce is None else percent(errors.mce)
         lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
+
+
+def most_fragile(suite: SuiteRun) -> str | None:
+    """The perturbation that breaks the model most, in a sentence or two; None if nothing is known yet.
+
+    The random disturbances decide if the interval of one perturbation lies above those of all others; otherwise the
+    errors at levels do, if all perturbations have them.
+    """
+    rates = [(row.name, row.fault_rate) for row in suite.rows if row.fault_rate is not None]
+    rates.sort(key=lambda pair: -pair[1].value)
+    worst, rate = rates[0] if rates else ("", Estimate(0.0, 0.0, 1.0))
+    n_close = sum(other.high >= rate.low for _, other in rates[1:])
+    shown = f"{percent(rate.value)} of random disturbances fail (95%: {percent(rate.low)} to {percent(rate.high)})"
+    if rate.value > 0 and not n_close:
+        return f"Most fragile under {worst}: {shown}."
+    errors = {row.name: row.error for row in suite.rows if row.error is not None}
+    if len(errors) == len(suite) and breaks_at_levels(suite):
+        worst = max(errors, key=lambda name: errors[name])
+        return (
+            f"Most fragile under {worst}: {percent(errors[worst])} of answers are wrong on average over its levels. "
+            "The random disturbances do not single out a perturbation."
+        )
+    if rate.value > 0:
+        return f"Highest fault rate under {worst}: {shown}; {counted(n_close, 'other')} may be as high."
+    if not rates:
+        return None
+    n_found = sum(row.faults > 0 for row in suite.rows)
+    found = f"; the search found faults under {n_found} of {counted(len(suite), 'perturbation')}" if n_found else ""
+    return f"No random disturbance failed{found}."
+
+
+def breaks_at_levels(suite: SuiteRun) -> bool:
+    """Whether the model makes more errors at the levels of a perturbation than on clean inputs."""
+    clean = suite.clean_error
+    return clean is not None and any(row.error is not None and row.error > clean for row in suite.rows)
 
 
 def independent_of(column: Mapping[str, Any], member: str) -> list[int]:
