@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from themis.runs.analysis.bench import OnProgress
     from themis.runs.analysis.robustness import Robustness
     from themis.runs.analysis.shrink import ShrunkFault
     from themis.runs.faults import Fault
@@ -73,12 +75,14 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         ids = read_ids(run, arguments.ids)
         replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         faults = _choose(run, ids, arguments.most)
-        shrunk = shrink(replayer, faults, is_simplest=arguments.simplest)
+        with _progress(is_silent=arguments.json) as show:
+            shrunk = shrink(replayer, faults, is_simplest=arguments.simplest, on_progress=show)
         still_faults = {fault.id for fault in shrunk}
         lost = [fault.id for fault in faults if fault.id not in still_faults]
         if not arguments.json:
             _print(shrunk, lost, replayer)
-        curve = robustness(replayer, shrunk) if arguments.curve else None
+        with _progress(is_silent=arguments.json) as show:
+            curve = robustness(replayer, shrunk, on_progress=show) if arguments.curve else None
         result = {
             "faults": [fault.as_dict() for fault in shrunk],
             "no_longer_faults": lost,
@@ -94,6 +98,34 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         else:
             _conclude(run.path, curve, result["changes"])
     return DONE
+
+
+@contextmanager
+def _progress(*, is_silent: bool) -> Iterator[OnProgress]:
+    """Shows progress: a bar with the time left in a terminal, occasional lines elsewhere."""
+    if is_silent:
+        from themis.runs.analysis.bench import ignore_progress
+
+        yield ignore_progress
+        return
+    from rich.progress import TimeRemainingColumn
+
+    from themis.experiments.table import table_console
+    from themis.report.progress import StepBar
+
+    bar, shown = StepBar(table_console(), TimeRemainingColumn(), is_patient=True), ("", 0)
+
+    def show(text: str, n_done: int, n: int) -> None:
+        nonlocal shown
+        if (text, n) != shown:
+            shown = text, n
+            bar.start(0, max(n, 1))
+        bar.say(text, f"{text}: {n_done:,} of at most {n:,} tests" if n else text, n_done)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:

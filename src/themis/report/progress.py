@@ -72,11 +72,11 @@ class ShowProgress(Callback):
 class StepBar:
     """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
-    def __init__(self, console: Console, *more: ProgressColumn) -> None:
-        """`more`: columns to the right of the elapsed time."""
+    def __init__(self, console: Console, *more: ProgressColumn, is_patient: bool = False) -> None:
+        """`more`: columns to the right of the elapsed time. is_patient: let plain lines wait, the first one too."""
         self.console, self.more = console, more
         self._live: Progress | None = None
-        self._printed = 0.0
+        self._printed = perf_counter() if is_patient else 0.0
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""

@@ -288,6 +288,16 @@ def test_passes_are_batched_over_faults():
     assert most_steps < MOST_SWEEPS * 3 * (2 + STEPS)
 
 
+def test_progress_counts_every_test_and_stays_within_its_limit():
+    run, told = campaign(THREE), []
+    shrunk = shrink(run, most=5, on_progress=lambda *now: told.append(now))
+    assert told[0] == ("running the clean inputs", 0, 0)
+    ends = [now for now, after in zip(told, [*told[1:], ("", 0, 0)], strict=True) if now[0] != after[0]]
+    assert sum(n_done for _, n_done, _ in ends) == sum(each.passes for each in shrunk)
+    assert all(n_done <= n for _, n_done, n in told)
+    assert ends[1] == ("running tests", 5, 5)
+
+
 def test_shrinking_is_reproducible_also_from_the_folder(tmp_path):
     run = campaign(THREE, out=tmp_path / "run")
     first = shrink(run)

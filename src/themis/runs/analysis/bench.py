@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,13 @@ from themis.measure.distance import l2, linf, ssim
 from themis.measure.tests import Bools, Floats, Ints, Tests
 from themis.perturb.table import COUNT
 from themis.runs.replay import RunSource, missing_seed, open_handle
+
+OnProgress = Callable[[str, int, int], None]
+"""Told how far an analysis is: what it does now, how many tests of that are done, and how many these are at most."""
+
+
+def ignore_progress(text: str, n_done: int, n: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,31 @@ class TestOutcomes:
 class TestBench:
     """Runs tests in chunks of one shape, so that the steps of a bisection are comparable. The target must be open.
 
-    passes_before: passes that the calculator had spent before the bench.
+    passes_before: passes that the calculator had spent before the bench. on_progress: told after every chunk.
     """
 
     __test__ = False
 
-    def __init__(self, calculator: Calculator, random_seed: int, passes_before: int = 0) -> None:
+    def __init__(
+        self,
+        calculator: Calculator,
+        random_seed: int,
+        passes_before: int = 0,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
         self.calculator, self.seeds, self.random_seed = calculator, calculator.seeds, random_seed
-        self._passes_before = passes_before
+        self._passes_before, self._on_progress = passes_before, on_progress
+        self.begin("running tests", 0)
         self.theta = calculator.perturbation.theta
         self.low, self.high, self.identity = (
             np.array([getattr(theta, end) for theta in self.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
         self.is_whole = np.array([theta.unit == COUNT.unit for theta in self.theta])  # a table's features are counted
+
+    def begin(self, text: str, n_tests: int) -> None:
+        """Begin something that takes at most `n_tests` tests; progress is reported as its share."""
+        self._text, self._n_done, self._n_tests = text, 0, n_tests
 
     def rows(self, seed_id: Ints) -> Ints:
         """Rows of seeds among the bench's seeds."""
@@ -103,7 +121,10 @@ class TestBench:
             is_fault = is_fault & (similarity >= calculator.min_ssim)
         distances = (l2(inputs, disturbed), linf(inputs, disturbed), similarity)
         columns = (is_fault, verdict.outcome, verdict.margin.float(), *distances)
-        return TestOutcomes(*(column.cpu().numpy().copy() for column in columns))
+        outcomes = TestOutcomes(*(column.cpu().numpy().copy() for column in columns))
+        self._n_done += len(tests)
+        self._on_progress(self._text, self._n_done, self._n_tests)
+        return outcomes
 
     @property
     def passes(self) -> int:
@@ -125,9 +146,15 @@ class TestBench:
 
 
 @contextmanager
-def open_bench(source: RunSource, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[TestBench]:
+def open_bench(
+    source: RunSource,
+    seed_id: Ints | None = None,
+    chunk: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
     with open_handle(source) as handle:
         passes_before = handle.passes
+        on_progress("running the clean inputs", 0, 0)
         with handle.opened(seed_id, chunk) as calculator:
-            yield TestBench(calculator, handle.random_seed, passes_before)
+            yield TestBench(calculator, handle.random_seed, passes_before, on_progress)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
 from themis.measure.tests import Floats, Ints
-from themis.runs.analysis.bench import TestBench, open_bench
+from themis.runs.analysis.bench import OnProgress, TestBench, ignore_progress, open_bench
 from themis.runs.analysis.shrink import ShrunkFault, shrink_tests
 from themis.runs.replay import Replayer, RunSource
 from themis.runs.run import Run, percent
@@ -141,18 +141,21 @@ class Robustness:
         }
 
 
-def robustness(run: RunSource, known: Sequence[ShrunkFault] = ()) -> Robustness:
+def robustness(
+    run: RunSource, known: Sequence[ShrunkFault] = (), *, on_progress: OnProgress = ignore_progress
+) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
     The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
     of theta and at the opposite one: those that break are shrunk too, the rest are censored at 1.
-    known: faults that were shrunk before; one that is weaker than the one found here replaces it.
+    known: faults that were shrunk before; one that is weaker than the one found here replaces it. on_progress: as for
+    `shrink`.
     """
     with ExitStack() as stack:
         if isinstance(run, str | Path):
             run = stack.enter_context(closing(Reader(run)))
         recorded = _recorded(run)
-        bench = stack.enter_context(open_bench(run))
+        bench = stack.enter_context(open_bench(run, on_progress=on_progress))
         usable = bench.usable()
         shrunk: list[ShrunkFault] = []
         if len(recorded["id"]):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.measure.tests import Bools, Floats, Ints
 from themis.perturb.perturbation import Theta
-from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
+from themis.runs.analysis.bench import OnProgress, TestBench, TestOutcomes, ignore_progress, open_bench
 from themis.runs.faults import Fault, Faults
 from themis.runs.replay import Replayer, RunSource
 from themis.runs.run import Run
@@ -83,13 +83,19 @@ class ShrunkFault:
 
 
 def shrink(
-    run: RunSource, faults: Sequence[Fault] | None = None, *, most: int = MOST, is_simplest: bool = False
+    run: RunSource,
+    faults: Sequence[Fault] | None = None,
+    *,
+    most: int = MOST,
+    is_simplest: bool = False,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[ShrunkFault]:
     """Shrink faults of a campaign, all at once: one step of every bisection is one batched pass.
 
     run: as `themis.run` returned it, or a run folder. faults: by default the `most` most telling ones. A fault that
     does not break the model when it is run again, for example on another machine, is left out. is_simplest: drop
     entire dimensions first, so that few remain, possibly at a larger strength than all of them together would need.
+    on_progress: called with what is done now, the tests of it that are done, and how many these are at most.
     """
     if most < 1:
         raise UsageError(f"most must be 1 or more, got {most}: it is the number of faults to shrink")
@@ -100,7 +106,7 @@ def shrink(
         if not chosen:
             return []
         seed_id = np.array([fault.seed_id for fault in chosen])
-        bench = stack.enter_context(open_bench(run, seed_id, min(fault.chunk for fault in chosen)))
+        bench = stack.enter_context(open_bench(run, seed_id, min(fault.chunk for fault in chosen), on_progress))
         theta = np.array([list(fault.theta.values()) for fault in chosen], dtype=np.float32)
         if [*chosen[0].theta] != [theta.name for theta in bench.theta]:
             raise UsageError(f"the faults must be of this run, got theta {', '.join(chosen[0].theta)}: pass its own")
@@ -148,6 +154,7 @@ class _Shrinker:
         self.theta = self.start.copy()
         self.weakest = bench.strength(self.theta)
         self.n_run = np.zeros(len(rows), dtype=np.int64)
+        bench.begin("running tests", len(rows))
         self.best = self._run(np.arange(len(rows)), self.theta)
         self.is_fault = self.best.is_fault.copy()
 
@@ -169,11 +176,13 @@ class _Shrinker:
     def try_identity(self) -> Ints:
         """Try theta at its identity; return the faults that need more than that."""
         at = np.flatnonzero(self.is_fault & (self.theta != self.bench.identity).any(1))
+        self.bench.begin("trying the identity of theta", len(at))
         needs_more: Ints = at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))]
         return needs_more
 
     def weaken(self, at: Ints) -> None:
         """Bisect the overall strength: theta on the line from the identity."""
+        self.bench.begin("bisecting the strength", STEPS * len(at))
         held, identity = self.theta.astype(np.float64), self.bench.identity.astype(np.float64)
 
         def theta_at(at: Ints, share: NDArray[np.float64]) -> Floats:
@@ -186,6 +195,7 @@ class _Shrinker:
         identity = self.bench.identity
         if len(identity) == 1:
             return at[:0]
+        self.bench.begin("dropping dimensions of theta", len(identity) * len(at))
         most, grown = self.start - identity, (self.theta - identity) * (1 + give)
         base = self.bench.settled(identity + np.where(np.abs(grown) < np.abs(most), grown, most))
         has_moved = np.zeros(len(base), dtype=bool)
@@ -203,9 +213,12 @@ class _Shrinker:
         """Move each dimension towards its identity, the others held, until none moves."""
         if self.theta.shape[1] == 1:
             return
-        for _ in range(MOST_SWEEPS):
+        n_dimensions = self.theta.shape[1]
+        for sweep in range(MOST_SWEEPS):
+            n_tests = (1 + STEPS) * n_dimensions * len(at)
+            self.bench.begin(f"bisecting single dimensions, sweep {sweep + 1} of at most {MOST_SWEEPS}", n_tests)
             before = self.theta[at].copy()
-            for k in range(self.theta.shape[1]):
+            for k in range(n_dimensions):
                 self._lower(k, at)
             at = at[(self.theta[at] != before).any(1)]
             if not len(at):
