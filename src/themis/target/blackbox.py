@@ -64,10 +64,10 @@ class BlackBox:
             another limit in MiB. Replaying a fault asks the model in any case.
     """
 
-    predict: Callable[[Array], Any]
+    predict: Callable[..., Any]
     _: KW_ONLY
     bounds: tuple[float, float] = (0.0, 1.0)
-    activations: Callable[[Array], Mapping[str, Array]] | None = None
+    activations: Callable[..., Mapping[str, Array]] | None = None
     preprocess: Callable[[Tensor], Tensor] | None = None
     layers: str | Sequence[str] = "auto"
     neurons: Granularity = "element"
