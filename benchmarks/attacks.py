@@ -167,13 +167,12 @@ def ours(row: Row, bench: AttackedModel) -> Callable[[Tensor, Tensor], Tensor]:
 def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: AttackedModel) -> tuple[Tensor, float]:
     """The attacked pictures, and the seconds that the attack took."""
     device = bench.inputs.device
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     size = BATCH[device.type]
     wait()
     start = perf_counter()
-    attacked = torch.cat(
-        [attack(*pair) for pair in zip(bench.inputs.split(size), bench.labels.split(size), strict=True)]
-    )
+    batches = zip(torch.split(bench.inputs, size), torch.split(bench.labels, size), strict=True)
+    attacked = torch.cat([attack(*pair) for pair in batches])
     wait()
     return attacked, perf_counter() - start
 
@@ -181,7 +180,8 @@ def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: AttackedModel)
 def judge(attacked: Tensor, row: Row, bench: AttackedModel) -> tuple[Tensor, Tensor]:
     """Which pictures were broken, and how far each was changed."""
     with torch.no_grad():
-        outputs = torch.cat([bench.target.forward(batch) for batch in attacked.split(BATCH[attacked.device.type])])
+        batches = torch.split(attacked, BATCH[attacked.device.type])
+        outputs = torch.cat([bench.target.forward(batch) for batch in batches])
     margin = Wrong().compare(outputs, outputs, bench.labels).margin
     change = (attacked - bench.inputs).flatten(1)
     length = change.norm(dim=1) if row.norm == "l2" else change.abs().amax(1)
@@ -218,7 +218,7 @@ def measure(row: Row, bench: AttackedModel, repeats: int) -> dict[str, Any]:
 def is_met(result: dict[str, Any]) -> bool:
     a, b = result["ours"], result["theirs"]
     is_near = a["distortion"] is None or a["distortion"] <= MORE * b["distortion"]
-    return a["success"] >= b["success"] - POINTS / 100 - 1e-9 and is_near and result["ratio"] >= 1
+    return bool(a["success"] >= b["success"] - POINTS / 100 - 1e-9 and is_near and result["ratio"] >= 1)
 
 
 def show(results: list[dict[str, Any]], console: Console) -> None:
@@ -259,10 +259,11 @@ def benches(arguments: argparse.Namespace, device: torch.device) -> list[Attacke
     attacked_models = []
     for name, target, inputs, labels, strength in models:
         target.module.eval().to(device)
+        assert labels is not None
         window = slice(arguments.skip, arguments.skip + 2 * arguments.n)
         inputs, labels = inputs[window].to(device), labels[window].to(device)
         with torch.no_grad():
-            answers = torch.cat([target.forward(batch).argmax(1) for batch in inputs.split(BATCH[device.type])])
+            answers = torch.cat([target.forward(batch).argmax(1) for batch in torch.split(inputs, BATCH[device.type])])
         correct = (answers == labels).nonzero().squeeze(1)[: arguments.n]
         attacked_models.append(AttackedModel(name, target, inputs[correct].contiguous(), labels[correct], *strength))
     return attacked_models

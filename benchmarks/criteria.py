@@ -90,7 +90,7 @@ class TracedPasses:
 
     def _capture(self, inputs: torch.Tensor) -> None:
         self._inputs = inputs.clone()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._pass(self._inputs)  # libraries choose their kernels and allocate their workspaces

@@ -98,9 +98,10 @@ def subject(model: str) -> tuple[Any, Any]:
     optimizer, order = torch.optim.Adam(net.parameters(), 1e-3), torch.randperm(len(inputs))
     train, test = order[:1200], order[1200:]
     for _ in range(20):
-        for batch in torch.randperm(len(train)).split(64):
+        for batch in torch.split(torch.randperm(len(train)), 64):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(inputs[train[batch]]), labels[train[batch]]).backward()
+            loss = nn.functional.cross_entropy(net(inputs[train[batch]]), labels[train[batch]])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return themis.Target(net.eval()), (inputs[test], labels[test])
 
@@ -110,7 +111,7 @@ def record(row: str, policy: str, random_seed: int, n_tests: int) -> Record:
     torch.set_num_threads(1)
     model, perturbation, magnitude, n_seeds = (ROWS | HELD_OUT)[row]
     target, seeds = subject(model)
-    criterion = {"criterion": "kmnc"} if policy == "fuzz" else {}
+    criterion: dict[str, Any] = {"criterion": "kmnc"} if policy == "fuzz" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = themis.run(
@@ -119,7 +120,9 @@ def record(row: str, policy: str, random_seed: int, n_tests: int) -> Record:
         )  # fmt: skip
     first: dict[tuple[int, int], int] = {}
     numbers: dict[tuple[int, int], int] = {}
-    first_uniform, search, seed_first, uniform = [], {}, {}, []
+    search: dict[tuple[int, int], int] = {}
+    seed_first: dict[int, int] = {}
+    first_uniform, uniform = [], []
     columns = run.faults.columns if len(run.faults) else {"id": np.zeros(0, int)}
     place = are_uniform(run).cumsum() - 1
     for k in np.argsort(columns["id"], kind="stable").tolist():
@@ -163,20 +166,20 @@ def record_all(curves: list[Record], processes: int, random_seeds: int, n_tests:
 
 def last_doubling(found_at: np.ndarray, n_tests: int) -> float:
     """Each doubling finds what the last one has found."""
-    return len(found_at) + 2 * (found_at >= n_tests / 2).sum()
+    return float(len(found_at) + 2 * (found_at >= n_tests / 2).sum())
 
 
 def ratio_of_doublings(found_at: np.ndarray, n_tests: int) -> float:
     """The ratio of the last two doublings continues."""
     recent, before = (found_at >= n_tests / 2).sum(), ((found_at >= n_tests / 4) & (found_at < n_tests / 2)).sum()
     ratio = (recent + 0.5) / (before + 0.5)
-    return len(found_at) + recent * (ratio + ratio**2)
+    return float(len(found_at) + recent * (ratio + ratio**2))
 
 
 def power_law(found_at: np.ndarray, n_tests: int) -> float:
     """A straight line through the last doubling, both axes logarithmic."""
     half = (found_at < n_tests / 2).sum()
-    return len(found_at) * ((len(found_at) + 0.5) / (half + 0.5)) ** 2
+    return float(len(found_at) * ((len(found_at) + 0.5) / (half + 0.5)) ** 2)
 
 
 def hyperbola(found_at: np.ndarray, n_tests: int) -> float:
@@ -185,7 +188,7 @@ def hyperbola(found_at: np.ndarray, n_tests: int) -> float:
     if not half or 2 * half <= found:
         return 4.0 * found
     b = n_tests * (found - half) / (2 * half - found)
-    return found * (b + n_tests) / n_tests * 4 * n_tests / (b + 4 * n_tests)
+    return float(found * (b + n_tests) / n_tests * 4 * n_tests / (b + 4 * n_tests))
 
 
 def chao(times_seen: np.ndarray, n_tests: int) -> float:
@@ -194,7 +197,7 @@ def chao(times_seen: np.ndarray, n_tests: int) -> float:
     unseen = once * (once - 1) / (2 * (twice + 1)) if twice == 0 else once**2 / (2 * twice)
     if not unseen:
         return 1.0
-    return 1 + unseen * (1 - (1 - once / (n_tests * unseen + once)) ** (3 * n_tests)) / seen
+    return float(1 + unseen * (1 - (1 - once / (n_tests * unseen + once)) ** (3 * n_tests)) / seen)
 
 
 CURVE_ESTIMATORS = {

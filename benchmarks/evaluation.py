@@ -28,7 +28,7 @@ from themis.experiments.evaluation.merge import merge_evaluations
 from themis.experiments.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
 from themis.experiments.evaluation.plan import EvaluationPlan
 from themis.experiments.evaluation.summary import Evaluation
-from themis.zoo.splits import read_cifar10, read_mnist, read_udacity
+from themis.zoo.splits import ReadSplit, SplitName, read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "benchmarks/evaluation.yaml"
@@ -67,7 +67,7 @@ def store_truth(folder: Path) -> None:
     RESULTS.write_text(json.dumps({**stored, **truth}) + "\n")
 
 
-SAMPLES = (
+SAMPLES: tuple[tuple[str, ReadSplit, SplitName, int], ...] = (
     ("cifar10", read_cifar10, "test", 1800),
     ("cifar10", read_cifar10, "train", 1500),
     ("mnist", read_mnist, "train", 4000),

@@ -17,6 +17,7 @@ import shlex
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, process_time
 from typing import Any
@@ -48,7 +49,9 @@ MODELS = {
     "lenet5": (lenet5, (1, 28, 28), 2000, 19_200, 0.25),
     "resnet56": (resnet56, (3, 32, 32), 320, 3_200, 0.05),
 }
-PARTS = {
+Parts = dict[str, list[tuple[object, str]]]
+"""The functions of every part: the module or class that has each, and its name there."""
+PARTS: Parts = {
     "disturb the inputs": [(calculator_module, "perturb")],
     "clean activations, differences": [(ChunkFold, "on_activation")],
     "fold into moments": [(Accumulator, "add"), (Accumulator, "commit")],
@@ -96,12 +99,14 @@ def bare(target: Target, inputs: torch.Tensor, n_passes: int, chunk: int) -> tup
 
 
 @contextmanager
-def timed(parts, device):
+def timed(parts: Parts, device: torch.device) -> Iterator[dict[str, float]]:
     """Wrap the parts of a campaign; yields the seconds spent in each part, without those in nested parts."""
-    spent, stack, originals = defaultdict(float), [], []
+    spent: dict[str, float] = defaultdict(float)
+    stack: list[float] = []
+    originals = []
 
-    def wrap(name, function):
-        def call(*args, **kwargs):
+    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
             synchronize(device)
             start = perf_counter()
             stack.append(0.0)

@@ -21,6 +21,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -123,7 +124,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
     sensitivity = torch.randn(TESTS, NEURONS, generator=torch.Generator().manual_seed(0)).abs()
     moments = Moments.of(sensitivity)
-    results: dict[str, Any] = {name: seconds(lambda j=judge: j(moments), repeats)
+    results: dict[str, Any] = {name: seconds(partial(judge, moments), repeats)
                                for name, judge in JUDGES.items() if name != "pymc"}  # fmt: skip
     if not skip_large:
         large = large_moments()

@@ -15,6 +15,7 @@ import argparse
 import os
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from paper import write_json
@@ -31,7 +32,7 @@ QUICK = {"zoo": "", "tests": 200, "seeds": 200}
 FULL = {"zoo": "resnet56-cifar10" if os.environ.get("THEMIS_DATA") else "", "tests": 2000, "seeds": 1000}
 
 
-def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict:
+def measure(name: str, target: themis.Target, data: object, tests: int, seeds: int) -> dict[str, Any]:
     start = perf_counter()
     run = themis.run(
         target, data, name, policy="random", uniform_share=1.0, max_tests=tests, max_seeds=seeds, plateau=None,
@@ -39,6 +40,7 @@ def measure(name: str, target: themis.Target, data: object, tests: int, seeds: i
     )  # fmt: skip
     ssims = [fault.ssim for fault in run.faults if fault.ssim is not None]
     rate = run.fault_rate
+    assert rate is not None  # all tests are uniform
     return {
         "perturbation": name,
         "family": PERTURBATIONS[name].family,

@@ -30,6 +30,7 @@ from themis import Normalize, Run, Target
 from themis.data.readers import data_folder, read_cifar10
 from themis.data.seeds import Seeds, read_seeds
 from themis.runs.environment import describe_environment
+from themis.target.activations import Granularity
 from themis.zoo import resnet56
 
 N_SEEDS = 2_000
@@ -41,7 +42,7 @@ QUICK: dict[str, Any] = {"pictures": 400, "seeds": 200, "max_tests": 400}
 FULL: dict[str, Any] = {"pictures": 10_000, "seeds": N_SEEDS, "max_tests": None}
 
 
-def read_target(weights: Path | None, device: torch.device, neurons: str = "element") -> Target:
+def read_target(weights: Path | None, device: torch.device, neurons: Granularity = "element") -> Target:
     """ResNet-56 with the published weights, which lack the counters of batch normalisation."""
     path = weights or data_folder() / "cifar10" / "weights" / "resnet56_akamaster.pt"
     model = resnet56()
@@ -63,10 +64,11 @@ def read_pictures(archive: Path | None) -> Seeds:
 def correct_seeds(target: Target, pictures: Seeds, n: int = N_SEEDS) -> Seeds:
     """A fixed random sample of the pictures that the model classifies correctly."""
     assert pictures.labels is not None
+    inputs = pictures.inputs
+    assert isinstance(inputs, torch.Tensor)
     with target.opened(), torch.no_grad():
-        answers = torch.cat(
-            [target.forward(batch.to(target.device)).argmax(1).cpu() for batch in pictures.inputs.split(256)]
-        )
+        batches = torch.split(inputs, 256)
+        answers = torch.cat([target.forward(batch.to(target.device)).argmax(1).cpu() for batch in batches])
     return read_seeds(pictures[(answers == pictures.labels).nonzero().squeeze(1)], n)
 
 

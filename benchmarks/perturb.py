@@ -18,7 +18,9 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +69,7 @@ def kornia_rivals(pictures: Tensor) -> dict[str, Operation]:
         "rain": K.RandomRain(p=1) if size > 40 else None,
         "shadow": K.RandomPlasmaShadow(p=1),
     }
-    return {name: lambda op=op: op(pictures) for name, op in operations.items() if op is not None}
+    return {name: partial(op, pictures) for name, op in operations.items() if op is not None}
 
 
 def albumentations_rivals(pictures: Tensor) -> dict[str, Operation]:
@@ -118,7 +120,11 @@ def albumentations_rivals(pictures: Tensor) -> dict[str, Operation]:
         "raindrops": A.Spatter(mode="rain", p=1),
     }
     images = [np.ascontiguousarray(picture) for picture in pictures.permute(0, 2, 3, 1).numpy()]
-    return {name: lambda op=op: [op(image=image)["image"] for image in images] for name, op in operations.items()}
+
+    def change(op: Callable[..., Any]) -> list[Any]:
+        return [op(image=image)["image"] for image in images]
+
+    return {name: partial(change, op) for name, op in operations.items()}
 
 
 def torchvision_operations(size: int) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -156,14 +162,18 @@ def torchvision_operations(size: int) -> dict[str, Callable[[Tensor], Tensor]]:
 def torchvision_rivals(pictures: Tensor) -> dict[str, Operation]:
     """torchvision's operations, picture by picture."""
     operations = torchvision_operations(pictures.shape[-1])
-    singles = pictures.split(1)
-    return {name: lambda op=op: torch.cat([op(picture) for picture in singles]) for name, op in operations.items()}
+    singles = torch.split(pictures, 1)
+
+    def change(op: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.cat([op(picture) for picture in singles])
+
+    return {name: partial(change, op) for name, op in operations.items()}
 
 
 def torchvision_batches(pictures: Tensor) -> dict[str, Operation]:
     """torchvision's operations, with one parameter for the whole batch, which a campaign cannot use."""
     operations = torchvision_operations(pictures.shape[-1])
-    return {name: lambda op=op: op(pictures) for name, op in operations.items()}
+    return {name: partial(op, pictures) for name, op in operations.items()}
 
 
 def ours(name: str, pictures: Tensor) -> Operation:
@@ -222,7 +232,8 @@ def main() -> None:
         "albumentations": albumentations_rivals,
         ONE_THETA: torchvision_batches,
     }
-    console, rows = Console(width=140), []
+    console = Console(width=140)
+    rows: list[dict[str, Any]] = []
     warnings.simplefilter("ignore")
     torch.set_grad_enabled(False)
     torch.empty(31 << 18).fill_(0)  # glibc keeps freed memory: later arrays of up to 31 MiB need no new pages

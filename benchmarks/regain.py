@@ -512,7 +512,9 @@ def main() -> None:
         running = {pool.submit(_within, arguments.seconds, start, cell): cell for cell in in_order(cells)}
         for done in as_completed(running):
             cell = running[done]
-            record = done.result() if done.exception() is None else {"error": repr(done.exception())}
+            record: dict[str, Any] | None = (
+                done.result() if done.exception() is None else {"error": repr(done.exception())}
+            )
             if record is None:
                 continue
             row = results["rows"].setdefault(cell.row.name, {"cells": []})

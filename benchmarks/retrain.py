@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import cache, lru_cache
@@ -138,7 +138,8 @@ def run(setting: Setting, inputs: int, technique: str, random_seed: int) -> dict
 def contest(settings: list[Setting], results: dict[str, Any], arguments: argparse.Namespace, console: Console) -> None:
     """Run missing cells, ordered by random seed within a row, and show each row as soon as it is complete."""
     names = [technique.name for technique in ContestPlan(techniques=arguments.techniques).chosen()]
-    start, running, left, before = perf_counter(), {}, {}, {}
+    running: dict[Future[dict[str, Any]], Setting] = {}
+    start, left, before = perf_counter(), {}, {}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         counted = [(setting, pool.submit(count, setting)) for setting in settings]
         for setting, counting in counted:

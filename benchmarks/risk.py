@@ -139,7 +139,8 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as executor:
         pooled = list(zip(pools, executor.map(work, pools), strict=True))
         results = executor.map(work, tasks, chunksize=4)
-        pool = {row: sum((each for task, each in pooled if task[1] == row), Counter()) for row in arguments.rows}
+        none: Counter[tuple[int, int]] = Counter()
+        pool = {row: sum((each for task, each in pooled if task[1] == row), none) for row in arguments.rows}
         table, figures = Table(), {}
         for head in ("row", "policy", "tests", "truth", "stated", "holds", "all tests", "holds", "uniform", "holds"):
             table.add_column(head, justify="right" if head not in ("row", "policy") else "left")

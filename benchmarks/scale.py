@@ -21,6 +21,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,8 @@ def main() -> None:
         print(tables(json.loads(arguments.table.read_text())["results"]))
         return
     arguments = complete(arguments, QUICK, FULL)
-    device, parts, results = torch.device(arguments.device), arguments.parts.split(","), {}
+    device, parts = torch.device(arguments.device), arguments.parts.split(",")
+    results: dict[str, Any] = {}
 
     def add(part: str, name: str | None, measure: Callable[[], Any]) -> None:
         value = measure()
@@ -305,13 +307,13 @@ def main() -> None:
     if "large" in parts:
         for name in arguments.models.split(","):
             limits = (arguments.seconds, arguments.large_seeds, arguments.large_tests)
-            add("large", None, lambda name=name, limits=limits: large(name, device, *limits))
+            add("large", None, partial(large, name, device, *limits))
     if "stream" in parts:
         for n in arguments.stream or STREAMS[device.type]:
-            add("stream", None, lambda n=n: stream(n, device, arguments.stream_tests))
+            add("stream", None, partial(stream, n, device, arguments.stream_tests))
     if "curves" in parts:
         for subject in CURVES:
-            add("curves", subject, lambda name=subject: curve(name, device, arguments.repeats, arguments.scale))
+            add("curves", subject, partial(curve, subject, device, arguments.repeats, arguments.scale))
     print(tables(results))
     if arguments.plot and "curves" in results:
         plot(results, arguments.plot)

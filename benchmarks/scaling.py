@@ -39,6 +39,7 @@ import themis
 from themis import RayExecutor, Target
 from themis.campaign import hiring, remote
 from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
+from themis.data import Seeds
 from themis.measure.moments import Accumulator
 from themis.zoo import data, load, resnet56
 
@@ -167,6 +168,7 @@ def _describe(pid: int) -> dict[str, float]:
 def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
     """One campaign in this process; without workers, the local one."""
     torch.set_num_threads(1)
+    inputs: Seeds | torch.Tensor
     if os.environ.get("THEMIS_DATA"):
         target, inputs = load("resnet56-cifar10"), data("resnet56-cifar10")
     else:
@@ -184,7 +186,7 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
 
         remote.RemoteMeasurer._measurement = note  # type: ignore[method-assign]
     else:
-        hiring.LocalMeasurer = TracingMeasurer  # type: ignore[misc]
+        hiring.LocalMeasurer = TracingMeasurer  # type: ignore[attr-defined]
     began = time.perf_counter()
     run = themis.run(
         target,

@@ -19,10 +19,11 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
-from floor import make, timed
+from floor import Parts, make, timed
 from rich.console import Console
 from rich.table import Table
 from searching.arguments import add_quick, complete
@@ -40,7 +41,7 @@ QUICK, FULL = {"repeats": 1, "scale": 0.1}, {"repeats": 5, "scale": 1.0}
 MAGNITUDES = 0.0005, 0.02
 """Of Gaussian noise on a GPU: some tests fail, and many."""
 SHAPES = {"digits": (1, 28, 28), "CIFAR": (3, 32, 32), "ImageNet": (3, 224, 224)}
-RECORD = {
+RECORD: dict[str, Any] = {
     "settings": {},
     "origin": None,
     "perturbation": "noise",
@@ -49,13 +50,15 @@ RECORD = {
 }
 
 
+Faults = tuple[dict[str, np.ndarray], NewTensors]
+"""Columns and tensors of faults."""
 FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
 
 
-def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Generator):
+def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Generator) -> Faults:
     """Faults as a campaign passes them to the store: each with its own seed, so that all are worth keeping."""
     ids = np.arange(first, first + n)
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "id": ids,
         "seed_id": ids,
         "theta": rng.random((n, 1), dtype=np.float32),
@@ -94,7 +97,7 @@ def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tupl
     return ours, perf_counter() - start, sum(map(len, blocks))
 
 
-def campaigns(device: torch.device, scale: float) -> dict[str, tuple[Target, object, dict[str, object]]]:
+def campaigns(device: torch.device, scale: float) -> dict[str, tuple[Target, object, dict[str, Any]]]:
     """Targets, data and options: on a CPU a small net that breaks often, and the nets of floor.py."""
     if device.type != "cpu":
         target, inputs, options = make("resnet56", device, 1.0)
@@ -114,12 +117,12 @@ def campaigns(device: torch.device, scale: float) -> dict[str, tuple[Target, obj
     }
 
 
-def compare(target: Target, data: object, options: dict[str, object], repeats: int) -> dict[str, object]:
+def compare(target: Target, data: object, options: dict[str, Any], repeats: int) -> dict[str, Any]:
     """A campaign with and without a run folder, alternating; and the share of its time that it waits for the store."""
     themis.run(target, data, "gaussian", **{**options, "max_tests": options["max_tests"] // 10})  # warm up
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    parts = {"store": [(Writer, name) for name in ("create", "note", "add_faults", "flush", "wait", "end", "close")]}
-    parts["store"].append((api, "describe_tested"))
+    names = ("create", "note", "add_faults", "flush", "wait", "end", "close")
+    parts: Parts = {"store": [*((Writer, name) for name in names), (api, "describe_tested")]}
     with timed(parts, torch.device("cpu")) as spent:  # it has nothing to do with the device, which runs the next tests
         for k in range(2 * repeats):
             has_folder = k % 4 in (1, 2)  # neither always goes first
@@ -148,7 +151,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, help="multiplies the number of tests")
     parser.add_argument("--json", type=Path)
     arguments = complete(parser.parse_args(), QUICK, FULL)
-    console, results, device = Console(), {"append": {}, "campaign": {}}, torch.device(arguments.device)
+    console, device = Console(), torch.device(arguments.device)
+    results: dict[str, dict[str, Any]] = {"append": {}, "campaign": {}}
     table = Table(
         "appending",
         "faults/s",

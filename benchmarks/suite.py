@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def main() -> None:
     torch.set_num_threads(1)
     origin = Origin(zoo="lenet5-mnist")
     seeds = read_seeds(origin.read(), arguments.seeds)
-    ways = {
+    ways: dict[str, Callable[[Path], dict[str, Any]]] = {
         "single runs": lambda out: single_runs(origin, seeds, arguments.tests, out),
         "suite, equal shares": lambda out: suite(origin, seeds, arguments.tests, out, 1.0),
         "suite, adaptive": lambda out: suite(origin, seeds, arguments.tests, out, 0.5),

@@ -13,18 +13,22 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from searching.files import write_results
+from torch import nn
 
 import themis
 from themis import Target
+from themis.target.activations import Granularity
 from themis.zoo import lenet5, resnet50, resnet56
 
 SMALL, LARGE = (3, 32, 32), (3, 224, 224)
-ROWS = {
+Row = tuple[Callable[[], nn.Module], tuple[int, ...], int, int, Granularity, int, str, float | None, str, float]
+ROWS: dict[str, Row] = {
     # builder, input shape, seeds, tests, neurons, chunk, perturbation, magnitude, policy, aim
     "ResNet-56, elements": (resnet56, SMALL, 1000, 400_000, "element", 256, "gaussian", 0.05, "scheduled", 0.8),
     "ResNet-56, elements, chunk 1,024": (
@@ -52,7 +56,7 @@ BEFORE = {
 """Shares before chunks were captured as CUDA graphs, on the same kind of machine."""
 
 
-def bare(net: torch.nn.Module, shape: tuple[int, ...], chunk: int, seconds: float = 1.0) -> float:
+def bare(net: nn.Module, shape: tuple[int, ...], chunk: int, seconds: float = 1.0) -> float:
     """Eager forward passes per second of the model alone."""
     inputs = torch.rand(chunk, *shape, device="cuda")
     with torch.no_grad():

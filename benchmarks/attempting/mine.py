@@ -6,6 +6,7 @@ Functions that a command needs nothing of but a file are called `write_...`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def train(net: nn.Module, inputs: Any, labels: Tensor, epochs: int = 60) -> nn.M
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     for _ in range(epochs):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(net(*arguments), labels).backward()
+        nn.functional.cross_entropy(net(*arguments), labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return net.eval()
 
@@ -54,7 +55,8 @@ def quantised() -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.ao.quantization.quantize_dynamic(net(), {nn.Linear}, dtype=torch.qint8)
+        quantise: Callable[..., nn.Module] = torch.ao.quantization.quantize_dynamic
+        return quantise(net(), {nn.Linear}, dtype=torch.qint8)
 
 
 def half() -> nn.Module:
@@ -62,7 +64,9 @@ def half() -> nn.Module:
 
 
 def compiled() -> nn.Module:
-    return torch.compile(net())
+    compiled = torch.compile(net())
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
 class ManyOutputs(nn.Module):
@@ -74,7 +78,8 @@ class ManyOutputs(nn.Module):
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return self.body(pictures)
+        scores: Tensor = self.body(pictures)
+        return scores
 
 
 class TwoHeads(nn.Module):
@@ -101,7 +106,8 @@ def service() -> Any:
 
     def predict(pictures: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return model(torch.from_numpy(pictures)).numpy()
+            scores: Tensor = model(torch.from_numpy(pictures))
+        return scores.numpy()
 
     return themis.BlackBox(predict, batch_size=32, workers=2, version="1")
 
@@ -175,7 +181,8 @@ class PictureAndPlace(nn.Module):
         self.body, self.places, self.head = nn.Linear(64, 32), nn.Embedding(4, 32), nn.Linear(32, CLASSES)
 
     def forward(self, picture: Tensor, place: Tensor) -> Tensor:
-        return self.head(torch.relu(self.body(picture.flatten(1)) + self.places(place)))
+        scores: Tensor = self.head(torch.relu(self.body(picture.flatten(1)) + self.places(place)))
+        return scores
 
 
 def places() -> Tensor:
@@ -199,7 +206,8 @@ def service_of_both() -> Any:
 
     def predict(picture: np.ndarray, place: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return model(torch.from_numpy(picture), torch.from_numpy(place)).numpy()
+            scores: Tensor = model(torch.from_numpy(picture), torch.from_numpy(place))
+        return scores.numpy()
 
     return themis.BlackBox(predict, version="1")
 
@@ -283,7 +291,8 @@ class NetOfClips(nn.Module):
         self.conv, self.head = nn.Conv3d(3, 4, (2, 3, 3)), nn.Linear(4, 2)
 
     def forward(self, clips: Tensor) -> Tensor:
-        return self.head(torch.relu(self.conv(clips.transpose(1, 2))).mean((2, 3, 4)))
+        scores: Tensor = self.head(torch.relu(self.conv(clips.transpose(1, 2))).mean((2, 3, 4)))
+        return scores
 
 
 def net_of_clips() -> nn.Module:
@@ -324,7 +333,7 @@ def write_pictures() -> None:
 
 def write_script() -> None:
     write_pictures()
-    torch.jit.script(net()).save("net.ts")
+    torch.jit.script(net()).save("net.ts")  # type: ignore[no-untyped-call]
 
 
 def write_export() -> None:
@@ -335,7 +344,7 @@ def write_export() -> None:
 
 
 def write_script_of_both() -> None:
-    torch.jit.script(net_of_both()).save("both.ts")
+    torch.jit.script(net_of_both()).save("both.ts")  # type: ignore[no-untyped-call]
 
 
 def write_export_of_both() -> None:
@@ -401,13 +410,14 @@ def write_transformer() -> None:
 def write_lightning() -> None:
     import pytorch_lightning
 
-    class Training(pytorch_lightning.LightningModule):
+    class Training(pytorch_lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model, self.loss = untrained_net(), nn.CrossEntropyLoss(weight=torch.ones(CLASSES))
 
         def training_step(self, batch: Any, _: int) -> Tensor:
-            return self.loss(self.model(batch[0]), batch[1])
+            loss: Tensor = self.loss(self.model(batch[0]), batch[1])
+            return loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), 1e-2)
