@@ -1,8 +1,11 @@
-"""Errors that a user can act on: each message states the rule, the value that breaks it, and the remedy."""
+"""Errors and warnings that a user can act on: a message states the rule, the value that breaks it, and the remedy."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 NO_TEXT = (
     "text is not supported; to test the rest of a language model, give the embeddings of the tokens as inputs [tokens, "
@@ -57,3 +60,20 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the user that called Themis; on the command line, at a line of the command."""
+    place = sys._getframe(1)
+    frame: FrameType | None = place
+    while frame is not None and not _is_in(frame, "themis.cli"):
+        caller = frame.f_back
+        if caller is not None and _is_in(frame, "themis") and not _is_in(caller, "concurrent.futures"):  # its threads
+            place = caller
+        frame = caller
+    module, registry = place.f_globals.get("__name__"), place.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, RuntimeWarning, place.f_code.co_filename, place.f_lineno, module, registry)
+
+
+def _is_in(frame: FrameType, package: str) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(f"{package}.")

@@ -178,7 +178,7 @@ def test_many_training_inputs_are_thinned_by_quantiles():
 
 
 def test_all_neurons_are_used_if_there_are_fewer_than_m():
-    with pytest.warns(UserWarning, match="6 neurons, fewer than m=12"):
+    with pytest.warns(RuntimeWarning, match="6 neurons, fewer than m=12"):
         criterion = IDC(relevance=RELEVANCE).fit([traces(0)])
     assert criterion.learnt["neurons"].tolist() == [2, 4, 0, 5, 3, 1]
 

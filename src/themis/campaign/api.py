@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ from themis.compute.cluster import RayExecutor, choose_executor
 from themis.criteria.criterion import Criterion
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
-from themis.errors import DataError, ModelError, UsageError, nearest
+from themis.errors import DataError, ModelError, UsageError, nearest, warn
 from themis.judge import choose_judge
 from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.environment import (
@@ -340,9 +339,5 @@ def _check_environment(rebuilt: Replayer, run: Reader) -> dict[str, Any]:
     now = describe_environment(rebuilt.target.device)
     changes = list_changes({name: then[name] for name in now}, now)
     if changes:
-        warnings.warn(
-            f"resumed in another environment, so the last bits and near-ties may differ: {'; '.join(changes)}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn(f"resumed in another environment, so the last bits and near-ties may differ: {'; '.join(changes)}")
     return {**now, **tested}

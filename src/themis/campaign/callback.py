@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError
+from themis.errors import UsageError, warn
 from themis.text import print_text
 
 if TYPE_CHECKING:
@@ -81,10 +80,10 @@ class Callbacks:
 
     def _drop(self, callback: Callback, event: str, error: BaseException) -> None:
         self._callbacks = [other for other in self._callbacks if other is not callback]
-        report_failure(callback, f"in {event} and was dropped", error, stacklevel=4)
+        report_failure(callback, f"in {event} and was dropped", error)
 
 
-def report_failure(callback: object, where: str, error: BaseException, *, stacklevel: int = 2) -> None:
+def report_failure(callback: object, where: str, error: BaseException) -> None:
     """Warn of a callback that raised; on stderr if warnings are errors, which would stop the campaign after all."""
     try:
         message = str(error)
@@ -92,7 +91,7 @@ def report_failure(callback: object, where: str, error: BaseException, *, stackl
         message = "it has no message"
     text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {message}"
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+        warn(text)
     except Exception:
         with suppress(OSError, ValueError):  # stderr may be closed
             print_text(f"themis: {text}", file=sys.stderr)

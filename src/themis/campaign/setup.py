@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,7 +16,7 @@ from themis.campaign.criterion import CampaignCriterion
 from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
 from themis.data.seeds import Seeds
-from themis.errors import UsageError
+from themis.errors import UsageError, warn
 from themis.judge.coverage import Rule
 from themis.judge.scale import relative_scale
 from themis.measure.calculator import Calculator
@@ -307,7 +306,7 @@ def _class_names(calculator: Calculator) -> tuple[str, ...] | None:
         return names
     if names is None or n_answers == 0 or len(names) == n_answers:
         return names if n_answers else None
-    warnings.warn(f"{_wrong_names(len(names), n_answers)}; class numbers are shown", RuntimeWarning, stacklevel=2)
+    warn(f"{_wrong_names(len(names), n_answers)}; class numbers are shown")
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -137,7 +136,7 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
     """Write the weights to the cache, if that is possible: without them, the next demo trains again."""
     import torch
 
-    from themis.errors import ThemisError
+    from themis.errors import ThemisError, warn
     from themis.runs.store.ownership import fresh_file
 
     try:
@@ -145,7 +144,7 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
         with fresh_file(path, replaces=True) as part:
             torch.save(weights, part)
     except (OSError, ThemisError) as error:
-        warnings.warn(f"the trained model is not cached: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"the trained model is not cached: {error}")
 
 
 def _train(model: LeNet, train: Seeds) -> None:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from themis.compute.cluster import ROOM_SECONDS, RayExecutor, has_room
 from themis.compute.mailbox import Letter, Mailbox
-from themis.errors import ModelError, ThemisError, first_line
+from themis.errors import ModelError, ThemisError, first_line, warn
 
 MOST_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
@@ -374,7 +374,7 @@ class RayPool:
             )
             self._finish(first, _Failed(crash))
             actor.calls.popleft()
-        warnings.warn("a worker has died and is replaced; its work is done again", RuntimeWarning, stacklevel=2)
+        warn("a worker has died and is replaced; its work is done again")
         with suppress(Exception):
             self._ray.kill(actor.handle)
         self._repeat([call.number for call in actor.calls if call.number is not None])

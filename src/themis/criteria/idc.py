@@ -15,7 +15,7 @@ from themis.criteria.covering import Covering, first_hits, mark_tests
 from themis.criteria.criterion import CriterionOptions
 from themis.criteria.readings import ONLY_LAYER, Activations, Batch, Readings
 from themis.criteria.relevances import Relevance, relevance
-from themis.errors import DataError, MissingExtraError, UsageError
+from themis.errors import DataError, MissingExtraError, UsageError, warn
 from themis.target.target import AnyTarget
 
 MAX_TUPLES = 2**62
@@ -128,9 +128,7 @@ class IDC(Covering):
                 f"{layer!r}: compute it for this layer with neurons={self.neurons!r}"
             )
         if self.m > width:
-            warnings.warn(
-                f"idc: layer {layer!r} has {width} neurons, fewer than m={self.m}: all are used", stacklevel=4
-            )
+            warn(f"idc: layer {layer!r} has {width} neurons, fewer than m={self.m}: all are used")
         return values.to(readings.values.device).argsort(descending=True, stable=True)[: self.m]
 
     def _cluster(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

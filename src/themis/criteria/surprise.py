@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from themis.criteria.covering import Covering
 from themis.criteria.criterion import CriterionOptions
 from themis.criteria.readings import Activations, Batch, Readings
-from themis.errors import DataError, UsageError
+from themis.errors import DataError, UsageError, warn
 
 Groups = list[tuple[int, slice]]
 """For inputs sorted by class: the index of each class in the list of classes, and the rows of its inputs."""
@@ -453,11 +452,9 @@ class Traces:
         if mixed:
             classes = ", ".join(str(number) for number in self.classes[mixed[:10]].tolist())
             more = f" and {len(mixed) - 10} more" if len(mixed) > 10 else ""
-            warnings.warn(
+            warn(
                 f"{criterion}: training inputs predicted as class {classes}{more} are too few or too alike for a "
-                f"covariance of {d} neurons: it is mixed with the pooled one of all classes",
-                RuntimeWarning,
-                stacklevel=5,
+                f"covariance of {d} neurons: it is mixed with the pooled one of all classes"
             )
         return torch.stack(whiteners)
 

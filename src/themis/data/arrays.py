@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from themis.data.files import (
 )
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
-from themis.errors import DataError, UsageError
+from themis.errors import DataError, UsageError, warn
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 SPLITS = {"test": "t10k", "train": "train"}
@@ -41,11 +40,9 @@ def npz_seeds(path: Path | None = None, *, inputs: str = "inputs", labels: str |
             )
     others = [other for other in names_in_npz(path) if other not in arrays]
     if name not in arrays and others:
-        warnings.warn(
+        warn(
             f"{path} is read without labels, because it has no array named {LABELS!r}, but {', '.join(others[:5])}: if "
-            "one of them holds the labels, give its name as in ?inputs=NAME&labels=NAME",
-            RuntimeWarning,
-            stacklevel=2,
+            "one of them holds the labels, give its name as in ?inputs=NAME&labels=NAME"
         )
     return _seeds(path, arrays[inputs], arrays.get(name))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from themis.errors import ModelError, StoreError, UsageError
+from themis.errors import ModelError, StoreError, UsageError, warn
 from themis.experiments.executors import Cell, CellT, Executor, Failure, ResultT, SerialExecutor
 from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
 from themis.runs.environment import list_changes
@@ -119,11 +118,7 @@ class ExperimentFolder:
             )
         self.write(self.plan_file, {**mark, **plan.as_dict(), "environment": before})
         if changes := list_changes(json_safe(before), environment):
-            warnings.warn(
-                f"resumed in another environment, so the last bits may differ: {'; '.join(changes)}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn(f"resumed in another environment, so the last bits may differ: {'; '.join(changes)}")
 
     def within(self, name: str) -> Path | None:
         """A path in the folder, free of links below it; None if nothing is stored."""

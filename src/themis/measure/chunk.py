@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from themis.errors import warn
 from themis.target.activations import Layer
 
 CHUNK_ACTIVATIONS = 1 << 24
@@ -106,11 +106,9 @@ class ChunkBuffers:
             gc.collect()  # the error's frames hold tensors in reference cycles
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            warnings.warn(
+            warn(
                 f"out of memory on {self.device} with {2 * self.chunk} tests per forward pass: continuing with "
-                f"{self.chunk}; pass batch_size={self.chunk} to start with it",
-                RuntimeWarning,
-                stacklevel=2,
+                f"{self.chunk}; pass batch_size={self.chunk} to start with it"
             )
 
     def release(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +12,7 @@ from torch import fx, nn
 from torch.fx._pytree import tree_flatten_spec
 from torch.utils._pytree import tree_unflatten
 
-from themis.errors import ModelError, UsageError
+from themis.errors import ModelError, UsageError, warn
 from themis.target.activations import ACTIVATION_NAMES, Arguments, OnActivation, call_module
 
 OPERATORS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
@@ -86,7 +85,7 @@ class ScriptTracer:
     def _warn(self, reason: str, consequence: str = "only its output is a layer") -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"the TorchScript model hides layers: {reason}; {consequence}", RuntimeWarning, stacklevel=2)
+            warn(f"the TorchScript model hides layers: {reason}; {consequence}")
 
 
 class ExportTracer:

@@ -7,7 +7,6 @@ not guessed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.errors import warn
 from themis.target.target import AnyTarget
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -43,24 +43,20 @@ def is_near_chance(n_right: int, n: int, n_classes: int) -> bool:
 def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:
     """Warn if a campaign starts with a classifier that only guesses on its clean inputs."""
     if accuracy is not None and n >= 50 and is_near_chance(round(accuracy * n), n, n_classes):
-        warnings.warn(
+        warn(
             f"the model answers {accuracy:.1%} of the clean inputs correctly, no more often than by chance: the "
-            "inputs or labels are probably not what it expects; run `themis check` to find out why",
-            RuntimeWarning,
-            stacklevel=2,
+            "inputs or labels are probably not what it expects; run `themis check` to find out why"
         )
 
 
 def warn_of_batch_dependence(difference: float | None) -> None:
     """Warn if the answer to an input depends on the other inputs of its batch; None if it does not."""
     if difference is not None:
-        warnings.warn(
+        warn(
             f"the answer to an input depends on the other inputs of its batch: alone, outputs differ by up to "
             f"{difference:.2%} of the largest output. Dynamic quantisation and batch statistics do that. A fault may "
             "be due to its neighbours, and replays may differ: use static quantisation, or test a function that "
-            "predicts one input at a time with themis.BlackBox(predict, batch_size=1)",
-            RuntimeWarning,
-            stacklevel=2,
+            "predicts one input at a time with themis.BlackBox(predict, batch_size=1)"
         )
 
 
@@ -75,12 +71,10 @@ def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float
     sizes = inputs.amax(0) - inputs.amin(0)
     n_varying, n_small = int((sizes > 0).sum()), int(((sizes > 0) & (sizes < (high - low) / 10)).sum())
     if n_small and 4 * n_small >= n_varying:
-        warnings.warn(
+        warn(
             f"{name} changes all features of the table by a share of one range, {low:g} to {high:g}, but {n_small} of "
             f"{n_varying} features vary by less than a tenth of it: use table_noise, edit or edit_worst, whose unit is "
-            "the range of each feature",
-            RuntimeWarning,
-            stacklevel=2,
+            "the range of each feature"
         )
 
 
@@ -88,7 +82,7 @@ def warn_of_unused_outputs(outputs: Tensor, labels: Tensor | None) -> bool:
     """Warn if the answers of a campaign's classifier do not fit the labels; returns whether it did."""
     text = describe_unused_outputs(outputs, labels)
     if text is not None:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn(text)
     return text is not None
 
 

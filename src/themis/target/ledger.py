@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from themis.data.hashes import Hashes, input_hashes, seed_hashes
 from themis.data.seeds import Seeds, list_seeds
-from themis.errors import DataError
+from themis.errors import DataError, warn
 from themis.reading import check_form, open_regular, parse_json, record, text, values_of
 
 MAX_HEADER = 1 << 27
@@ -68,11 +68,9 @@ class Ledger:
         """Warn if any of the seeds was trained on: the rates that a campaign finds on them flatter the model."""
         n = int(self.knows(seeds).sum())
         if n:
-            warnings.warn(
+            warn(
                 f"the weights were retrained on {n:,} of {len(seeds):,} seeds, so rates found on them flatter the "
-                "model: take the judge part of the split, or other data",
-                RuntimeWarning,
-                stacklevel=3,  # the caller of `themis.run`
+                "model: take the judge part of the split, or other data"
             )
 
 

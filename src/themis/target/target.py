@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -14,7 +13,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line
+from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line, warn
 from themis.oracle import Oracle, choose_oracle
 from themis.target.activations import (
     ActivationTracer,
@@ -179,11 +178,9 @@ class Target:
         if self.autocast is not None and self.autocast not in AUTOCAST:
             raise UsageError(f"autocast must be {' or '.join(AUTOCAST)}, or None, got {self.autocast!r}")
         if any(map(_is_compiled, self.module.modules())):
-            warnings.warn(
+            warn(
                 "the model was compiled with torch.compile, and is tested as it was before: the activations of a "
-                "compiled model cannot be observed; its outputs may differ in the last bits",
-                RuntimeWarning,
-                stacklevel=3,
+                "compiled model cannot be observed; its outputs may differ in the last bits"
             )
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
         object.__setattr__(self, "channels", choose_channels(self.channels, self.module))

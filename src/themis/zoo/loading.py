@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from themis.data import Seeds
 from themis.data.datasets import data_folder
-from themis.errors import DataError, UsageError, nearest
+from themis.errors import DataError, UsageError, nearest, warn
 from themis.target.activations import Granularity
 from themis.target.loaders import Trust, load_weights
 from themis.target.target import Target
@@ -77,11 +76,9 @@ def load(
     file = find_weights(name) if weights is None else Path(weights)
     module = build(entry)
     if file is None:
-        warnings.warn(
+        warn(
             f"{name} has random weights, because there is no file of trained weights ({entry.source}): results say "
-            "nothing about a trained model",
-            RuntimeWarning,
-            stacklevel=2,
+            "nothing about a trained model"
         )
     else:
         load_weights(module, file, trust)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.data.seeds import Seeds
-from themis.errors import DataError, UsageError
+from themis.errors import DataError, UsageError, warn
 from themis.measure.chunk import chunk_size, padded
 from themis.measure.inputs import within_bounds
 from themis.measure.tests import Floats, Ints
@@ -169,11 +168,7 @@ def _label_with_answers(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seed
         )
     if not len(seeds):
         return seeds
-    warnings.warn(
-        f"{len(seeds):,} seeds have no labels, so the model's own clean answers are used as labels",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    warn(f"{len(seeds):,} seeds have no labels, so the model's own clean answers are used as labels")
     return seeds.with_labels(oracle.reference(clean_outputs(seeds, target), None).cpu())
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import StoreError
+from themis.errors import StoreError, warn
 from themis.judge.estimate import Estimate
 from themis.measure.chunk import is_out_of_memory
 from themis.measure.tests import Bools, Ints
@@ -244,7 +243,7 @@ class Writer:
             tag = None
             if TAG not in record and recorded_code(record):  # once
                 remedy = f"commands that rebuild its model will need --trust {self.path}"
-                warnings.warn(f"the run cannot be signed, {problem}: {remedy}", RuntimeWarning, stacklevel=2)
+                warn(f"the run cannot be signed, {problem}: {remedy}")
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
     def worth_keeping(self, columns: dict[str, Column]) -> Bools:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from themis.errors import DataError, MissingExtraError, ModelError, first_line
+from themis.errors import DataError, MissingExtraError, ModelError, first_line, warn
 from themis.target.compiled import numbered
 from themis.target.fingerprint import hash_file, hash_text
 from themis.target.target import permutation_that_fits
@@ -147,11 +146,9 @@ def _find_layers(graph: Any) -> Iterator[tuple[str, str]]:
             gated = [other for other in graph.node if node.op_type in GATES and _is_gated(other, node)]
             nodes.append(gated[0] if gated else node)
     if n_hidden:
-        warnings.warn(
+        warn(
             f"the ONNX model hides layers: {n_hidden} of its activations are computed inside a branch or a loop; those "
-            "are left out",
-            RuntimeWarning,
-            stacklevel=4,
+            "are left out"
         )
     names = numbered([node.name or node.output[0] for node in nodes])
     return zip(names, [node.output[0] for node in nodes], strict=True)

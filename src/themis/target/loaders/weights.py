@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from themis.errors import DataError, ModelError, first_line
+from themis.errors import DataError, ModelError, first_line, warn
 from themis.target.ledger import read_ledger, remember
 from themis.target.loaders.trust import Trust
 from themis.user_code import make_importable
@@ -73,7 +72,7 @@ def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str
         )
     others = [str(key) for key in state if not str(key).startswith(chosen)]
     left_out = f", and left out {len(others)} weights of other parts, such as {others[0]!r}" if others else ""
-    warnings.warn(f"{path}: removed {chosen!r} from the names{left_out}", RuntimeWarning, stacklevel=3)
+    warn(f"{path}: removed {chosen!r} from the names{left_out}")
     return {str(key).removeprefix(chosen): value for key, value in state.items() if str(key).startswith(chosen)}
 
 
@@ -155,5 +154,5 @@ def _unwrap(state: Any, path: Path) -> dict[str, Any]:
             notes.append(f"removed {prefix!r} from the names")
             state = {str(key).removeprefix(prefix): value for key, value in state.items()}
     if notes:
-        warnings.warn(f"{path}: {', and '.join(notes)}", RuntimeWarning, stacklevel=4)
+        warn(f"{path}: {', and '.join(notes)}")
     return dict(state)
