@@ -70,8 +70,7 @@ class CaptureError(Exception):
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device) -> Iterator[None]:
     """Capture what is computed within; if that fails, the GPU can be used as before.
 
-    Of its own accord, torch would go on in the stream of the capture, keep the memory, and refuse to draw random
-    numbers.
+    By itself, torch would stay in the stream of the capture, keep its memory, and refuse to draw random numbers.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     generator, pool = torch.cuda.default_generators[index], torch.cuda.graph_pool_handle()
@@ -91,7 +90,7 @@ def _give_back(pool: Any, index: int) -> None:
     """Give back the memory of a capture that failed."""
     try:
         torch._C._cuda_endAllocateToPool(index, pool)
-    except (RuntimeError, AttributeError):  # the capture ended properly: the graph owns the memory; or torch is too old
+    except (RuntimeError, AttributeError):  # the capture has ended, so the graph owns the memory; or torch is too old
         return
     torch._C._cuda_releasePool(index, pool)
 

@@ -23,7 +23,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def ignore_progress(text: str, n_done: int, n: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
