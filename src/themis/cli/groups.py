@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
+from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
@@ -18,6 +19,7 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from themis.runs.analysis.bench import OnProgress
     from themis.runs.analysis.groups import Group
     from themis.runs.analysis.locate import Localization
     from themis.runs.faults import Faults
@@ -67,7 +69,8 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         located: list[Localization | None] = [None] * len(groups)
         if arguments.locate and groups:
             overrides = explicit_values(arguments, REPLAY_OPTIONS, explicit_options)
-            located = _locate(run, faults, groups, overrides)
+            with analysis_progress(is_silent=arguments.json) as show:
+                located = _locate(run, faults, groups, overrides, show)
         if arguments.json:
             print(json.dumps([_as_object(*pair) for pair in zip(groups, located, strict=True)], indent=2))
         else:
@@ -75,11 +78,20 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return DONE
 
 
-def _locate(run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any]) -> list[Localization | None]:
-    from themis.runs.analysis.locate import learn_baseline, locate
+def _locate(
+    run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any], show: OnProgress
+) -> list[Localization | None]:
+    from themis.runs.analysis.locate import MEMBERS, learn_baseline, locate
 
-    baseline = learn_baseline(rebuild(run, overrides))
-    return [locate(group, baseline, faults) for group in groups]
+    baseline = learn_baseline(rebuild(run, overrides), on_progress=show)
+    n_done, n = 0, sum(min(MEMBERS, len(group.ids)) for group in groups)
+    located: list[Localization | None] = []
+    for group in groups:
+        location = locate(group, baseline, faults)
+        n_done += location.n_faults
+        show("running faults of the groups", n_done, n)
+        located.append(location)
+    return located
 
 
 def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], most: int) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that run a campaign share: options of the output, progress, result folders and the last lines."""
+"""What commands share: options of the output, progress, result folders and the last lines."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from themis.campaign.callback import Callback
     from themis.report.gates.gates import Gates
     from themis.report.trackers import Tracker
+    from themis.runs.analysis.bench import OnProgress
     from themis.runs.run import Run
 
 AUTO = "auto"
@@ -84,6 +85,34 @@ def _show_progress() -> Callback:
             self.quiet = True
 
     return ShowProgress(PatientConsole())
+
+
+@contextmanager
+def analysis_progress(*, is_silent: bool) -> Iterator[OnProgress]:
+    """Shows the progress of an analysis: a bar with the time left in a terminal, occasional lines elsewhere."""
+    if is_silent:
+        from themis.runs.analysis.bench import ignore_progress
+
+        yield ignore_progress
+        return
+    from rich.progress import TimeRemainingColumn
+
+    from themis.experiments.table import table_console
+    from themis.report.progress import StepBar
+
+    bar, shown = StepBar(table_console(), TimeRemainingColumn(), is_patient=True), ("", 0)
+
+    def show(text: str, n_done: int, n: int) -> None:
+        nonlocal shown
+        if (text, n) != shown:
+            shown = text, n
+            bar.start(0, max(n, 1))
+        bar.say(text, f"{text}: {n_done:,} of at most {n:,} tests" if n else text, n_done)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 def finish(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
 from themis.cli.faults import read_ids
 from themis.cli.options import Parser, add_fields, add_option, explicit_values
+from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
@@ -19,7 +19,6 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.runs.analysis.bench import OnProgress
     from themis.runs.analysis.robustness import Robustness
     from themis.runs.analysis.shrink import ShrunkFault
     from themis.runs.faults import Fault
@@ -75,13 +74,13 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         ids = read_ids(run, arguments.ids)
         replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         faults = _choose(run, ids, arguments.most)
-        with _progress(is_silent=arguments.json) as show:
+        with analysis_progress(is_silent=arguments.json) as show:
             shrunk = shrink(replayer, faults, is_simplest=arguments.simplest, on_progress=show)
         still_faults = {fault.id for fault in shrunk}
         lost = [fault.id for fault in faults if fault.id not in still_faults]
         if not arguments.json:
             _print(shrunk, lost, replayer)
-        with _progress(is_silent=arguments.json) as show:
+        with analysis_progress(is_silent=arguments.json) as show:
             curve = robustness(replayer, shrunk, on_progress=show) if arguments.curve else None
         result = {
             "faults": [fault.as_dict() for fault in shrunk],
@@ -98,34 +97,6 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         else:
             _conclude(run.path, curve, result["changes"])
     return DONE
-
-
-@contextmanager
-def _progress(*, is_silent: bool) -> Iterator[OnProgress]:
-    """Shows progress: a bar with the time left in a terminal, occasional lines elsewhere."""
-    if is_silent:
-        from themis.runs.analysis.bench import ignore_progress
-
-        yield ignore_progress
-        return
-    from rich.progress import TimeRemainingColumn
-
-    from themis.experiments.table import table_console
-    from themis.report.progress import StepBar
-
-    bar, shown = StepBar(table_console(), TimeRemainingColumn(), is_patient=True), ("", 0)
-
-    def show(text: str, n_done: int, n: int) -> None:
-        nonlocal shown
-        if (text, n) != shown:
-            shown = text, n
-            bar.start(0, max(n, 1))
-        bar.say(text, f"{text}: {n_done:,} of at most {n:,} tests" if n else text, n_done)
-
-    try:
-        yield show
-    finally:
-        bar.stop()
 
 
 def _choose(run: Reader, ids: list[int], most: int) -> list[Fault]:

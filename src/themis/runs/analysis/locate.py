@@ -20,6 +20,7 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
 from themis.measure.tests import Tests
+from themis.runs.analysis.bench import OnProgress, ignore_progress
 from themis.runs.analysis.groups import Group
 from themis.runs.faults import Fault
 from themis.runs.replay import Replayer, missing_seed, open_handle
@@ -103,23 +104,32 @@ class Baseline:
         return design @ self.slopes[k - 1], self.spread[k - 1] * np.sqrt(1 + leverage)
 
 
-def learn_baseline(source: Run | Replayer | Calculator, n: int = ORDINARY, random_seed: int = 0) -> Baseline:
+def learn_baseline(
+    source: Run | Replayer | Calculator,
+    n: int = ORDINARY,
+    random_seed: int = 0,
+    *,
+    on_progress: OnProgress = ignore_progress,
+) -> Baseline:
     """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
 
-    source: a run, the replayer of a run folder, or a calculator that has swept its seeds.
+    source: a run, the replayer of a run folder, or a calculator that has swept its seeds. on_progress: as for `shrink`.
     """
-    calculator = source if isinstance(source, Calculator) else _swept_calculator(source, n)
+    calculator = source if isinstance(source, Calculator) else _swept_calculator(source, n, on_progress)
     with calculator.target.opened(), torch.no_grad():
-        tests = _ordinary_tests(calculator, n, random_seed)
+        tests = _ordinary_tests(calculator, n, random_seed, on_progress)
         sums = {layer.name: torch.zeros(layer.n_neurons, device=calculator.device) for layer in calculator.layers}
 
         def add(layer: Layer, change: Tensor) -> None:
             sums[layer.name] += change.sum(0)
 
-        _trace_changes(calculator, tests, add)
+        def tell(n_done: int) -> None:
+            on_progress("measuring how much layers usually move", n_done, 2 * len(tests))
+
+        _trace_changes(calculator, tests, add, tell)
         # Not the root mean square: passed tests in which a layer went wrong would count too much.
         scale = {name: _floored(total / len(tests)) for name, total in sums.items()}
-        logs = _log_changes(calculator, tests, scale)
+        logs = _log_changes(calculator, tests, scale, lambda n_done: tell(len(tests) + n_done))
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
     return Baseline(
         calculator,
@@ -215,11 +225,12 @@ def _neurons(
     return neurons
 
 
-def _swept_calculator(source: Run | Replayer, n: int) -> Calculator:
+def _swept_calculator(source: Run | Replayer, n: int, on_progress: OnProgress) -> Calculator:
     """A calculator that has swept the failing seeds of a run and `n` others."""
     with open_handle(source) as handle:
         seed_id = handle.seeds.seed_id.numpy()
         spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
+        on_progress("running the clean inputs", 0, 0)
         return handle.swept(np.union1d(_failing_seeds(source), seed_id[spread]))
 
 
@@ -230,14 +241,17 @@ def _failing_seeds(source: Run | Replayer) -> NDArray[np.int64]:
     return np.array([seed_id for (seed_id,) in rows], dtype=np.int64)
 
 
-def _ordinary_tests(calculator: Calculator, n: int, random_seed: int) -> Tests:
+def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progress: OnProgress) -> Tests:
     """Uniform tests that the model passes."""
     usable = calculator.usable.cpu().numpy()
     seed_id = calculator.seeds.seed_id.numpy()[usable]
     space = Space.of(calculator.perturbation, usable, seed_id, np.zeros(len(usable), dtype=np.float32), random_seed)
     number = np.arange(n)
     tests = space.uniform_tests(number, UNIFORM_STREAM, number)
-    passes = [_passes(calculator, tests[first : first + calculator.chunk]) for first in range(0, n, calculator.chunk)]
+    passes: list[NDArray[np.bool_]] = []
+    for first in range(0, n, calculator.chunk):
+        passes.append(_passes(calculator, tests[first : first + calculator.chunk]))
+        on_progress("running ordinary tests", min(first + calculator.chunk, n), n)
     ordinary = tests[np.concatenate(passes)]
     least = 4 * (BEFORE + 2)
     if len(ordinary) < least:
@@ -255,8 +269,16 @@ def _passes(calculator: Calculator, tests: Tests) -> NDArray[np.bool_]:
     return passes
 
 
-def _trace_changes(calculator: Calculator, tests: Tests, take: Callable[[Layer, Tensor], None]) -> Floats:
-    """Pass each layer's sensitivities `[tests, neurons]` to `take`, chunk by chunk; return the inputs' change."""
+def _trace_changes(
+    calculator: Calculator,
+    tests: Tests,
+    take: Callable[[Layer, Tensor], None],
+    tell: Callable[[int], None] = lambda n_done: None,
+) -> Floats:
+    """Pass each layer's sensitivities `[tests, neurons]` to `take`, chunk by chunk; return the inputs' change.
+
+    tell: called after every chunk with the number of tests done.
+    """
     changes = []
     for first in range(0, len(tests), calculator.chunk):
         part = tests[first : first + calculator.chunk]
@@ -278,6 +300,7 @@ def _trace_changes(calculator: Calculator, tests: Tests, take: Callable[[Layer, 
         _trace(calculator, inputs, keep)
         _trace(calculator, disturbed, differ)
         changes.append((disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt())
+        tell(first + n)
     return np.asarray(torch.cat(changes).cpu().numpy(), dtype=np.float64)
 
 
@@ -292,14 +315,16 @@ def _trace(calculator: Calculator, inputs: Tensor, take: Callable[[Layer, Tensor
         on_activation(OUTPUT, outputs)
 
 
-def _log_changes(calculator: Calculator, tests: Tests, scale: dict[str, Tensor]) -> Floats:
+def _log_changes(
+    calculator: Calculator, tests: Tests, scale: dict[str, Tensor], tell: Callable[[int], None] = lambda n_done: None
+) -> Floats:
     """Logarithm of each test's change: of the input, then of each layer in units of its neurons' baseline."""
     parts: dict[str, list[Tensor]] = {layer.name: [] for layer in calculator.layers}
 
     def add(layer: Layer, change: Tensor) -> None:
         parts[layer.name].append((change / scale[layer.name]).square().mean(1).sqrt())
 
-    inputs = _trace_changes(calculator, tests, add)
+    inputs = _trace_changes(calculator, tests, add, tell)
     by_layer = [torch.cat(parts[layer.name]).cpu().numpy().astype(np.float64) for layer in calculator.layers]
     return np.log(np.maximum(np.stack([inputs, *by_layer], 1), 1e-6))
 
