@@ -73,9 +73,6 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.experiments.table import table_console
 
     console = None if arguments.quiet or arguments.json else table_console()
-    resume = f"the same command with --out {quote(str(out))}"
-    if console is not None and not arguments.summarise:
-        print_text(f"Results go to {out}. Ctrl-C stops the evaluation; {resume} resumes it")
     with ExitStack() as stack:
         progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
         try:
@@ -90,6 +87,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         except KeyboardInterrupt:
             stack.close()
             if progress is not None:
+                resume = f"the same command with --out {quote(str(out))}"
                 print_text(f"Interrupted; finished cells are kept. To resume, use {resume}")
             return INTERRUPTED
     if arguments.json:

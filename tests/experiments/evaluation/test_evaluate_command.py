@@ -207,6 +207,16 @@ def test_what_is_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_folder_is_refused_before_anything_is_said_of_results_in_it(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    for words in (["--out", str(tmp_path)], ["--out", str(tmp_path / "new"), "--workers", "0"]):
+        assert main(["evaluate", "--smoke", *words]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert len(printed.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def timeless(value):
     """Plain data without times."""
     if isinstance(value, dict):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -71,18 +72,18 @@ def evaluate(
     if on_ray is not None and any(device is not None and device.startswith("cuda") for device in devices):
         on_ray.check_device("cuda")
     missing = {model.name: reason for model in plan.models if (reason := why_missing(model)) is not None}
-    for name, reason in missing.items():
-        listener.on_note(f"{name} is left out: {reason}")
     environment = describe_environment(torch.device("cpu"))
     pairs = [pair for pair in plan.pairs() if pair[0] not in missing]
-    if runs_cells and pairs:
-        expected = list_cells(plan, expect_rates(plan, pairs))
-        n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
-        subject = f"{counted(n_models, 'model')} under {counted(n_perturbations, 'perturbation')}"
-        listener.on_note(f"{subject}: {counted(len(pairs), 'error rate')}, then {forecast(plan, expected)}")
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
+        if runs_cells and out is not None:
+            resume = f"the same command with --out {quote(str(out))} resumes it"
+            listener.on_note(f"Results go to {out}. Ctrl-C stops the evaluation; {resume}")
+        for name, reason in missing.items():
+            listener.on_note(f"{name} is left out: {reason}")
+        if runs_cells and pairs:
+            listener.on_note(_announce(plan, pairs))
         run = _Stages(plan, folder, on_ray or workers, listener, runs_cells).run
         rates = run([plan.cell(RATES, *pair) for pair in pairs], "error rate")
         planned = list_cells(plan, rates)
@@ -94,6 +95,14 @@ def evaluate(
             folder.write_bytes(PAGE, f"# Evaluation\n\n{evaluation_page(result, figures)}\n".encode())
             folder.write_bytes(CELLS_PAGE, f"{cells_page(result)}\n".encode())
     return result
+
+
+def _announce(plan: EvaluationPlan, pairs: list[tuple[str, str]]) -> str:
+    """What is to come, in one line."""
+    n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
+    subject = f"{counted(n_models, 'model')} under {counted(n_perturbations, 'perturbation')}"
+    expected = list_cells(plan, expect_rates(plan, pairs))
+    return f"{subject}: {counted(len(pairs), 'error rate')}, then {forecast(plan, expected)}"
 
 
 class _Stages:
