@@ -1,6 +1,7 @@
 """`themis suite`: from names and files to a table, JSON and a folder."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -117,6 +118,18 @@ def test_json_with_mce_and_slices(there, capsys):
     assert result["corruption_errors"]["mce"] == expected.mce > 0
     assert {column["name"] for column in themis.open_suite("b").record["slices"]} == {"class", "place"}
     assert [member["name"] for member in result["members"]] == ["fog", "gaussian-0.4"]
+
+
+def test_a_folder_of_suites_names_them(there, capsys):
+    for suite, changed in (("a", 1), ("b", 2)):
+        os.utime(there / suite / "suite.json", (changed, changed))
+    named = r"but \. is a folder of suites: name one of them \(b, a\)"
+    for open_folder in (themis.open_suite, themis.resume_suite):
+        with pytest.raises(themis.UsageError, match=rf"a suite must be a folder with suite\.json, {named}"):
+            open_folder(".")
+    for words in ([*OTHER, "--mce-baseline", "."], ["gate", "a", "--baseline", ".", "--max-new-faults", "0"]):
+        assert main([*words, "--quiet"]) == 2
+        assert re.search(named, capsys.readouterr().err)
 
 
 def test_gates_hold_for_every_member(there, capsys):

@@ -26,6 +26,7 @@ from themis.reading import (
 )
 from themis.runs.store.files import Lock, as_json, explained, is_locked, refuse_links, remove_leftovers, write_file
 from themis.runs.store.ownership import has_mark, list_folder, made_by, refuse_folder, was_signed
+from themis.runs.store.reader import folders_with, name_folders
 from themis.runs.store.validation import HASH, MAX_JSON, MAX_TESTS, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
 
@@ -130,6 +131,12 @@ def is_suite(path: str | Path) -> bool:
         return False
 
 
+def name_suites(path: str | Path) -> str:
+    """What is wrong with a folder that is no suite but holds some, and which; empty if it holds none."""
+    suites = [folder for folder in folders_with(Path(path), SUITE) if is_suite(folder)]
+    return f"is a folder of suites: name one of them ({name_folders(suites)})" if suites else ""
+
+
 def is_running(path: str | Path) -> bool:
     """Whether a process is running the suite; if the system cannot tell, yes."""
     return is_locked(Path(path) / LOCK) is not False
@@ -139,7 +146,8 @@ def read_record(path: str | Path) -> dict[str, Any]:
     """The content of `suite.json`, checked."""
     file = Path(path) / SUITE
     if not is_suite(path):
-        raise UsageError(f"a suite must be a folder with {SUITE}, but {path} is not one: check the path")
+        problem = name_suites(path) or "is not one: check the path"
+        raise UsageError(f"a suite must be a folder with {SUITE}, but {path} {problem}")
     try:
         content: dict[str, Any] = parse_json(read_regular(file, MAX_JSON))
     except OSError as error:

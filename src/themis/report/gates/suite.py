@@ -11,7 +11,7 @@ from themis.errors import UsageError
 from themis.report.gates.gates import GateResult, GateResults, check_gates, distinguishable
 from themis.report.gates.limits import Gates
 from themis.runs.replay import Replayer
-from themis.suites.folder import is_suite
+from themis.suites.folder import is_suite, name_suites
 from themis.suites.members import Rebuild, open_members
 from themis.suites.result import CorruptionErrors, SuiteRun
 
@@ -157,11 +157,11 @@ def check_suite_ahead(gates: Gates, uniform_share: float) -> None:
 
 
 def _check_baseline(gates: Gates) -> None:
-    if not isinstance(gates.baseline, str | Path) or not is_suite(gates.baseline):
-        raise UsageError(
-            f"the baseline of a suite must be the folder of a suite, but {gates.baseline} is not: create it with "
-            "themis suite on the earlier model"
-        )
+    baseline = gates.baseline
+    if not isinstance(baseline, str | Path) or not is_suite(baseline):
+        named = name_suites(baseline) if isinstance(baseline, str | Path) else ""
+        problem = named or "is not: create it with themis suite on the earlier model"
+        raise UsageError(f"the baseline of a suite must be the folder of a suite, but {baseline} {problem}")
 
 
 def _open_baseline(stack: ExitStack, gates: Gates, rebuild: Rebuild | None) -> dict[str, Replayer] | None:

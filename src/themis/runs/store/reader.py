@@ -45,7 +45,7 @@ BATCH = 5000
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
 MOST_NAMED = 8
-"""Runs that the error for a folder of runs names."""
+"""Folders that an error names."""
 MAX_SECONDS = 120.0
 """Time that a query may take."""
 LIMITS = {
@@ -59,8 +59,7 @@ LIMITS = {
 def not_a_run(path: Path) -> UsageError:
     """The error for a folder that is not a run: what it is instead, and the runs in it."""
     rule, runs = f"a run must be a folder with {DATABASE}, but {path}", runs_in(path)
-    more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
-    named = ", ".join(quote(str(run)) for run in runs[:MOST_NAMED]) + more
+    named = name_folders(runs)
     if (path / "suite.json").is_file():
         which = named or f"such as {path}/NAME"
         return UsageError(f"{rule} is a suite: name the folder of one of its perturbations ({which})")
@@ -73,11 +72,22 @@ def not_a_run(path: Path) -> UsageError:
 
 def runs_in(path: Path) -> list[Path]:
     """The runs and suites in a folder, the newest first."""
+    return folders_with(path, DATABASE, "suite.json")
+
+
+def folders_with(path: Path, *names: str) -> list[Path]:
+    """The folders in a folder that have a file of one of these names, the newest file first."""
     try:
-        found = [file for name in (DATABASE, "suite.json") for file in path.glob(f"*/{name}") if file.is_file()]
+        found = [file for name in names for file in path.glob(f"*/{name}") if file.is_file()]
         return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
     except OSError:  # it cannot be listed
         return []
+
+
+def name_folders(folders: list[Path]) -> str:
+    """The first few folders, as a shell takes them, and how many more there are."""
+    more = f" and {len(folders) - MOST_NAMED} more" if len(folders) > MOST_NAMED else ""
+    return ", ".join(quote(str(folder)) for folder in folders[:MOST_NAMED]) + more
 
 
 class Reader:
