@@ -110,7 +110,7 @@ class ExperimentFolder:
             self.write(self.plan_file, {**made_by(self.experiment), **plan.as_dict(), "environment": environment})
             return
         mark = {"made_by": stored.pop("made_by", None)}
-        before = stored.pop("environment")
+        before = {name: value for name, value in stored.pop("environment").items() if name in environment}
         if changes := plan.changes_since(stored):
             raise UsageError(
                 f"{self.path} holds another {self.experiment} ({'; '.join(changes)}): pass the same options, or choose "

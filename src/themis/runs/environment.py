@@ -22,16 +22,23 @@ from themis.target.target import AnyTarget
 from themis.version import __version__
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return versions, device and thread count; each of them changes the kernels, and so the last bits."""
+def describe_environment(device: torch.device | None) -> dict[str, Any]:
+    """Return versions, device and thread count; each of them changes the kernels, and so the last bits.
+
+    device: None leaves it out, if there are several that are recorded elsewhere.
+    """
+    where = {}
+    if device is not None:
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else platform.processor() or "cpu"
+        where = {"device": str(device), "device_name": name}
     return {
         "themis": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        **where,
         "threads": torch.get_num_threads(),
         "compiled_fold": library() is not None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -107,6 +107,20 @@ def test_finished_cells_are_never_run_again(folder, capsys):
     assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")} == before
 
 
+def test_the_device_is_recorded_by_the_pairs_alone(folder, tmp_path):
+    old = shutil.copytree(folder, tmp_path / "old")
+    plan = json.loads((old / "plan.json").read_text())
+    plan["environment"] |= {"device": "cpu", "device_name": "cpu"}  # as earlier versions recorded for every device
+    (old / "plan.json").write_text(json.dumps(plan))
+    assert main(["evaluate", "--smoke", "--out", str(old), "--quiet"]) == 0  # without a warning, which would raise
+    content = json.loads((old / "evaluation.json").read_text())
+    assert [pair["device"] for pair in content["pairs"]] == ["cpu", "cpu"]
+    for environment in (content["environment"], json.loads((old / "plan.json").read_text())["environment"]):
+        assert not {"device", "device_name"} & set(environment)
+        assert environment["threads"] == 1
+    assert content == json.loads((folder / "evaluation.json").read_text())
+
+
 def test_an_interrupted_retraining_resumes_with_the_trainings_that_are_left(folder, tmp_path, monkeypatch):
     words = ["evaluate", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "out"), "--quiet"]
     plan = smoke_plan().restricted([], ["gaussian"]).as_dict()

@@ -174,6 +174,19 @@ def test_the_page_says_what_was_measured_apart_and_with_what(folder, whole, tmp_
     assert [[cell["kind"] for cell in origin["cells"]] for origin in later] == [["theory"], ["retraining"]]
 
 
+def test_a_device_that_earlier_versions_recorded_is_dropped_and_separates_nothing(folder, whole, tmp_path):
+    part = part_of(folder, tmp_path / "part", perturbation="gaussian", questions="retraining,theory")
+    named = {"device": "cpu", "device_name": "cpu"}
+    stored = {**whole, "environment": whole["environment"] | named}
+    merged = merge_evaluations(stored, {**part, "retraining": []}, PLAN, ELSEWHERE | named).content
+    merged["merged"][0]["environment"] |= named
+    merged = merge(merged, {**part, "theory": []})
+    (origin,) = merged["merged"]
+    assert origin["environment"] == ELSEWHERE
+    assert [cell["kind"] for cell in origin["cells"]] == ["theory", "retraining"]
+    assert merged["environment"] == whole["environment"]
+
+
 def test_what_the_plan_no_longer_asks_is_not_missing(folder, whole, tmp_path):
     stored = without(folder, tmp_path / "stored", "retraining/digits/gaussian*/*")
     part = part_of(folder, tmp_path / "part", perturbation="fgsm", questions="theory")

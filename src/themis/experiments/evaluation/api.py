@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-import torch
-
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
 from themis.experiments.comparison.plan import GRID, PAPER
@@ -72,9 +70,9 @@ def evaluate(
     if on_ray is not None and any(device is not None and device.startswith("cuda") for device in devices):
         on_ray.check_device("cuda")
     missing = {model.name: reason for model in plan.models if (reason := why_missing(model)) is not None}
-    environment = describe_environment(torch.device("cpu"))
     pairs = [pair for pair in plan.pairs() if pair[0] not in missing]
     with closing(ExperimentFolder(out, "evaluation")) as folder, threads(1):
+        environment = describe_environment(None)  # each pair records its device
         values = plan.as_dict()
         folder.begin(ExperimentPlan({"plan": values}, tuple(values)), environment)  # cells know what decides them
         if runs_cells and out is not None:

@@ -38,7 +38,7 @@ def merge_evaluations(stored: Record, part: Record, plan: EvaluationPlan, enviro
         raise UsageError("the part has finished nothing: run it until all techniques of a pair have had a campaign")
     _check_options(plan, part, finished)
     _check_options(plan, stored, _list_known(stored) - finished)
-    content = {**stored, "plan": plan.as_dict()}
+    content = {**stored, "plan": plan.as_dict(), "environment": _without_device(stored["environment"])}
     for kind, name in RESULTS.items():
         content[name] = _ordered(plan, kind, _merge_results(stored[name], part[name], kind, finished))
     _check_magnitudes(content, finished)
@@ -165,7 +165,12 @@ def _merge_progress(
 def _merge_origins(stored: list[Record], part: Record, environment: Record, finished: set[Subject]) -> list[Record]:
     """Which results were measured where, the latest last; what has been measured again since is left out."""
     origins = [
-        {**origin, "cells": [cell for cell in origin["cells"] if _subject(cell) not in finished]} for origin in stored
+        {
+            **origin,
+            "environment": _without_device(origin["environment"]),
+            "cells": [cell for cell in origin["cells"] if _subject(cell) not in finished],
+        }
+        for origin in stored
     ]
     devices = {_pair(pair): pair["device"] for pair in part["pairs"]}
     names = sorted(finished, key=lambda subject: (KINDS.index(subject[2]), *subject))
@@ -173,8 +178,13 @@ def _merge_origins(stored: list[Record], part: Record, environment: Record, fini
         {"model": model, "perturbation": perturbation, "kind": kind, "device": devices.get((model, perturbation))}
         for model, perturbation, kind in names
     ]
-    new = {"version": part["version"], "environment": environment}
+    new = {"version": part["version"], "environment": _without_device(environment)}
     for origin in origins:
         if all(origin[name] == value for name, value in new.items()):
             cells, origin["cells"] = origin["cells"] + cells, []
     return [origin for origin in [*origins, {**new, "cells": cells}] if origin["cells"]]
+
+
+def _without_device(environment: Record) -> Record:
+    """An environment as evaluations record it: earlier versions named a CPU, also if the pairs ran on a GPU."""
+    return {name: value for name, value in environment.items() if name not in ("device", "device_name")}
