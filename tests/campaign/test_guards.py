@@ -71,6 +71,25 @@ def test_one_unit_for_features_of_unequal_ranges_is_reported():
         themis.run(net(), torch.cat([DATA[:, :8] / 100, DATA[:, 8:]], 1), "gaussian", max_tests=16)
 
 
+def test_bytes_normalised_by_the_statistics_of_shares_are_reported():
+    module = nn.Sequential(nn.Flatten(), net())
+    pictures = (255 * DATA).round().view(-1, 1, 4, 4)
+
+    def target(mean, std, bounds=(0, 255)):
+        return themis.Target(module, bounds=bounds, preprocess=themis.Normalize(mean, std))
+
+    message = "its mean of 0.1307 and its standard deviation of 0.3081 are those of inputs in 0..1, and give the model"
+    with pytest.warns(RuntimeWarning, match=message + " values up to 827.2: pass --mean 33.33 and --std 78.57, or "):
+        themis.run(target(0.1307, 0.3081), pictures, "gaussian", max_tests=16)
+    assert sum(message in line for line in describe(check(target(0.1307, 0.3081), pictures), Settings())) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        themis.run(target(33.33, 78.57), pictures, "gaussian", max_tests=16)
+        themis.run(target(0, 255), pictures, "gaussian", max_tests=16)
+        themis.run(target(0, 1), pictures, "gaussian", max_tests=16)  # the model scales them itself
+        themis.run(target(0.1307, 0.3081, (0, 1)), pictures / 255, "gaussian", max_tests=16)
+
+
 def test_outputs_that_do_not_fit_the_labels_are_reported():
     torch.manual_seed(0)
     labels = torch.randint(0, 10, (60,))

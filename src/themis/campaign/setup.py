@@ -32,6 +32,7 @@ from themis.settings import Settings
 from themis.target.diagnose import (
     warn_of_batch_dependence,
     warn_of_chance,
+    warn_of_normalisation,
     warn_of_unequal_ranges,
     warn_of_unused_outputs,
 )
@@ -143,6 +144,7 @@ def sweep_clean(
     measurer = hire(calculator)
     moments = measurer.sweep()
     calculator.check_repeats()
+    warn_of_normalisation(target, seeds.shape[1:])
     warn_of_batch_dependence(calculator.batch_dependence())
     _warn_of_guesses(calculator)
     return CleanSweep(calculator, measurer, moments, view)

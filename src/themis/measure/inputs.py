@@ -56,7 +56,10 @@ def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) 
     if inputs.ndim == 2:
         remedy += "; --bounds auto, or bounds=(-inf, inf), takes those of a table"
     elif high <= 1 and LEAST_OF_BYTES < most <= 255 and least >= 0:
-        remedy = "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255"
+        remedy = (
+            "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255; a model that expects 0..1 then needs "
+            "Normalize(0, 255), which is --mean 0 --std 255"
+        )
     elif least < 0 <= low:
         remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
     raise DataError(

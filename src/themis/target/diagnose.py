@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import warn
-from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget, Normalize
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -57,6 +57,28 @@ def warn_of_batch_dependence(difference: float | None) -> None:
             f"{difference:.2%} of the largest output. Dynamic quantisation and batch statistics do that. A fault may "
             "be due to its neighbours, and replays may differ: use static quantisation, or test a function that "
             "predicts one input at a time with themis.BlackBox(predict, batch_size=1)"
+        )
+
+
+def warn_of_normalisation(target: AnyTarget, shape: Sequence[int]) -> None:
+    """Warn if pictures or signals of a shape in 0..255 are normalised by the mean and the deviation of those in 0..1.
+
+    Such a model may still answer most clean inputs correctly, but its activations are hundreds of times too large.
+    """
+    norm, (low, high) = getattr(target, "preprocess", None), target.bounds
+    if not isinstance(norm, Normalize) or len(shape) < 2 or high - low < 100:
+        return
+    if bool(((norm.mean >= 0) & (norm.mean <= 1)).all() and (norm.std < 1).all()):
+        mean, std = norm.mean.tolist(), norm.std.tolist()
+        right = Normalize.within(target.bounds, mean, std)
+        values = " and ".join(
+            f"--{name} {','.join(f'{number:.4g}' for number in numbers.tolist())}"
+            for name, numbers in (("mean", right.mean), ("std", right.std))
+        )
+        warn(
+            f"the normalisation must fit the bounds {low:g},{high:g}, but its mean of {max(mean):.4g} and its standard "
+            f"deviation of {max(std):.4g} are those of inputs in 0..1, and give the model values up to "
+            f"{(high - max(mean)) / max(std):.4g}: pass {values}, or divide the inputs by {high:g} and pass bounds 0,1"
         )
 
 
