@@ -136,7 +136,8 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
     if settings.get("split") is None:
         raise UsageError(
             "the run's seeds must have been split before its campaign, but all of them were searched and none is left "
-            "for judging: run it again with a split, such as --split 0.5,0.2,0.3"
+            "for judging: run it again with a split, such as --split 0.5,0.2,0.3, or name other data to judge by with "
+            "--judge"
         )
     seeds = read_seeds(seeds, settings["max_seeds"])
     groups = None if settings.get("split_by") is None else read_groups(settings["split_by"], seeds)

@@ -80,7 +80,13 @@ def test_gates_pass_within_their_limits_and_fail_beyond_them(run):
     assert advice in found["max_fault_rate"].line
     assert len(set(found["max_fault_rate"].text.replace(",", "").split()) & {f"{100 * (high - 1e-6):.4f}%"}) == 1
     strict = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
-    assert f"retrain on the faults (themis retrain {run}," in strict.remedy
+    assert f"retrain on the faults (themis retrain {run} --judge DATA," in strict.remedy
+
+
+def test_retraining_needs_no_other_data_if_the_run_was_split(tmp_path):
+    campaign(out=tmp_path / "split", split=(0.5, 0.2, 0.3))
+    result = by_gate(check_gates(tmp_path / "split", Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    assert f"retrain on the faults (themis retrain {tmp_path / 'split'}, or" in result.remedy
 
 
 def test_retraining_is_no_advice_for_a_black_box():
@@ -189,7 +195,8 @@ def test_a_criterion_is_gated_by_its_score():
         ({"fail_under": "coverag=0.9"}, "known metric, got 'coverag': did you mean 'coverage'"),
         ({"fail_under": "coverage"}, "METRIC=NUMBER, got no number for coverage: write coverage=0.99"),
         ({"fail_under": "coverage=much"}, "METRIC=NUMBER"),
-        ({"fail_under": "coverage=99"}, "must lie in 0..1, got 99: write coverage=0.99 for 99%"),
+        ({"fail_under": "coverage=97.5"}, "must lie in 0..1, got 97.5: write coverage=0.975 for 97.5%"),
+        ({"fail_under": "coverage=-1"}, "must lie in 0..1, got -1: write coverage=0.99 for 99%"),
         ({"max_fault_rate": 5}, "max_fault_rate must lie in 0..1, got 5: write 0.05 for 5%"),
         ({"max_new_faults": -1, "baseline": "x"}, "max_new_faults must be 0 or more"),
         ({"max_new_faults": 0}, "max_new_faults and baseline must be given together, but baseline is missing"),

@@ -122,7 +122,7 @@ def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = Non
         results = [_check_end(summary, name)]
         results += [_check_metric(metric, least, summary) for metric, least in gates.fail_under]
         if gates.max_fault_rate is not None:
-            results.append(_check_rate(gates.max_fault_rate, summary, name))
+            results.append(_check_rate(gates.max_fault_rate, summary, name, is_split=_is_split(run)))
         difference = None
         if gates.max_new_faults is not None and gates.baseline is not None:
             base = gates.baseline
@@ -207,7 +207,17 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
     return GateResult(name, value >= least, value, least, text, hint + metric.remedy)
 
 
-def _check_rate(most: float, summary: dict[str, Any], name: str) -> GateResult:
+def _is_split(run: Any) -> bool:
+    """Whether a run kept seeds apart that a retrained model can be judged by."""
+    from themis.runs.replay import Replayer
+    from themis.runs.run import Run
+
+    if isinstance(run, Run):
+        return run.start.settings.split is not None
+    return (run.run if isinstance(run, Replayer) else run).record["settings"].get("split") is not None
+
+
+def _check_rate(most: float, summary: dict[str, Any], name: str, *, is_split: bool) -> GateResult:
     from themis.runs.run import percent
 
     rate = summary["fault_rate"]
@@ -224,7 +234,8 @@ def _check_rate(most: float, summary: dict[str, Any], name: str) -> GateResult:
         f"of {limit}"
     )
     is_black_box = summary.get("requests") is not None
-    advice = f"retrain on the faults (themis retrain {name}, or themis.retrain in Python)"
+    command = f"themis retrain {name}{' --judge DATA' * (not is_split)}"
+    advice = f"retrain on the faults ({command}, or themis.retrain in Python)"
     remedy = f"{'improve the model' if is_black_box else advice}, or raise the limit"
     if rate["value"] <= most:
         remedy = "the rate itself is within the limit: more seeds and tests narrow the interval"

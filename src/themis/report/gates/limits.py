@@ -201,5 +201,8 @@ def _checked(name: str, least: float) -> float:
     if not math.isfinite(least):
         raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
     if name != "criterion" and not 0 <= least <= 1:
-        raise UsageError(f"fail_under {name} must lie in 0..1, got {least:g}: write {name}=0.99 for 99%")
+        meant = least if 1 < least <= 100 else 99.0
+        raise UsageError(
+            f"fail_under {name} must lie in 0..1, got {least:g}: write {name}={meant / 100:g} for {meant:g}%"
+        )
     return float(least)
