@@ -115,7 +115,7 @@ WRONG = {
     "weights of other sizes": (
         run("--weights net.pt"),
         3,
-        "must match the model: ",
+        "must match the model, but 4 of 4 have another shape, first 'fc1.weight' with [2, 16] instead of [8, 16]: ",
         weights_of_a_net(lambda value: value[:2]),
     ),
     "weights of NaN": (

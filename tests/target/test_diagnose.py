@@ -43,6 +43,19 @@ def test_a_mistake_in_the_inputs_is_found(trained, name):
     assert found[0].accuracy > 0.9
 
 
+def test_what_helps_far_less_than_another_correction_is_not_suspected():
+    class Above(nn.Module):
+        def forward(self, x):
+            return torch.stack([x[:, 0] - 5, 5 - x[:, 0]], 1)
+
+    inputs = torch.arange(60.0).view(-1, 1) % 10
+    target, labels = Target(Above(), bounds=(0, 10)), (inputs[:, 0] >= 4).long()
+    with target.opened():
+        found = suspect(target, inputs, labels)
+    assert [suspicion.what[:32] for suspicion in found] == ["the labels are in another order:"]
+    assert found[0].accuracy == 0.9  # inputs in -1..1 would make 60% correct
+
+
 def test_an_accurate_model_raises_no_suspicion(trained):
     model, digits = trained
     target = Target(model)

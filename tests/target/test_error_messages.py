@@ -48,6 +48,16 @@ ORDERS = {
         PICTURES,
         "net.onnx expects inputs of shape [1, 6, 6], got [6, 6, 1]: permute each input to [1, 6, 6]",
     ),
+    "no axis of channels": (
+        lambda _: files.make_net(),
+        PICTURES[..., 0],
+        "its layer 'conv' expects an axis of channels, which the inputs lack: pass inputs[:, None]",
+    ),
+    "labels among the features": (
+        lambda _: torch.nn.Sequential(torch.nn.Linear(8, 3)),
+        torch.rand(10, 9),
+        "its layer '0' expects 8 features: if a column holds the labels, name it, as in csv:FILE?label=NAME",
+    ),
     "a shape that no order mends": (
         lambda _: files.make_net(),
         torch.rand(10, 3, 9, 9),

@@ -481,7 +481,7 @@ def permutation_that_fits(shape: Sequence[int], fits: Callable[[Sequence[int]], 
 
 
 def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Return what to try when a module raises on inputs of a shape: another order of axes, or one device."""
+    """Return what to try when a module raises on inputs of a shape: another order or number of axes, or one device."""
     devices = sorted({str(tensor.device) for tensor in _tensors(module)})
     if len(devices) > 1:
         return f"its weights are on {' and '.join(devices)}: move them to one device with model.to({devices[0]!r})"
@@ -493,6 +493,13 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
         def fits(shape: Sequence[int], channels: Any = channels, features: Any = features) -> bool:
             return len(shape) > 2 and (shape[1] == channels if channels else shape[-1] == features)
 
+        if channels == 1 and len(shape) == 1 + len(getattr(layer, "kernel_size", ())):
+            return f"its layer {path!r} expects an axis of channels, which the inputs lack: pass inputs[:, None]"
+        if features and tuple(shape[1:]) == (features + 1,):
+            return (
+                f"its layer {path!r} expects {features} features: if a column holds the labels, name it, as in "
+                "csv:FILE?label=NAME"
+            )
         permute = permutation_that_fits(shape, fits)
         expected = f"{channels} channels first" if channels else f"{features} features last"
         return permute and f"its layer {path!r} expects {expected}: {permute}"

@@ -58,7 +58,7 @@ def call_factory(spec: str, flag: str, others: Iterable[str] = ()) -> Any:
     _refuse_path(Path(name), rest, f"--{flag} must be module:factory, got {spec!r}")
     attribute, args, kwargs = read_call(rest, flag)
     if not attribute:
-        raise UsageError(f"--{flag} must be module:factory, got {spec!r}: write for instance mymodels:make_net")
+        raise UsageError(f"--{flag} must be module:factory, got {spec!r}: write for instance {name or 'mine'}:make_net")
     failure = ModelError if flag == "model" else DataError
     try:
         factory = import_named(name, [attribute], f"--{flag} {spec!r}")

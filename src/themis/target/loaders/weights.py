@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from themis.errors import DataError, ModelError, first_line, warn
 from themis.target.ledger import read_ledger, remember
@@ -43,7 +44,8 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise ModelError(f"the weights in {path} must match the model: {' '.join(str(error).split())}") from error
+        reason = _other_shapes(module.state_dict(), state) or f": {' '.join(str(error).split())}"
+        raise ModelError(f"the weights in {path} must match the model{reason}") from error
     missing = [key for key in missing if not key.endswith("num_batches_tracked")]  # missing in older files
     if missing or unexpected:
         raise ModelError(
@@ -53,6 +55,26 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     ledger = read_ledger(path)
     if len(ledger):
         remember(module, ledger)
+
+
+def _other_shapes(own: dict[str, Any], state: dict[str, Any]) -> str:
+    """Which weights have another shape than those of the model, in short: the message of torch lists all of them."""
+    shapes = {
+        name: (list(value.shape), list(own[name].shape))
+        for name, value in state.items()
+        if isinstance(value, Tensor) and _has_shape(own.get(name)) and value.shape != own[name].shape
+    }
+    if not shapes:
+        return ""
+    name, (got, expected) = next(iter(shapes.items()))
+    return (
+        f", but {len(shapes)} of {len(own)} have another shape, first {name!r} with {got} instead of {expected}: "
+        "build the model as it was when they were saved"
+    )
+
+
+def _has_shape(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and not is_lazy(weight)
 
 
 def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str, Any]:
