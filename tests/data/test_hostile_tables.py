@@ -40,7 +40,7 @@ HOSTILE = {
     ),
     "table with an empty cell": (
         "csv:t.csv",
-        "column 'a' must be a finite number, got 'nothing'",
+        "column 'a' must be a finite number, but the cell is empty: fix or drop the row, or drop the column",
         write("t.csv", "a,b\n,2\n"),
     ),
     "table with text": (

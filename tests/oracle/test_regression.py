@@ -42,6 +42,7 @@ def test_standard_deviations_are_those_of_the_clean_answers():
     assert settled.describe() == (
         "an answer further than 2 (2 standard deviations of the clean answers) from the clean one"
     )
+    assert "(1 standard deviation of the clean" in choose_oracle("off:1sd").settle(clean, clean[:, 0]).describe()
     assert choose_oracle("regression") == choose_oracle("regression:2sd")
     assert choose_oracle("off:0.5sd").settle(clean, clean[:, 0]).spec() == "off:0.5"
     assert choose_oracle("regression:7").settle(clean, None).spec() == "regression:7.0"

@@ -172,7 +172,7 @@ def test_perturbations_before_an_attack_have_a_slope_too(attack):
         ("rain(", "must be names joined by"),
         ("", "must be"),
         ("rain +", "must be"),
-        ("gaussian(sigma=0.1)", "must keep a theta to search"),
+        ("gaussian(sigma=0.1)", "must keep a theta to search, but .*: give one a range, such as sigma=0:0.1$"),
         ("edit + rain", "must disturb one kind of input"),
         ("nowhere:THING", "No module named 'nowhere'"),
     ],

@@ -211,8 +211,9 @@ def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataEr
     else:
         is_label = f"write ?label={name} if it is the label, " if columns.label is None else ""
         remedy = f"{is_label}encode the column as numbers"
+    got = f"got {text[:40]!r}" if text else "but the cell is empty"
     return DataError(
-        f"{columns.path}, line {line}: column {name!r} must be a finite number, got {text[:40] or 'nothing'!r}: "
+        f"{columns.path}, line {line}: column {name!r} must be a finite number, {got}: "
         f"{remedy}, or drop the column with ?drop={name}"
     )
 

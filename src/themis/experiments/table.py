@@ -60,7 +60,7 @@ class Table:
         omitted = self.optional[: len(self.optional) - len(left)]
         notes = list(self.notes)
         if omitted:
-            notes.append(f"Omitted at this width, but in {self.file}: {', '.join(omitted)}.")
+            notes.append(f"Omitted at this width, but in {self.file}: {'; '.join(omitted)}.")
         return Table(self.title, columns, rows, notes, tuple(left), self.file)
 
     def show(self, console: Console) -> None:

@@ -163,8 +163,15 @@ def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) ->
         if bool(outside.any()):
             raise DataError(
                 f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, "
-                f"got {int(labels[outside][0])}: check the label column, or the model's number of classes"
+                f"got {int(labels[outside][0])}: {_class_remedy(labels, n_classes)}"
             )
+
+
+def _class_remedy(labels: Tensor, n_classes: int) -> str:
+    """What to do about labels outside 0..n_classes - 1."""
+    if int(labels.min()) == 1 and int(labels.max()) == n_classes:
+        return "they count from 1, so subtract 1"
+    return "check the label column, or the model's number of classes"
 
 
 def check_scores(clean_outputs: Tensor) -> None:

@@ -51,7 +51,10 @@ class Regression(Oracle):
         return f"{NAMES[self.compared_with]}:{size}"
 
     def describe(self) -> str:
-        unit = "" if self.deviations is None else f" ({self.deviations:g} standard deviations of the clean answers)"
+        plural = "s" * (self.deviations != 1)
+        unit = (
+            "" if self.deviations is None else f" ({self.deviations:g} standard deviation{plural} of the clean answers)"
+        )
         origin = "the clean one" if self.compared_with == "clean" else "the label"
         return f"an answer further than {self._reach():.4g}{unit} from {origin}"
 

@@ -99,7 +99,12 @@ def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturb
             theta.check(range_or_value)
             held[k] = float(range_or_value)
     if not free:
-        raise UsageError(f"{perturbation.name!r} must keep a theta to search, but all are held fixed: give one a range")
+        first = perturbation.theta[0]
+        low, high = sorted((first.identity, held[0])) if held[0] != first.identity else (first.low, first.high)
+        raise UsageError(
+            f"{perturbation.name!r} must keep a theta to search, but all are held fixed: give one a range, such as "
+            f"{first.name}={_format_range((low, high))}"
+        )
     options = ", ".join(f"{name}={_format_range(value)}" for name, value in ranges.items())
     name = f"{perturbation.name}({options})" if ranges else perturbation.name
     is_magnitude = perturbation.theta_is_magnitude and not ranges

@@ -168,8 +168,8 @@ class Permission:
             return
         listed = ", ".join(dict.fromkeys((*named, *self.code)))
         raise UsageError(
-            f"{self.folder} must be trusted before code that it names runs, {self.problem}: it would run {listed}. If "
-            f"you know this code, pass --trust {quote(self.folder)} (trust=True in Python), or name your own with "
+            f"{self.folder} must be trusted before code that it names runs, but {self.problem}: it would run {listed}. "
+            f"If you know this code, pass --trust {quote(self.folder)} (trust=True in Python), or name your own with "
             "--model and --data (target and data in Python)"
         )
 

@@ -408,7 +408,7 @@ def _check_same(
     now = [{**member.plain(), "range": member.range} for member in suite.members]
     changes = []
     if stored["name"] != suite.name or stored["members"] != _as_json(now):
-        changes.append("its members")
+        changes.append("its list of members")
     plain = {name: as_plain_data(value) for name, value in asdict(settings).items()}
     changes += [name for name, value in plain.items() if stored["settings"].get(name) != value and name != "max_tests"]
     before = stored["options"]

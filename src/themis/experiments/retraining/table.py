@@ -186,8 +186,8 @@ def frontier_note(result: Retrained) -> str:
     else:
         reason = (
             f"The weights are {chosen}: the highest disturbed score at which the clean score falls by at most "
-            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on the searched seeds held out, where a few "
-            "say little."
+            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on the searched seeds held out of training. "
+            "With few of them, the estimate is rough."
         )
         searched, everywhere = (fall for fall, _, _ in point.falls)
         if searched <= recipe.tolerance < everywhere:
