@@ -82,8 +82,9 @@ def test_yaml_has_no_aliases():
             "[" * 50 + "]" * 50: "more than 40 levels",
             "[" * 5000: "more than 40 levels",
             "a: " + "1:" * 400 + "1.5": "a number that is too large",
+            "a: 1\nb: c: d": "^line 2: mapping values are not allowed here$",
         }.items():
-            with pytest.raises(Exception, match=reason):
+            with pytest.raises(ValueError, match=reason):
                 parse_yaml(content)
 
 

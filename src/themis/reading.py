@@ -16,6 +16,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from themis.errors import MissingExtraError
+
+MAX_YAML = 1 << 20
+"""Bytes of a YAML file."""
 MAX_DEPTH = 40
 """Levels of lists and objects in plain data."""
 KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
@@ -81,11 +85,16 @@ def _check_text(text: str) -> None:
         raise ValueError("it has a text that is not valid Unicode")
 
 
-def parse_yaml(text: str) -> Any:
-    """Plain data from YAML without aliases, which make a short file endless. Raises ValueError or yaml.YAMLError."""
-    import yaml
+def read_yaml(path: str | Path) -> Any:
+    """Plain data from a YAML file of limited size."""
+    return parse_yaml(read_regular(path, MAX_YAML).decode("utf-8-sig"))
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+
+def parse_yaml(text: str) -> Any:
+    """Plain data from YAML without aliases, which make a short file endless."""
+    yaml = import_yaml()
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 mark = self.peek_event().start_mark
@@ -99,7 +108,20 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"it has more than {MAX_DEPTH} levels") from error
     except OverflowError as error:
         raise ValueError("it has a number that is too large") from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}: {problem}" if mark and problem else " ".join(str(error).split())
+        raise ValueError(where) from error
     return value
+
+
+def import_yaml() -> Any:
+    """The module yaml, which is needed only if there is a YAML file."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("YAML files need PyYAML: pip install PyYAML") from error
+    return yaml
 
 
 # The form of plain data

@@ -15,8 +15,8 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from themis.errors import MissingExtraError, UsageError, closest
-from themis.reading import parse_yaml, read_regular
+from themis.errors import UsageError, closest
+from themis.reading import import_yaml, read_yaml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,8 +34,6 @@ NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "from_config"
 
 UNBOUNDED = (-math.inf, math.inf)
 """The value of `--bounds auto`."""
-MAX_CONFIG = 1 << 20
-"""Bytes of a configuration file."""
 
 METAVARS = {
     "model": "MODEL",
@@ -227,7 +225,7 @@ def explicit_fields(
 
 def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collection[str] = ()) -> dict[str, Any]:
     """Read the options in a YAML file, by name, except for those that are ignored."""
-    content = read_yaml(path)
+    content = read_config_file(path)
     known = [name for name in actions if name not in NOT_IN_A_FILE]
     values = {}
     for key, value in content.items():
@@ -259,7 +257,7 @@ def as_yaml(values: dict[str, Any]) -> str:
         for name, value in values.items()
         if name not in NOT_IN_A_FILE
     }
-    return str(_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True)).rstrip()
+    return str(import_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def _reject_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
@@ -282,32 +280,21 @@ def _closest(name: str, known: Collection[str], otherwise: str) -> str:
     return otherwise if close is None else f"did you mean {by_name[close]}?"
 
 
-def read_yaml(path: str) -> dict[Any, Any]:
+def read_config_file(path: str) -> dict[Any, Any]:
     """The content of a YAML file: names and values."""
-    yaml = _yaml()
     try:
-        content = parse_yaml(read_regular(path, MAX_CONFIG).decode("utf-8-sig"))
+        content = read_yaml(path)
     except FileNotFoundError:
         raise UsageError(f"the config file must exist, but {path} does not: check the path") from None
     except OSError as error:
         raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"line {mark.line + 1}: {problem}" if mark and problem else " ".join(str(error).split())
-        raise UsageError(f"{path} must be valid YAML: {where}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} must be valid YAML: {error}") from error
     if not isinstance(content, dict | None):
         raise UsageError(
             f"{path} must contain names and values, such as max_tests: 5000, got a {type(content).__name__}"
         )
     return content or {}
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("configuration files need PyYAML: pip install PyYAML") from error
-    return yaml
 
 
 def _describe_positional(action: argparse.Action) -> str:

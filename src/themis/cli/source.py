@@ -72,12 +72,12 @@ def check_config(arguments: Namespace, path: Path) -> None:
     folder = path.absolute().parent
     if not any((folder / name).exists() for name in (DATABASE, "environment.json", "summary.json")):
         return
-    from themis.cli.options import read_yaml
+    from themis.cli.options import read_config_file
     from themis.runs.named_code import CODE_OPTIONS, names_code, perturbation_code, pickled_files
     from themis.runs.store.reader import Reader
     from themis.runs.trust import Permission, is_trusted, why_not_ours
 
-    content = read_yaml(str(path))
+    content = read_config_file(str(path))
     trusted = [] if "trust" in arguments.from_config else arguments.trust or []
     if is_trusted(path, trusted) or is_trusted(folder, trusted):
         arguments.trust = [*trusted, *(content.get("trust") or ())]

@@ -12,6 +12,7 @@ from typing import Any
 from themis.errors import UsageError, nearest
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits
+from themis.reading import read_yaml
 from themis.suites.levels import Level, read_levels
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
@@ -106,23 +107,14 @@ def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...]) -> Suite
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
-    from themis.errors import MissingExtraError
-    from themis.reading import parse_yaml, read_regular
-
     try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("suites in YAML files need PyYAML: pip install PyYAML") from error
-    try:
-        content = parse_yaml(read_regular(path, 1 << 20).decode("utf-8-sig"))
+        content = read_yaml(path)
     except FileNotFoundError:
         raise UsageError(f"the suite must be a name or an existing YAML file, but {path} does not exist") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}; check the path") from error
-    except (yaml.YAMLError, ValueError) as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"line {mark.line + 1}: {problem}" if mark and problem else " ".join(str(error).split())
-        raise UsageError(f"{path} must be valid YAML: {where}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} must be valid YAML: {error}") from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{path} must have members, got a {type(content).__name__}: write {EXAMPLE}")
     return content

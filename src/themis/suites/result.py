@@ -13,6 +13,7 @@ import numpy as np
 
 from themis.errors import UsageError, nearest
 from themis.judge.estimate import Estimate
+from themis.reading import read_yaml
 from themis.runs.estimates import strengths
 from themis.runs.open import open_run
 from themis.runs.run import Run, counted, percent
@@ -444,15 +445,11 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
 
 
 def _read_numbers(path: Path) -> Any:
-    from themis.reading import parse_yaml, read_regular
-
     try:
-        return parse_yaml(read_regular(path, 1 << 20).decode("utf-8-sig"))  # JSON is YAML too
+        return read_yaml(path)  # JSON is YAML too
     except FileNotFoundError:
         raise UsageError(
             f"the baseline must be the folder of a suite with {SUITE}, or a file of numbers, but {path} does not exist"
         ) from None
-    except Exception as error:
-        raise UsageError(
-            f"the baseline {path} must be numbers in YAML or JSON: {' '.join(str(error).split())}"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the baseline {path} must be numbers in YAML or JSON: {error}") from error

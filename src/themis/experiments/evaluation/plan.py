@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from themis.errors import MissingExtraError, UsageError, nearest
+from themis.errors import UsageError, nearest
 from themis.experiments.comparison.plan import ComparisonPlan, as_file_name
 from themis.experiments.evaluation.variants import ONLY_IF_NAMED, VARIANTS
 from themis.experiments.techniques import PRESET, choose_technique, split_list
 from themis.options import check_count, check_known, check_numbers, check_rules, option
+from themis.reading import read_yaml
 from themis.runs.source import Origin
 from themis.target.fingerprint import hash_text
 
@@ -22,8 +23,6 @@ known faults."""
 RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING = "rates", "campaigns", "done", "theory", "variants", "retraining"
 MAPS, RECALL, KILLS = "maps", "recall", "kills"
 """Kinds of cells."""
-MAX_PLAN = 1 << 20
-"""Bytes of a plan."""
 _SHARED = ("seeds", "judge_seeds", "grid_seeds", "train_inputs", "uniform_share", "neurons", "round_size")
 DECISIVE = {
     RATES: (*_SHARED, "magnitudes"),
@@ -188,20 +187,14 @@ class EvaluationPlan:
     @staticmethod
     def read(path: str | Path) -> EvaluationPlan:
         """The plan in a YAML file."""
-        from themis.reading import parse_yaml, read_regular
-
         try:
-            import yaml
-        except ImportError as error:
-            raise MissingExtraError("a plan is a YAML file, which needs PyYAML: pip install PyYAML") from error
-        try:
-            content = parse_yaml(read_regular(Path(path), MAX_PLAN).decode("utf-8-sig"))
+            content = read_yaml(path)
         except FileNotFoundError:
             raise UsageError(f"the plan must exist, but {path} does not: check the path, or see --print-plan") from None
         except OSError as error:
             raise UsageError(f"cannot read the plan {path}: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError) as error:
-            raise UsageError(f"{path} must be valid YAML: {' '.join(str(error).split())}") from error
+        except ValueError as error:
+            raise UsageError(f"{path} must be valid YAML: {error}") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path} must contain names and values, such as passes: 5000: see --print-plan")
         return EvaluationPlan.of({str(name): value for name, value in content.items()})
