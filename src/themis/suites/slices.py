@@ -78,7 +78,7 @@ def class_column(numbers: NDArray[np.int64], names: Sequence[str] | None) -> Sli
     return SliceColumn(CLASS, values, position.clip(max=len(known) - 1))
 
 
-def metadata_columns(metadata: Any, seed_id: NDArray[np.int64], n_data: int | None = None) -> list[SliceColumn]:
+def metadata_columns(metadata: Any, seed_id: NDArray[np.int64]) -> list[SliceColumn]:
     """The columns of metadata for these seeds: a CSV file, or a dict of columns, with one row per input of the data."""
     if metadata is None:
         return []
