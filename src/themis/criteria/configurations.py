@@ -10,10 +10,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import WORD, Covering, mark_tests, set_bits
+from themis.criteria.covering import Covering, mark_tests, set_bits
 from themis.criteria.criterion import CriterionOptions
 from themis.criteria.readings import Readings
-from themis.criteria.tway import spread_neurons
+from themis.criteria.tway import combined_values
 from themis.errors import UsageError
 
 KINDS = ("sap", "oap", "fsp")
@@ -76,7 +76,7 @@ class Configurations(Covering):
 
     def _cover(self, states: Tensor) -> Tensor:
         """Take in the `states` of tests; returns which of them showed a new configuration."""
-        fresh = (self._shown(states) & ~self._occurred()).nonzero().squeeze(1)
+        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
         if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
             return torch.cat([self._cover(half) for half in states.tensor_split(2)])
         first = self._first_tests(fresh, states)
@@ -86,18 +86,10 @@ class Configurations(Covering):
 
     def _states(self, readings: Readings) -> Tensor:
         """Whether each combined neuron is off and whether it is on, one after the other, bool `[tests, 2 combined]`."""
-        values, widths = readings.values, readings.layout.widths
-        if self._widths() != widths:
-            values = values[:, spread_neurons(widths, self._widths(), values.device)]
+        values = combined_values(readings, self._widths())
         is_on = values > self.threshold
         is_finite = values.isfinite()
         return torch.stack([~is_on & is_finite, is_on & is_finite], 2).flatten(1)
-
-    def _occurred(self) -> Tensor:
-        """Which configurations occurred so far, bool `[items]`."""
-        bits = self.state["bits"]
-        position = torch.arange(WORD, dtype=torch.int32, device=bits.device)
-        return (bits[:, None] >> position & 1).bool().view(-1)[: self.n_items()]
 
     def _shown(self, states: Tensor) -> Tensor:
         """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""

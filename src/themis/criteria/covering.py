@@ -61,6 +61,12 @@ class Covering(Criterion):
         self.state["count"] += len(fresh)
         return mark_tests(first, len(readings))
 
+    def _covered(self) -> Tensor:
+        """Which items some test has hit, bool `[items]`."""
+        bits = self.state["bits"]
+        position = torch.arange(WORD, dtype=torch.int32, device=bits.device)
+        return (bits[:, None] >> position & 1).bool().view(-1)[: self.n_items()]
+
     def _merge_state(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         bits = self.state["bits"] | other["bits"]
         return {"bits": bits, "count": count_bits(bits)}

@@ -10,7 +10,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.covering import WORD, Covering, mark_tests, set_bits
+from themis.criteria.covering import Covering, mark_tests, set_bits
 from themis.criteria.criterion import CriterionOptions
 from themis.criteria.readings import Readings
 from themis.errors import UsageError
@@ -80,7 +80,7 @@ class TWay(Covering):
             raise UsageError(f"tway: p must be above 0 and at most 1, got {p}")
         if not self.state or not self.n_sets():
             return 0.0
-        occurred = self._occurred().view(-1, 1 << self.t).sum(1)
+        occurred = self._covered().view(-1, 1 << self.t).sum(1)
         return int((occurred >= p * (1 << self.t)).sum()) / self.n_sets()
 
     def _update(self, readings: Readings) -> Tensor:
@@ -88,7 +88,7 @@ class TWay(Covering):
 
     def _cover(self, states: Tensor) -> Tensor:
         """Take in the `states` of tests; returns which of them showed a new configuration."""
-        fresh = (self._shown(states) & ~self._occurred()).nonzero().squeeze(1)
+        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
         if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
             return torch.cat([self._cover(half) for half in states.tensor_split(2)])
         if len(fresh):
@@ -101,16 +101,8 @@ class TWay(Covering):
 
         A non-finite value is neither.
         """
-        values, widths = readings.values, readings.layout.widths
-        if self._widths() != widths:
-            values = values[:, spread_neurons(widths, self._widths(), values.device)]
+        values = combined_values(readings, self._widths())
         return torch.stack([(values <= 0) & (values > -torch.inf), (values > 0) & (values < torch.inf)], 2)
-
-    def _occurred(self) -> Tensor:
-        """Which configurations occurred so far, bool `[items]`."""
-        bits = self.state["bits"]
-        position = torch.arange(WORD, dtype=torch.int32, device=bits.device)
-        return (bits[:, None] >> position & 1).bool().view(-1)[: self.n_items()]
 
     def _shown(self, states: Tensor) -> Tensor:
         """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""
@@ -163,8 +155,14 @@ def _split_sets(width: int, t: int, device: torch.device) -> tuple[Tensor, Tenso
     return first if t == 2 else first * (2 * width - first - 1) // 2 + sets[:, 1] - first - 1, sets[:, -1]
 
 
+def combined_values(readings: Readings, chosen: tuple[int, ...]) -> Tensor:
+    """The values of the neurons that are combined, as many of each layer as `chosen`, `[tests, combined]`."""
+    values, widths = readings.values, readings.layout.widths
+    return values if chosen == widths else values[:, _spread_neurons(widths, chosen, values.device)]
+
+
 @lru_cache(maxsize=8)
-def spread_neurons(widths: tuple[int, ...], chosen: tuple[int, ...], device: torch.device) -> Tensor:
+def _spread_neurons(widths: tuple[int, ...], chosen: tuple[int, ...], device: torch.device) -> Tensor:
     """The neurons that are combined: as many of each layer as `chosen`, at even distances."""
     neurons, start = [], 0
     for n, width in zip(widths, chosen, strict=True):
