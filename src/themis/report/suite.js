@@ -22,7 +22,7 @@ function drawNumbers(view) {
     figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
       'one per seed, perturbation and wrong outcome'),
     figure('Tests', whole(view.tests), `${whole(view.passes)} passes`, `in ${seconds(view.seconds)}`),
-    figure('Seeds', whole(view.seeds), 'answered correctly when clean', `clean inputs were run once: ${many(view.clean_passes, 'pass').replace('passs', 'passes')}`)));
+    figure('Seeds', whole(view.seeds), 'answered correctly when clean', `clean inputs were run once: ${whole(view.clean_passes)} passes`)));
 }
 
 function drawMembers(view) {
