@@ -11,7 +11,6 @@ from themis import Target
 from themis.perturb import PERTURBATIONS, Context, perturb
 
 NAMES = list(PERTURBATIONS)
-RANDOM = [name for name in NAMES if PERTURBATIONS[name].is_random]
 ATTACKS = [name for name in NAMES if PERTURBATIONS[name].needs_gradient]
 TABLES = [name for name in NAMES if PERTURBATIONS[name].inputs == "table"]
 SIGNALS = [name for name in NAMES if PERTURBATIONS[name].inputs == "signal"]
