@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from themis.cli import main
+from themis.errors import ModelError
 from themis.experiments.contest.cells import Contest
+from themis.experiments.evaluation.cells import CellWorker
 from themis.experiments.evaluation.figures import draw_shares
 from themis.experiments.evaluation.smoke import smoke_plan
 from themis.experiments.evaluation.summary import Evaluation
@@ -96,6 +98,29 @@ def test_the_figure_of_shares_has_the_cells_in_which_a_campaign_could_stop(tmp_p
     assert not (tmp_path / "shares.png").exists()
     assert draws(**{next(iter(WAYS_TO_STOP)): {"of_faults": 0.5}})
     assert (tmp_path / "shares.png").stat().st_size > 1000
+
+
+def test_a_campaign_that_failed_is_not_one_that_a_technique_has_had(folder, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for path in (copy / "cells/campaigns").rglob("nc/*.json"):
+        path.unlink()
+    run = CellWorker.run
+
+    def fail_under_fgsm(worker, cell):
+        if cell.perturbation == "fgsm":
+            raise ModelError("out of memory")
+        return run(worker, cell)
+
+    monkeypatch.setattr(CellWorker, "run", fail_under_fgsm)
+    words = ["evaluate", "--smoke", "--out", str(copy), "--quiet"]
+    for words_of_call, n_failed in ((words, 3), ([*words, "--summarise"], 0)):
+        assert main(words_of_call) == (3 if n_failed else 0)
+        content = json.loads((copy / "evaluation.json").read_text())
+        assert len(content["failed"]) == n_failed
+        gaussian, fgsm = content["pairs"]
+        assert "nc" in {row["technique"] for row in gaussian["budgets"]["passes"][0]["rows"]}
+        assert "nc" not in {row["technique"] for row in fgsm["budgets"]["passes"][0]["rows"]}
 
 
 def test_finished_cells_are_never_run_again(folder, capsys):

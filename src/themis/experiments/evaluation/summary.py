@@ -213,8 +213,11 @@ def _describe_grid(grid: Grid, errors: dict[float, Array], box_errors: dict[floa
 
 
 def _complete(rates: Record, cells: dict[EvaluationCell, Record], comparison: ComparisonPlan) -> tuple[list[str], int]:
-    """The techniques that have been run at all magnitudes, and how many campaigns all of them have had."""
-    done = {(cell.technique, cell.magnitude, cell.campaign) for cell in cells}
+    """The techniques that have been run at all magnitudes, and how many campaigns all of them have had.
+
+    One that failed does not count: it runs again with the next call.
+    """
+    done = {(cell.technique, cell.magnitude, cell.campaign) for cell, record in cells.items() if "error" not in record}
     magnitudes = {magnitude for grid in rates["grids"] for magnitude in grid["magnitudes"]}
 
     def n_campaigns(technique: str) -> int:
