@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import themis
 from themis.cli import main
+from themis.errors import ModelError
+from themis.perturb import PERTURBATIONS, columns
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "perturbations.md"
 MODEL = """
@@ -61,3 +65,27 @@ def test_runs_with_it_are_resumed_and_replayed_by_its_location(folder, words, ca
 def test_it_can_be_drawn(folder):
     assert main(["perturbations", "own_band:BAND", "--sheet", "own.png"]) == 0
     assert Path("own.png").stat().st_size > 10_000
+
+
+def add_unseeded(inputs, theta, rng, context):
+    return inputs + columns(theta, inputs)[0] * torch.rand_like(inputs)
+
+
+def scale_by_batch(inputs, theta, rng, context):
+    return inputs * (1 - columns(theta, inputs)[0] * inputs.max())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (add_unseeded, "called twice: draw random numbers with rng.uniform and rng.normal, not with torch"),
+        (scale_by_batch, "gives an input another result alone than in a batch: treat each input by itself"),
+    ],
+)
+def test_one_whose_faults_could_not_be_replayed_is_refused(function, message, tmp_path):
+    own = themis.Perturbation("own", (themis.Theta("by", 0, 0.5),), function)
+    net, data = torch.nn.Linear(6, 3), torch.linspace(0, 1, 60).view(10, 6)
+    for perturbation in (own, own + PERTURBATIONS["gaussian"]):
+        with pytest.raises(ModelError, match=message):
+            themis.run(net, data, perturbation, max_tests=20, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())

@@ -182,6 +182,7 @@ def prepare(
     else:
         sweep, calculator = shared, shared.calculator.under(perturbation)
         measurer = LocalMeasurer(calculator)
+    calculator.check_perturbation()
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
         warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     view, clean = sweep.view, sweep.moments
