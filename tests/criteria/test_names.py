@@ -3,7 +3,7 @@
 import pytest
 
 from themis import UsageError
-from themis.criteria import CRITERIA, PAPER, choose_criterion
+from themis.criteria import CRITERIA, PAPER, SNAC, choose_criterion
 from themis.criteria.names import ALIASES
 
 MADE = [
@@ -52,3 +52,18 @@ def test_a_list_needs_no_quotes():
 def test_invalid_specifications_are_rejected(text, message):
     with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
         choose_criterion(text)
+
+
+def test_a_class_of_ones_own_needs_its_own_name(monkeypatch):
+    class Hot(SNAC):
+        pass
+
+    message = "the criterion Hot must have a name of its own, but 'snac' is that of SNAC: write name = 'hot' in the"
+    with pytest.raises(UsageError, match=message):
+        choose_criterion(Hot())
+    monkeypatch.setitem(CRITERIA, "hot", Hot)
+    with pytest.raises(UsageError, match=message):  # it would be compared as snac
+        choose_criterion("hot")
+    Hot.name = "hot"
+    assert str(choose_criterion("hot(sigma=1)")) == "hot(sigma=1)"
+    assert isinstance(choose_criterion(Hot()), Hot)

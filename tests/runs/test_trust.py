@@ -212,7 +212,9 @@ def test_a_run_of_another_user_is_not_ours(home, tmp_path, monkeypatch):
 def test_a_run_is_written_where_no_key_can_be_made(home, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("THEMIS_STATE", str(tmp_path / "file" / "state"))
-    with pytest.warns(RuntimeWarning, match=r"the run cannot be signed, the key in .* cannot be used: .*--trust"):
+    with pytest.warns(
+        RuntimeWarning, match=r"the run cannot be signed because the key in .* cannot be used: .*--trust"
+    ):
         run = make(home)
     sys.modules.pop("signed_here")
     Path("imported").unlink()

@@ -45,7 +45,7 @@ SPECIFICATION = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 def choose_criterion(criterion: str | Criterion) -> Criterion:
     """The criterion of a specification, not yet fitted; a criterion is returned as it is."""
     if isinstance(criterion, Criterion):
-        return criterion
+        return _with_own_name(criterion)
     match = SPECIFICATION.fullmatch(criterion) if isinstance(criterion, str) else None
     if match is None:
         raise UsageError(
@@ -63,7 +63,20 @@ def choose_criterion(criterion: str | Criterion) -> Criterion:
         if option not in known:
             raise UsageError(f"{name}: unknown option {option!r}: {nearest(option, known)}")
         options[option] = _convert(f"{name}: {option}", value, hints[option])
-    return kind(**options)
+    return _with_own_name(kind(**options))
+
+
+def _with_own_name(criterion: Criterion) -> Criterion:
+    """The criterion; refuses one of another class than its name stands for, which would be reported under that name."""
+    kind, name = type(criterion), getattr(criterion, "name", None)
+    other = CRITERIA.get(name) if name is not None else None
+    if name is None or (other is not None and other is not kind):
+        found = "it has none" if other is None else f"{name!r} is that of {other.__name__}"
+        raise UsageError(
+            f"the criterion {kind.__name__} must have a name of its own, but {found}: write name = "
+            f"{kind.__name__.lower()!r} in the class"
+        )
+    return criterion
 
 
 def _read_options(text: str, name: str) -> dict[str, Any]:

@@ -243,7 +243,7 @@ class Writer:
             tag = None
             if TAG not in record and recorded_code(record):  # once
                 remedy = f"commands that rebuild its model will need --trust {self.path}"
-                warn(f"the run cannot be signed, {problem}: {remedy}")
+                warn(f"the run cannot be signed because {problem}: {remedy}")
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
     def worth_keeping(self, columns: dict[str, Column]) -> Bools:
