@@ -65,5 +65,5 @@ def test_a_class_of_ones_own_needs_its_own_name(monkeypatch):
     with pytest.raises(UsageError, match=message):  # it would be compared as snac
         choose_criterion("hot")
     Hot.name = "hot"
-    assert str(choose_criterion("hot(sigma=1)")) == "hot(sigma=1)"
+    assert str(choose_criterion("hot(sigma=1.5)")) == "hot(sigma=1.5)"
     assert isinstance(choose_criterion(Hot()), Hot)
