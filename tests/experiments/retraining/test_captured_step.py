@@ -177,6 +177,22 @@ class TestOnCPU:
         resumed = train(Net(), material, optimiser=optimiser, folder=folder)
         assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(resumed).items())
 
+    def test_nothing_is_left_of_a_training_that_begins_again(self, material, monkeypatch):
+        assert_begins_again(material, "cpu", monkeypatch)
+
+
+def assert_begins_again(material, device, monkeypatch):
+    """A training that begins again with a lower rate ends with the same weights as one that began with it."""
+    plain = train(Net(), material, device, learning_rate=3e-6, statistics="update")
+    monkeypatch.setattr(tune_module, "BROKEN", -2.0)  # as if every first epoch broke the model
+    with pytest.warns(RuntimeWarning) as warned:
+        again = train(Net(), material, device, learning_rate=None, statistics="update")
+    assert [str(each.message).rpartition(" ")[2] for each in warned] == ["3e-05", "3e-06", "it"]  # lower it
+    assert [epoch.training_loss for epoch in again.history] == [epoch.training_loss for epoch in plain.history]
+    for name, tensor in weights(again).items():
+        assert torch.equal(tensor, weights(plain)[name]), name
+    assert not torch.equal(weights(again)["first.weight"], again.ends[0]["first.weight"])
+
 
 class StoppedError(Exception):
     pass
@@ -247,6 +263,10 @@ class TestOnGPU:
             for name, tensor in weights(resumed).items():
                 assert torch.equal(tensor, weights(whole)[name]), name
         assert captured == [True] * 5
+
+    def test_nothing_is_left_of_a_training_that_begins_again(self, material, captured, monkeypatch):
+        assert_begins_again(material, "cuda", monkeypatch)
+        assert captured == [True] * 4
 
     @pytest.mark.parametrize("optimiser", OPTIMISERS)
     def test_a_training_that_began_on_a_cpu_goes_on(self, material, captured, optimiser, tmp_path):

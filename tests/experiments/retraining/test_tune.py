@@ -119,6 +119,49 @@ class StoppedError(Exception):
     pass
 
 
+class Amplified(nn.Module):
+    """A model of which every step of the optimiser changes the outputs many times as much."""
+
+    def __init__(self, module, factor):
+        super().__init__()
+        self.module, self.factor = copy.deepcopy(module), factor
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter /= factor
+
+    def forward(self, x):
+        parameters = {name: parameter * self.factor for name, parameter in self.module.named_parameters()}
+        return torch.func.functional_call(self.module, parameters, (x,))
+
+
+def test_a_training_whose_first_epoch_breaks_the_model_begins_again_with_a_lower_rate(case, tmp_path):
+    target, material, _ = case
+    target = themis.Target(Amplified(target.module, 60), oracle="wrong")
+    recipe, epochs = Recipe(epochs=3), []
+    warning = r"with learning_rate 0.0003, the first epoch took the clean score .* begins again with 3e-05"
+    with pytest.warns(RuntimeWarning, match=warning):
+        tuned = tune(target, material, NOISE, recipe, oracle=WRONG, on_epoch=epochs.append)
+    assert [each.number for each in epochs] == [0, 1, 1, 2, 3]
+    before, broken, *kept = epochs
+    assert broken.clean < before.clean - tuning.BROKEN
+    assert kept == list(tuned.history[1:])
+    assert kept[0].learning_rate == pytest.approx(broken.learning_rate / 10)
+    assert tuned.frontier[tuned.chosen].disturbed > before.disturbed + 0.05
+
+    def stop(epoch):
+        if epoch.number == 2:
+            raise StoppedError
+
+    with pytest.warns(RuntimeWarning, match=warning), pytest.raises(StoppedError):
+        tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path, on_epoch=stop)
+    resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+    assert same(weights(resumed.target), weights(tuned.target))
+    with pytest.warns(RuntimeWarning, match="with learning_rate 0.0003, the first epoch .*: lower it"):
+        forced = tune(target, material, NOISE, replace(recipe, learning_rate=3e-4), oracle=WRONG)
+    assert forced.history[1].clean == broken.clean
+    assert len(forced.history) == 4
+
+
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_a_training_that_is_interrupted_after_any_epoch_resumes_to_the_same_weights(case, tmp_path, optimiser):
     target, material, _ = case
@@ -298,7 +341,8 @@ def test_a_walk_visits_every_row_once_per_lap():
 def test_a_bad_recipe_returns_the_original_model(case):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant")
-    tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
+    with pytest.warns(RuntimeWarning, match="lower it"):
+        tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
     assert tuned.best == tuned.chosen == 0
     assert same(weights(tuned.target), weights(target))
 

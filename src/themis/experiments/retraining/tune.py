@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from themis.compute import rng
 from themis.data.hashes import seed_hashes
-from themis.errors import ModelError, StoreError, first_line
+from themis.errors import ModelError, StoreError, first_line, warn
 from themis.experiments.retraining.batches import Batches, TrainingBatch, hold_out, show_classes, show_numbers
 from themis.experiments.retraining.captured_step import Step, can_capture, capture
 from themis.experiments.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
@@ -41,6 +41,10 @@ BEST = "best.safetensors"
 """The file of the best weights if a training fails."""
 FOR_DROPOUT = 100
 MOMENTUM = 0.9
+BROKEN = 0.1
+"""If the clean score on the held-out seeds falls by more in the first epoch, the learning rate is too high."""
+LOWER_RATES = (0.1, 0.01)
+"""Shares of the learning rate chosen by the task, which are tried in turn while the first epoch breaks the model."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,10 @@ def tune(
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
     oracle = _settle(oracle, target, material)
+    shares = LOWER_RATES if recipe.learning_rate is None else ()
     recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
+    rate = _rate(recipe)
+    lower_rates = [rate * share for share in shares]
     loss_name = "" if loss is None else name_loss(loss)
     key = training_key(target, material, perturbations, recipe, oracle, ledger, loss_name, groups)
     loss = choose_loss(oracle, loss)
@@ -127,9 +134,14 @@ def tune(
         held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
         sources = list(perturbations.values()) if fresh_from is None else [fresh_from]
         sources = [in_steps(source, recipe.attack_steps) for source in sources]
-        batches = Batches(target, trained, material, split, sources, oracle, recipe)
-        training = _Training(trained, parameters, batches, held_out, recipe, loss)
+
+        def begin(rate: float) -> _Training:
+            own = replace(recipe, learning_rate=rate)
+            batches = Batches(target, trained, material, split, sources, oracle, own)
+            return _Training(trained, parameters, batches, held_out, own, loss)
+
         state = None if folder is None else load(folder, key)
+        training = begin(rate if state is None else state.get("learning_rate", rate))
         if state is not None:
             try:
                 training.restore(state)
@@ -147,6 +159,13 @@ def tune(
                 training.step()
             except ModelError as error:
                 raise _failure(error, training, folder, ledger) from error
+            lower = training.find_lower(lower_rates)
+            if lower is not None:
+                report(training.history[-1])
+                training.move(0.0)
+                training = begin(lower)
+                training.measure_original()
+                continue
             if folder is not None:
                 save(folder, {"key": key, **training.state()})
             report(training.history[-1])
@@ -212,6 +231,23 @@ class _Training:
             if number == 1 or epoch.is_better(self.history[self.best]):
                 self.best, self.best_weights = number, take_weights(self.target.module)
         self.history.append(epoch)
+
+    def find_lower(self, rates: Sequence[float]) -> float | None:
+        """The rate among `rates` to begin again with if the first epoch has broken the model; None to go on.
+
+        Without a lower rate, the training goes on and the user is told.
+        """
+        before, *epochs = self.history
+        if len(epochs) != 1 or before.clean - epochs[0].clean <= BROKEN:
+            return None
+        rate = _rate(self.recipe)
+        lower = max((other for other in rates if other < rate), default=None)
+        remedy = "lower it" if lower is None else f"training begins again with {lower:g}"
+        warn(
+            f"with learning_rate {rate:g}, the first epoch took the clean score on the held-out seeds from "
+            f"{before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
+        )
+        return lower
 
     def measure_frontier(self) -> bool:
         """Measure missing shares of the way from the original weights to those of the best epoch, if there are any."""
@@ -299,6 +335,7 @@ class _Training:
     def state(self) -> State:
         """The state from which a training resumes."""
         return {
+            "learning_rate": self.recipe.learning_rate,
             "weights": take_weights(self.target.module),
             "optimiser": self.optimiser.state_dict(),
             "history": [asdict(epoch) for epoch in self.history],
@@ -363,10 +400,14 @@ def _training_mode(module: nn.Module, updates_statistics: bool) -> None:
             submodule.eval()
 
 
+def _rate(recipe: Recipe) -> float:
+    assert recipe.learning_rate is not None  # it is chosen by the task
+    return recipe.learning_rate
+
+
 def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -> torch.optim.Optimizer:
     """The recipe's optimiser; if its step is to be captured, its rate is a tensor, and so is all of its state."""
-    assert recipe.learning_rate is not None  # it is chosen by the task
-    rate: float | Tensor = recipe.learning_rate
+    rate: float | Tensor = _rate(recipe)
     options: dict[str, Any] = {"weight_decay": recipe.weight_decay}
     if captures:
         rate = torch.tensor(rate, dtype=torch.float32, device=parameters[0].device)
