@@ -388,5 +388,5 @@ def test_nothing_is_lost_if_memory_runs_out_later(tmp_path):
 
 
 def test_a_model_too_large_for_one_input_is_reported():
-    with pytest.raises(ModelError, match="out of memory on cpu with 1 inputs at once"):
+    with pytest.raises(ModelError, match="out of memory on cpu with a batch of 1:"):
         themis.run(Target(Small(1)), torch.rand(10, 8), "gaussian")

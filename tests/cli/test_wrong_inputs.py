@@ -201,7 +201,7 @@ WRONG = {
     "data that cannot be read": (run("--data mine:torn"), 3, "item 0 raised OSError: disk gone"),
     "data that raises": (run("--data mine:raises"), 3, "raised ZeroDivisionError"),
     # memory
-    "out of memory": (run("--model mine:huge"), 3, "out of memory on cpu with 1 inputs at once"),
+    "out of memory": (run("--model mine:huge"), 3, "out of memory on cpu with a batch of 1:"),
 }
 
 

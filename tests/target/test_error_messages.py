@@ -100,6 +100,24 @@ def test_a_model_on_two_devices_is_explained():
         themis.run(net, files.inputs(), "gaussian")
 
 
+def test_memory_that_runs_out_is_explained_without_a_list_of_processes():
+    class Full(nn.Module):
+        def forward(self, x):
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 12.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which "
+                "11.75 MiB is free. Process 1107 has 4.80 GiB memory in use. Process 1125 has 3.19 GiB memory in use."
+            )
+
+    with pytest.raises(ModelError) as raised:
+        themis.run(Full(), torch.rand(4, 3), "gaussian", max_tests=4)
+    message = str(raised.value)
+    assert message.startswith("out of memory on cpu with a batch of ")
+    assert message.endswith(
+        "run fewer processes beside it (CUDA out of memory. Tried to allocate 12.00 MiB. GPU 0 has "
+        "a total capacity of 139.80 GiB of which 11.75 MiB is free)"
+    )
+
+
 def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_restored():
     net = files.make_net()
     with Target(net).opened(), torch.no_grad():

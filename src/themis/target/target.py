@@ -446,9 +446,10 @@ def explain_errors(inputs: Tensor, bounds: tuple[float, float], module: nn.Modul
     except ThemisError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
+        before, free, _ = first_line(error).partition(" is free")  # what follows lists all processes on the GPU
         raise ModelError(
-            f"out of memory on {inputs.device} with {len(inputs)} inputs at once: pass a smaller clean_memory_gib, "
-            f"use neurons='channel', or a smaller model ({first_line(error)})"
+            f"out of memory on {inputs.device} with a batch of {len(inputs)}: pass a smaller clean_memory_gib, use "
+            f"neurons='channel' or a smaller model, or run fewer processes beside it ({before}{free})"
         ) from error
     except Exception as error:
         remedy = None if module is None else _remedy(module, tuple(inputs.shape))
