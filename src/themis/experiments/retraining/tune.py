@@ -235,7 +235,7 @@ class _Training:
     def find_lower(self, rates: Sequence[float]) -> float | None:
         """The rate among `rates` to begin again with if the first epoch has broken the model; None to go on.
 
-        Without a lower rate, the training goes on and the user is told.
+        Warns of a broken model, whether or not there is a lower rate.
         """
         before, *epochs = self.history
         if len(epochs) != 1 or before.clean - epochs[0].clean <= BROKEN:
