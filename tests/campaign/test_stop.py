@@ -45,8 +45,8 @@ def test_the_stop_sentence_says_how_little_is_left():
     reason, why = stop_reason(Settings(), [DONE], 1)
     assert reason == "coverage"
     assert why.endswith(
-        "confirmed by Markov chains, and little is left to find: an estimated 95.0% or more of the distinct faults "
-        "within reach were found and the residual risk is at most 0.40%"
+        "confirmed by Markov chains, and little is left to find: with a probability of 75%, 95.0% or more of the "
+        "distinct faults within reach were found, and the residual risk is at most 0.40%"
     )
     clean = replace(DONE, faults=0, distinct_faults=0, recall=None)
     assert stop_reason(Settings(), [clean], 1)[1].endswith("and no fault was found: the residual risk is at most 0.40%")

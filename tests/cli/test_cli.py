@@ -127,8 +127,11 @@ def test_an_interrupted_run_is_kept_and_can_be_resumed(here, capsys):
     before = json.loads((here / "runs/a b/summary.json").read_text())["tests"]
     assert main(["resume", "runs/a b", "--max-tests", str(before + 1000), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == before + 1000
+    seconds = json.loads((here / "runs/a b/summary.json").read_text())["seconds"]
     assert main(["resume", "runs/a b"]) == 0
-    assert "The run had already ended" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "The run had already ended" in printed
+    assert f"measure {seconds['measure']:.1f} s, judge" in printed  # its own time, without that of looking at it again
 
 
 def test_a_failed_run_names_its_results_and_can_be_resumed(here, capsys, monkeypatch):

@@ -219,6 +219,8 @@ def continue_campaign(
     if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
         before = replace(setup, settings=Settings.recorded(run.record["settings"]))
         setup = before if has_finished(before, state) else setup
+        state.clock = Clock()  # looking at the run again is no part of its time
+        state.clock.restore(summary["seconds"])
         return run_campaign(setup, state, Recorder(faults, callbacks, None))
     # From here on the folder changes.
     store.reopen(record, settings.max_stored, signs=signs)

@@ -6,6 +6,7 @@ from math import inf
 
 from themis.campaign.criterion import CampaignCriterion
 from themis.judge.estimate import Estimate
+from themis.judge.reach import CAUTION
 from themis.runs.run import Round, counted, percent
 from themis.settings import MAX_RISK, Settings
 
@@ -76,8 +77,9 @@ def _little_left(settings: Settings, last: Round) -> str:
     risk = "" if last.residual_risk is None else f"the residual risk is at most {percent(last.residual_risk.high, 2)}"
     if last.recall is None:
         return f", and no fault was found{': ' * bool(risk)}{risk}"
-    found = f"an estimated {percent(last.recall)} or more of the distinct faults within reach were found"
-    return f", and little is left to find: {found}{' and ' * bool(risk)}{risk}"
+    found = f"{percent(last.recall)} or more of the distinct faults within reach were found"
+    probability = f"with a probability of {percent(CAUTION, 0)}"
+    return f", and little is left to find: {probability}, {found}{', and ' * bool(risk)}{risk}"
 
 
 def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None, covers_neurons: bool) -> bool:

@@ -145,7 +145,7 @@ def theta_figure(run: Run) -> Figure:
         ax.hist(parts, bins=24, range=(dimension.low, dimension.high), stacked=True, **style)
         ax.axvline(dimension.identity, color=QUIET, linewidth=0.8, linestyle="--")
         nearest = _nearest(values[:, k] - dimension.identity, seeds)
-        ax.set_xlabel(_short(f"{dimension.name}, {dimension.unit}" if dimension.unit else dimension.name))
+        ax.set_xlabel(f"{_short(dimension.name)}\n{_short(dimension.unit or '')}".rstrip())
         half = f"broke within {np.median(nearest):.3g} of {dimension.identity:g}"
         ax.set_title(f"half of {len(nearest):,} failing seeds\n{half}", fontsize=8, color=QUIET)
     for ax in axes.flat[len(theta) :]:
