@@ -79,6 +79,7 @@ def test_yaml_has_no_aliases():
         for content, reason in {
             bomb: "aliases are not allowed",
             "a: &a [*a]": "aliases are not allowed",
+            "max_tests: 5\nmax_tests: 6": "line 2: max_tests is given twice",
             "[" * 50 + "]" * 50: "more than 40 levels",
             "[" * 5000: "more than 40 levels",
             "a: " + "1:" * 400 + "1.5": "a number that is too large",

@@ -91,7 +91,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain data from YAML without aliases, which make a short file endless."""
+    """Plain data from YAML without aliases, which make a short file endless, and without names that are given twice."""
     yaml = import_yaml()
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
@@ -100,6 +100,17 @@ def parse_yaml(text: str) -> Any:
                 mark = self.peek_event().start_mark
                 raise yaml.composer.ComposerError(None, None, "aliases are not allowed", mark)
             return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in names:  # the last one would win without a word
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"{key.value} is given twice", key.start_mark
+                        )
+                    names.add((key.tag, key.value))
+            return super().construct_mapping(node, deep)
 
     try:
         value = yaml.load(text, Loader)

@@ -18,6 +18,7 @@ HELP = (
     "intervals, the faults with pictures, and how to reproduce them. The run may still be in progress. For a suite, "
     f"its page and those of all its perturbations are written. {ONLY_READ_HELP}"
 )
+EXTENSIONS = (".html", ".htm")
 MEMBER_PICTURES = 60
 """Faults with pictures in the report of each member of a suite, at most."""
 MCE_HELP = "model that the mCE of a suite is relative to: the folder of its suite, or a file with its errors"
@@ -41,6 +42,8 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
+    if arguments.out is not None and Path(arguments.out).suffix.lower() not in EXTENSIONS:
+        raise UsageError(f"--out must end in .html, since a report is a page, got {arguments.out}: choose another name")
     from themis.report.page import write_report
     from themis.suites.folder import is_suite
 
