@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     source = parser.add_argument_group("model and data, if they have moved")
     add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
-    output.add_argument("--quiet", action="store_true", help="print only the gates that fail")
+    output.add_argument("-q", "--quiet", action="store_true", help="print only the gates that fail")
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 

@@ -32,7 +32,7 @@ AUTO = "auto"
 
 def add_verbosity(group: Group) -> None:
     """Add `--quiet` and `--json`."""
-    group.add_argument("--quiet", action="store_true", help="print only errors")
+    group.add_argument("-q", "--quiet", action="store_true", help="print only errors")
     group.add_argument("--json", action="store_true", help="print only the summary, as JSON")
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     text = "number of faults shown with their inputs, the most telling first; fewer make a smaller file"
     add_option(output, "most_pictures", int, 1000, text)
     add_option(output, "mce_baseline", str | None, None, MCE_HELP)
-    output.add_argument("--quiet", action="store_true", help="print only errors")
+    output.add_argument("-q", "--quiet", action="store_true", help="print only errors")
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
