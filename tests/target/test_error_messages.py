@@ -48,6 +48,11 @@ ORDERS = {
         PICTURES,
         "net.onnx expects inputs of shape [1, 6, 6], got [6, 6, 1]: permute each input to [1, 6, 6]",
     ),
+    "pictures in colour": (
+        lambda _: files.make_net(),
+        torch.rand(10, 3, 9, 9),
+        "its layer 'conv' expects 1 channels first: pass grey pictures, as images:FOLDER?mode=grey reads them",
+    ),
     "no axis of channels": (
         lambda _: files.make_net(),
         PICTURES[..., 0],
@@ -60,7 +65,7 @@ ORDERS = {
     ),
     "a shape that no order mends": (
         lambda _: files.make_net(),
-        torch.rand(10, 3, 9, 9),
+        torch.rand(10, 2, 9, 9),
         "check that it accepts this shape, and check the preprocess option of Target",
     ),
     "another shape for ONNX": (onnx_box, torch.rand(10, 1, 9, 9), "got [1, 9, 9]: pass inputs of this shape"),

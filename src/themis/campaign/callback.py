@@ -86,7 +86,7 @@ class Callbacks:
 def report_failure(callback: object, where: str, error: BaseException) -> None:
     """Warn of a callback that raised; on stderr if warnings are errors, which would stop the campaign after all."""
     try:
-        message = str(error)
+        message = str(error) or "it has no message"
     except Exception:
         message = "it has no message"
     text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {message}"

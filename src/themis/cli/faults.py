@@ -319,7 +319,8 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     start = run.record["start"]
     boxes = [stored_boxes(kept[fault.id], start["oracle"]) for fault, _, _ in pictures]
     if not pictures:
-        raise UsageError(f"cannot draw faults: of {n_matching:,} that match, no input was kept")
+        found = f"of {n_matching:,} that match, no input was kept" if n_matching else "no fault matches"
+        raise UsageError(f"cannot draw faults: {found}")
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:

@@ -503,6 +503,9 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
             )
         permute = permutation_that_fits(shape, fits)
         expected = f"{channels} channels first" if channels else f"{features} features last"
+        if permute is None and len(shape) == 4 and {channels, shape[1]} == {1, 3}:
+            mode = "rgb" if channels == 3 else "grey"
+            permute = f"pass {mode} pictures, as images:FOLDER?mode={mode} reads them"
         return permute and f"its layer {path!r} expects {expected}: {permute}"
     return None
 

@@ -161,8 +161,9 @@ def test_a_file_without_faults_has_its_columns(exported, table, ending):
 
 
 def test_a_picture_needs_a_stored_fault(found, tmp_path, capsys):
-    assert main(["faults", str(found[0]), "--where", "tensors IS NULL", "--export", str(tmp_path / "a.png")]) == 2
-    assert "cannot draw faults: " in capsys.readouterr().err
+    for where, reason in (("tensors IS NULL", "that match, no input was kept"), ("0", "faults: no fault matches")):
+        assert main(["faults", str(found[0]), "--where", where, "--export", str(tmp_path / "a.png")]) == 2
+        assert reason in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
