@@ -66,6 +66,11 @@ class SuiteDiff:
         if self.mean_errors is not None:
             before, after = self.mean_errors
             lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after.")
+        notes: dict[str, list[str]] = {}
+        for name, difference in self.members.items():
+            for note in difference.notes if difference.kind == "techniques" else ():
+                notes.setdefault(note, []).append(name)
+        lines += [f"{', '.join(names)}: {note}." for note, names in notes.items()]
         if self.missing:
             lines.append(f"Only in one of the suites, and not compared: {', '.join(self.missing)}.")
         return lines

@@ -32,7 +32,9 @@ def test_the_overlap_of_two_techniques(tmp_path):
     assert overlap.p_value < 0.05
     assert "the second broke more (McNemar p = " in found.sentence
     assert diff_runs(corners, random).verdict == "fewer"
-    assert diff_runs(random, random).verdict == "even"
+    even = diff_runs(random, random)
+    assert even.verdict == "even"
+    assert even.sentence.endswith("can show (McNemar p = 1, and a difference takes less than 0.02).")
     assert repr(found) == f"<Diff: {found.sentence}>"
     page = found._repr_markdown_()
     assert page.startswith("## Two techniques on one model")
@@ -47,6 +49,14 @@ def test_folders_need_no_model_and_unequal_budgets_are_noted(tmp_path):
     found = diff_runs(tmp_path / "a", tmp_path / "b")
     assert found.kind == "techniques"
     assert "the budgets differ: more passes find more faults" in found.notes
+
+
+def test_unequal_budgets_of_suites_are_noted_once(tmp_path):
+    suites = [
+        themis.run_suite(Mean(), seeds(60), ["brightness", "contrast"], out=tmp_path / name, max_tests=tests)
+        for name, tests in (("a", 200), ("b", 400))
+    ]
+    assert themis.diff(*suites).lines() == ["brightness, contrast: the budgets differ: more passes find more faults."]
 
 
 def test_other_data_is_refused():

@@ -42,11 +42,12 @@ def compare_techniques(first: Side, second: Side) -> Diff:
     )
     has_difference = overlap.p_value < LUCK
     verdict = "even" if not has_difference else "more" if only_second > only_first else "fewer"
+    limit = "" if has_difference else f", and a difference takes less than {LUCK:g}"
     a, b = first.facts(), second.facts()
     sentence = (
         f"{first.name} ({a['policy']}) broke {len(seeds_first):,} seeds with {a['passes']:,} passes, {second.name} "
         f"({b['policy']}) {len(seeds_second):,} with {b['passes']:,}: {VERDICTS[verdict]} "
-        f"(McNemar p = {overlap.p_value:.2g})."
+        f"(McNemar p = {overlap.p_value:.2g}{limit})."
     )
     notes = []
     if abs(a["passes"] - b["passes"]) > ALIKE * max(a["passes"], b["passes"]):
