@@ -117,7 +117,8 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Local
 def _describe_location(location: Localization) -> str:
     first = location.layers[0]
     if first.score < UNUSUAL:
-        return f"no layer moves more than usual; layer {first.layer} is closest ({first.score:.1f} standard deviations)"
+        score = round(first.score, 1) + 0.0  # never -0.0
+        return f"no layer moves more than usual; layer {first.layer} is closest ({score:.1f} standard deviations)"
     neurons = ", ".join(f"{','.join(map(str, neuron.place))} ({neuron.times:.2g}x)" for neuron in first.neurons[:3])
     return (
         f"starts in {first.layer}: moves {first.times:.2g} times as much as expected "
