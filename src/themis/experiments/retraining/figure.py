@@ -52,7 +52,7 @@ def _scores(axes: Any, rows: list[tuple[str, Shift]]) -> None:
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 1.0, "linestyle": ":"},
         )
         if over is not None:
-            ends = [100 * (shift.before + over.low), 100 * (shift.before + over.high)]
+            ends = [100 * min(max(shift.before + end, 0.0), 1.0) for end in (over.low, over.high)]
             axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
         before = {"marker": "o", "color": BEFORE, "markerfacecolor": "white", "linestyle": ""}
         axes.plot([100 * shift.before], [y], markersize=9, label=None if y else "before", **before)  # a ring if equal
@@ -97,14 +97,17 @@ def _frontier(axes: Any, result: Retrained) -> None:
         axes.plot(lost, gained, markersize=4, **style)
     place, share = (lost[stage.model.chosen], gained[stage.model.chosen]), stage.model.point.share
     axes.plot(*place, color=CLEAN, marker="o", markersize=10, zorder=4)
-    style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "left", "va": "top"}
+    is_end = stage.model.chosen == len(lost) - 1  # the curve leads up to it, and otherwise goes on to the right
+    where = {"xytext": (0, 8), "ha": "center"} if is_end else {"xytext": (7, -3), "ha": "left", "va": "top"}
+    style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "zorder": 5, **where}
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # legible where it lies on a line
-    axes.annotate(f"{100 * share:.0f}% of the way", place, xytext=(7, -3), bbox=box, zorder=5, **style)
+    axes.annotate(f"{100 * share:.0f}% of the way", place, bbox=box, **style)
     limit = 100 * result.recipe.tolerance
-    if result.recipe.share is None and limit < 100:
+    has_limit = result.recipe.share is None and limit < 100
+    if has_limit:
         axes.axvline(limit, color=QUIET, linewidth=0.8, linestyle=":")
     axes.margins(x=0.3, y=0.1)
-    axes.set_xlabel("clean score lost, points (dotted: tolerance)", color=INK, fontsize=8.5)
+    axes.set_xlabel(f"clean score lost, points{' (dotted: tolerance)' * has_limit}", color=INK, fontsize=8.5)
     axes.set_ylabel("disturbed score gained, points", color=INK, fontsize=8.5)
 
 
