@@ -304,7 +304,7 @@ def test_tables_fit_the_terminal(plan, counts, errors, width):
     assert sum(line.strip().startswith(NAMES) for line in lines) == 14  # none is wrapped
     assert len([line for line in lines if line.strip()]) == 14 + 2 * 2
     assert (" seeds " in lines[1]) == (width == 100)
-    assert ("table.md: seeds, raw" in said) == (width == 80)
+    assert ("table.md: seeds; raw" in said) == (width == 80)
 
 
 def test_a_figure_of_correlations_is_not_squeezed_by_one_wide_interval(plan, counts, errors, tmp_path):
