@@ -16,10 +16,10 @@ from themis.campaign.criterion import CampaignCriterion
 from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
 from themis.data.seeds import Seeds
-from themis.errors import UsageError, warn
+from themis.errors import ModelError, UsageError, warn
 from themis.judge.coverage import Rule
 from themis.judge.scale import relative_scale
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import BATCH_TOLERANCE, REPEAT_TOLERANCE, Calculator
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
 from themis.measure.tests import Floats, Ints, Tests
@@ -40,6 +40,8 @@ from themis.target.target import AnyTarget
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
+DISTURBED_TWICE = 4
+"""Seeds on which a perturbation of the user's own is tried twice."""
 Hire = Callable[[Calculator], Measurer]
 """Makes what runs the inputs and tests of a calculator."""
 
@@ -182,7 +184,7 @@ def prepare(
     else:
         sweep, calculator = shared, shared.calculator.under(perturbation)
         measurer = LocalMeasurer(calculator)
-    calculator.check_perturbation()
+    _check_perturbation(calculator)
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
         warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     view, clean = sweep.view, sweep.moments
@@ -215,6 +217,41 @@ def prepare(
             f"{settings.max_passes:,}: raise it, or use fewer seeds with max_seeds"
         )
     return setup
+
+
+def _check_perturbation(calculator: Calculator) -> None:
+    """Refuse a perturbation of the user's own whose result depends on more than its seed, theta and noise seed.
+
+    Its faults could not be replayed. Attacks, which would take passes, are not examined.
+    """
+    perturbation, rows = calculator.perturbation, calculator.usable[:DISTURBED_TWICE]
+    is_own = any(part.family == "own" for part in perturbation.parts or (perturbation,))
+    if not is_own or perturbation.passes or perturbation.needs_gradient:
+        return
+    middle = [(theta.low + theta.high) / 2 for theta in perturbation.theta]
+    theta = torch.tensor(middle, device=calculator.device).expand(len(rows), -1)
+    noise_seed = torch.arange(len(rows), device=calculator.device)
+
+    def disturb(first: int, size: int) -> Tensor:
+        part = slice(first, first + size)
+        return calculator.disturb(rows[part], theta[part], noise_seed[part], size).disturbed.float()
+
+    with torch.no_grad():
+        once, again = disturb(0, len(rows)), disturb(0, len(rows))
+        alone = torch.cat([disturb(row, 1) for row in range(len(rows))])
+    low, high = calculator.target.bounds
+    rule = f"perturbation {perturbation.name!r} must depend on nothing but a seed, its theta and rng, but"
+    if float((once - again).abs().max()) > REPEAT_TOLERANCE * (high - low):
+        raise ModelError(
+            f"{rule} it gives different inputs when it is called twice: draw random numbers with rng.uniform and "
+            "rng.normal, not with torch, numpy or random"
+        )
+    shift = (once - alone).abs().flatten(1).mean(1).max()  # rounding may carry single values to another step
+    if float(shift) > BATCH_TOLERANCE * (high - low):
+        raise ModelError(
+            f"{rule} it gives an input another result alone than in a batch: treat each input by itself, as in "
+            "inputs.amax((1, 2, 3), keepdim=True) instead of inputs.max()"
+        )
 
 
 def _decide_gradient(calculator: Calculator, policy: Policy) -> None:

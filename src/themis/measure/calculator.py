@@ -50,8 +50,6 @@ REPEATED_PART = 4
 """On a CPU, it runs this part of the first chunk again, and the whole chunk only if that leaves a doubt."""
 REPEAT_TOLERANCE = 1e-4
 """Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
-DISTURBED_TWICE = 4
-"""Seeds that `check_perturbation` disturbs twice."""
 ALONE = 2
 """Clean inputs that `batch_dependence` runs alone."""
 BATCH_TOLERANCE, ROUGH_BATCH_TOLERANCE = 1e-3, 2e-2
@@ -501,40 +499,6 @@ class Calculator:
                 f"the model must give the same output for the same input, but {n_different} of {len(first)} outputs "
                 f"differ between two runs, by up to {difference:.2g} of the largest output: switch off what is random, "
                 "such as functional dropout without training=self.training, noise layers or sampling"
-            )
-
-    def check_perturbation(self) -> None:
-        """Refuse a perturbation of the user's own whose result depends on more than its seed, theta and noise seed.
-
-        Its faults could not be replayed. Attacks, which would take passes, are not examined.
-        """
-        perturbation, rows = self.perturbation, self.usable[:DISTURBED_TWICE]
-        is_own = any(part.family == "own" for part in perturbation.parts or (perturbation,))
-        if not is_own or perturbation.passes or perturbation.needs_gradient:
-            return
-        middle = [(theta.low + theta.high) / 2 for theta in perturbation.theta]
-        theta = torch.tensor(middle, device=self.device).expand(len(rows), -1)
-        noise_seed = torch.arange(len(rows), device=self.device)
-
-        def disturb(first: int, size: int) -> Tensor:
-            part = slice(first, first + size)
-            return self.disturb(rows[part], theta[part], noise_seed[part], size).disturbed.float()
-
-        with torch.no_grad():
-            once, again = disturb(0, len(rows)), disturb(0, len(rows))
-            alone = torch.cat([disturb(row, 1) for row in range(len(rows))])
-        low, high = self.target.bounds
-        rule = f"perturbation {perturbation.name!r} must depend on nothing but a seed, its theta and rng, but"
-        if float((once - again).abs().max()) > REPEAT_TOLERANCE * (high - low):
-            raise ModelError(
-                f"{rule} it gives different inputs when it is called twice: draw random numbers with rng.uniform and "
-                "rng.normal, not with torch, numpy or random"
-            )
-        shift = (once - alone).abs().flatten(1).mean(1).max()  # rounding may carry single values to another step
-        if float(shift) > BATCH_TOLERANCE * (high - low):
-            raise ModelError(
-                f"{rule} it gives an input another result alone than in a batch: treat each input by itself, as in "
-                "inputs.amax((1, 2, 3), keepdim=True) instead of inputs.max()"
             )
 
     def _repeat_first_chunk(self, swept: int) -> tuple[Tensor, Tensor]:
