@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.data.rows import as_array
 from themis.data.several import Key
 from themis.errors import DataError, ModelError, UsageError
 from themis.options import check_count
@@ -39,10 +40,11 @@ class BlackBox:
     passes; `requests.sent` counts them.
 
     Args:
-        predict: Maps `inputs [inputs, ...]` (float32) to scores with one row per input, or to a pair of such scores and
-            a dict of activations by layer, each with one row per input. Or an estimator of scikit-learn, XGBoost or
-            LightGBM, or any other with a method `predict_proba`, `decision_function` or `predict`. If the data has
-            several inputs per example, it gets one array for each, as the `forward` of a module would.
+        predict: Maps `inputs [inputs, ...]` (float32, or what `preprocess` returns) to scores with one row per input,
+            or to a pair of such scores and a dict of activations by layer, each with one row per input. Or an estimator
+            of scikit-learn, XGBoost or LightGBM, or any other with a method `predict_proba`, `decision_function` or
+            `predict`. If the data has several inputs per example, it gets one array for each, as the `forward` of a
+            module would.
         bounds: As for `Target`.
         activations: A separate function that returns such a dict. Without activations, the output is the only layer.
         preprocess: As for `Target`.
@@ -211,8 +213,8 @@ class BlackBox:
         with explain_errors(inputs, self.bounds), torch.no_grad():
             own = inputs.detach().clone()
             prepared = own if self.preprocess is None else self.preprocess(own)
-            expected = as_expected(prepared.detach().cpu().float(), self.channels)
-            batch = Examples(expected.numpy(), {key: values.numpy() for key, values in others.items()})
+            expected = as_array(as_expected(prepared, self.channels))
+            batch = Examples(expected, {key: values.numpy() for key, values in others.items()})
             answers = self.requests(batch, needs_activations)
             if not isinstance(self.output, Detections):
                 return answers

@@ -130,7 +130,8 @@ class Target:
         bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` takes the
             range of its features.
         preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function. It may return a
-            list with one tensor per input for models that take such a list; `preprocess=list` does only that.
+            list with one tensor per input for models that take such a list; `preprocess=list` does only that. It gets
+            float32. If it returns another type, the model gets that; float32 is cast to the type of the weights.
         layers: `auto` (after each activation, and the output) or glob patterns of layer names.
         neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
             channel is a neuron).
@@ -196,7 +197,7 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's floating-point type; inputs are cast to it after preprocessing."""
+        """The model's floating-point type; inputs are cast to it, unless preprocessing chose another."""
         opened: torch.dtype | None = self.__dict__.get("_opened_dtype")
         if opened is not None:
             return opened
@@ -295,17 +296,20 @@ class Target:
                         tensor.copy_(copy)
 
     def prepare(self, inputs: Tensor) -> Any:
-        """Return raw `inputs` preprocessed and cast to the model's type: a tensor, or a list with one per input.
+        """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
 
-        The model gets tensors that it may overwrite: tests are compared with what they were made to be.
+        The model gets tensors that it may overwrite: tests are compared with what they were made to be. Tensors in the
+        type of the raw inputs are cast to the model's; another type was chosen by the preprocessing and is kept.
         """
-        if isinstance(self.preprocess, Normalize):
-            return self._with_others(as_expected(self.preprocess(inputs).to(self.dtype), self.channels))
-        own = inputs.clone()
+        own = inputs if isinstance(self.preprocess, Normalize) else inputs.clone()
         prepared: Any = own if self.preprocess is None else self.preprocess(own)
+
+        def cast(item: Tensor) -> Tensor:
+            return item.to(self.dtype) if item.dtype == inputs.dtype else item
+
         if isinstance(prepared, list | tuple):
-            return [item.to(self.dtype) for item in prepared]
-        return self._with_others(as_expected(prepared.to(self.dtype), self.channels))
+            return [cast(item) for item in prepared]
+        return self._with_others(as_expected(cast(prepared), self.channels))
 
     def _with_others(self, prepared: Tensor) -> Any:
         """The prepared inputs, with the other inputs of their examples, in the model's type, if there are any."""
