@@ -32,6 +32,7 @@ from themis.settings import Settings
 from themis.target.diagnose import (
     warn_of_batch_dependence,
     warn_of_chance,
+    warn_of_changes,
     warn_of_normalisation,
     warn_of_unequal_ranges,
     warn_of_unused_outputs,
@@ -145,6 +146,7 @@ def sweep_clean(
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
     measurer = hire(calculator)
     moments = measurer.sweep()
+    warn_of_changes(target)
     calculator.check_repeats()
     warn_of_normalisation(target, seeds.shape[1:])
     warn_of_batch_dependence(calculator.batch_dependence())

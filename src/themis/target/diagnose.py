@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import warn
-from themis.target.target import AnyTarget, Normalize
+from themis.target.target import AnyTarget, Normalize, Target
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -59,6 +59,18 @@ def warn_of_batch_dependence(difference: float | None) -> None:
             f"{difference:.2%} of the largest output. Dynamic quantisation and batch statistics do that. A fault may "
             "be due to its neighbours, and replays may differ: use static quantisation, or test a function that "
             "predicts one input at a time with themis.BlackBox(predict, batch_size=1)"
+        )
+
+
+def warn_of_changes(target: AnyTarget) -> None:
+    """Warn if forward passes have changed parameters or buffers of the open target."""
+    names = target.changed_tensors() if isinstance(target, Target) else []
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warn(
+            f"the model changes its own {names[0]}{more} in forward passes, although it is in evaluation mode: its "
+            "answers may depend on the inputs that came before, and replays may differ. It is restored after the "
+            "campaign: change such tensors only if self.training"
         )
 
 

@@ -274,7 +274,7 @@ class Target:
         modules = list(self.module.modules())
         modes = [(module, module.training) for module in modules if hasattr(module, "training")]
         states = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
-        copies = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in _tensors(self.module)]
+        kept = [_Kept.of(tensor, name) for name, tensor in _named_tensors(self.module)]
         try:
             self.module.eval()
         except NotImplementedError:  # a torch.export program keeps the mode it was exported in
@@ -282,18 +282,23 @@ class Target:
                 module.training = False
         try:
             object.__setattr__(self, "_opened_dtype", self.dtype)  # to look for it in every pass takes time
+            object.__setattr__(self, "_kept", kept)
             with _uncompiled(modules):
                 yield
         finally:
             self.__dict__.pop("_opened_dtype", None)
+            self.__dict__.pop("_kept", None)
             for module, training in modes:
                 module.training = training
             for module, parameters, buffers in states:
                 _put_back(module, parameters, buffers)
-            with torch.no_grad():
-                for tensor, copy, version in copies:
-                    if version is not None and tensor._version != version:
-                        tensor.copy_(copy)
+            for tensor in kept:
+                tensor.restore()
+
+    def changed_tensors(self) -> list[str]:
+        """Names of the parameters and buffers that forward passes have changed since the target was opened."""
+        kept: list[_Kept] = self.__dict__.get("_kept", [])
+        return [tensor.name for tensor in kept if tensor.has_changed()]
 
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
@@ -541,9 +546,49 @@ def _put_back(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, 
             setattr(module, name, tensor)
 
 
-def _version(tensor: Tensor) -> int | None:
-    """Return how often a tensor was written to; None for inference tensors, which do not count writes."""
-    return None if tensor.is_inference() else tensor._version
+@dataclass(frozen=True)
+class _Kept:
+    """A parameter or buffer of an open target, with what it held before.
+
+    Not every write raises a tensor's version: batch normalisation updates its statistics without, and so does
+    everything that goes through `tensor.data`. Buffers, which are small, are therefore compared; parameters are not.
+    """
+
+    name: str
+    tensor: Tensor
+    data: Tensor
+    """The memory that the tensor had."""
+    copy: Tensor
+    version: int | None
+    """How often it was written to; None for inference tensors, which do not count writes."""
+
+    @staticmethod
+    def of(tensor: Tensor, name: str) -> _Kept:
+        version = None if tensor.is_inference() else tensor._version
+        return _Kept(name, tensor, tensor.detach(), tensor.detach().clone(), version)
+
+    def has_changed(self) -> bool:
+        tensor = self.tensor
+        if self.version is not None and tensor._version != self.version:
+            return True
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+            return False
+        if tensor.data_ptr() != self.data.data_ptr():
+            return True
+        return not isinstance(tensor, nn.Parameter) and not torch.equal(tensor, self.copy)
+
+    def restore(self) -> None:
+        if not self.has_changed():
+            return
+        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
+            if self.tensor.data_ptr() != self.data.data_ptr():
+                self.tensor.data = self.data
+            self.tensor.copy_(self.copy)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
