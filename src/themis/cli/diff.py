@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = (
     "Compare two runs. If they tested two versions of a model, the faults of both runs and freshly drawn tests are run "
-    "on both models; McNemar's test and an interval tell whether the second is better, rather than whether its search "
+    "on both models; the interval of the difference tells whether the second is better, rather than whether its search "
     "was luckier. If they tested one model with two techniques, the faults that each of them found are compared. "
     f"{TRUST_HELP}"
 )

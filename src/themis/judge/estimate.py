@@ -12,3 +12,8 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    @property
+    def sign(self) -> int:
+        """1 if the whole interval is above 0, -1 if it is below, 0 if it includes 0."""
+        return int(self.low > 0) - int(self.high < 0)

@@ -43,9 +43,21 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     is_tested = tests > 0
     if not is_tested.any():
         return None
-    tests, faults = tests[is_tested], faults[is_tested]
-    value = float((faults / tests).mean())
-    return Estimate(value, 1 - _mean_limit((tests - faults) / tests), _mean_limit(faults / tests))
+    return mean_estimate(faults[is_tested] / tests[is_tested])
+
+
+def mean_estimate(values: Floats, tail: float = TAIL) -> Estimate:
+    """The mean of a variable in 0..1 that `values` are a sample of, with Gaffke's limits; each fails at most `tail`."""
+    values = np.asarray(values, dtype=np.float64)
+    return Estimate(float(values.mean()), 1 - _mean_limit(1 - values, tail), _mean_limit(values, tail))
+
+
+def mean_p_value(values: Floats, mean: float) -> float:
+    """The two-sided test of a mean that these limits invert: under `2 * tail` if and only if they exclude `mean`."""
+    values = np.asarray(values, dtype=np.float64)
+    ends = ((values, mean), (1 - values, 1 - mean))
+    chances = [_chance_under(end, *np.unique(np.append(side, 1.0), return_counts=True)) for side, end in ends]
+    return float(np.clip(2 * (1 - max(chances)), 0.0, 1.0))
 
 
 def residual_risk(
@@ -119,14 +131,14 @@ def _counts(values: Counts) -> Floats:
     return array
 
 
-def _mean_limit(values: Floats) -> float:
+def _mean_limit(values: Floats, tail: float) -> float:
     """Gaffke's upper limit for the mean of a distribution on 0..1 that `values` are a sample of."""
     from scipy.optimize import brentq
 
     points, weights = np.unique(np.append(values, 1.0), return_counts=True)
     if len(points) == 1:
         return 1.0
-    return float(brentq(lambda t: _chance_under(t, points, weights) - (1 - TAIL), points[0], 1.0, xtol=1e-10))
+    return float(brentq(lambda t: _chance_under(t, points, weights) - (1 - tail), points[0], 1.0, xtol=1e-10))
 
 
 _STEP = 0.02

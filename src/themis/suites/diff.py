@@ -66,6 +66,14 @@ class SuiteDiff:
         if self.mean_errors is not None:
             before, after = self.mean_errors
             lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after.")
+        first = next(iter(self.members.values()))
+        if first.clean is not None:
+            lines.append(f"Clean: {first.clean.sentence()}.")
+        if first.kind == "versions" and len(self.members) > 1:
+            lines.append(
+                f"The {len(self.members)} intervals of the differences hold together with 95%, and there is a "
+                "difference if its interval excludes 0."
+            )
         notes: dict[str, list[str]] = {}
         for name, difference in self.members.items():
             for note in difference.notes if difference.kind == "techniques" else ():
@@ -153,7 +161,14 @@ def diff_suites(
                 "none: run the same suite on both models"
             )
         members = {
-            name: diff_runs(old[name], new[name], kind=kind, tests=tests, random_seed=random_seed, remedies=remedies)
+            name: diff_runs(
+                *(old[name], new[name]),
+                kind=kind,
+                tests=tests,
+                random_seed=random_seed,
+                comparisons=len(names),
+                remedies=remedies,
+            )
             for name in names
         }
     return SuiteDiff(first, second, members, tuple(sorted(old.keys() ^ new.keys())))

@@ -1,10 +1,10 @@
-"""McNemar's test and the interval of a difference: against references, and by simulation on seeds that are alike."""
+"""The test of a difference and its interval: against references, and by simulation on seeds that are alike."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from themis.runs.diff.statistics import LEVEL, mcnemar, rates
+from themis.runs.diff.statistics import LEVEL, mcnemar, paired_rates
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (3, 9), (10, 10), (2, 40), (0, 200)])
@@ -18,8 +18,9 @@ def test_with_one_test_per_seed_the_interval_contains_newcombes():
     # 50 pairs: 36 both, 12 only before, 2 only after; by the score method -0.3404 to -0.0569 (Newcombe 1998, example).
     before = np.array([1] * 48 + [0] * 2)
     after = np.array([1] * 36 + [0] * 12 + [1] * 2)
-    one, other, gap = rates(np.ones(50, dtype=np.int64), before, after)
-    assert (one.value, other.value) == (0.96, 0.76)
+    paired = paired_rates(np.ones(50, dtype=np.int64), before, after)
+    gap = paired.difference
+    assert (paired.before.value, paired.after.value) == (0.96, 0.76)
     assert gap.value == pytest.approx(-0.2)
     assert gap.low <= -0.3404 + 0.005
     assert gap.high >= -0.0569 - 0.005
@@ -29,11 +30,11 @@ def test_with_one_test_per_seed_the_interval_contains_newcombes():
 @pytest.mark.parametrize("n_failing", [10, 50, 90])
 def test_equal_counts_have_no_difference_and_a_narrow_interval_that_is_not_empty(n_failing):
     faults = np.array([0] * (100 - n_failing) + [2] * n_failing)
-    _, _, gap = rates(np.full(100, 2), faults, faults)
+    gap = paired_rates(np.full(100, 2), faults, faults).difference
     assert gap.value == 0
     limit = 1 - 0.025 ** (1 / 100)  # of the share of seeds that differ, if none of 100 does
     assert (gap.low, gap.high) == pytest.approx((-limit, limit), abs=1e-4)
-    _, _, none = rates(np.full(100, 2), np.zeros(100, dtype=int), np.zeros(100, dtype=int))
+    none = paired_rates(np.full(100, 2), np.zeros(100, dtype=int), np.zeros(100, dtype=int)).difference
     assert (none.value, none.low < 0 < none.high) == (0, True)
 
 
@@ -45,7 +46,8 @@ def test_intervals_cover_if_only_few_seeds_differ(share):
     for _ in range(200):
         before = (rng.random(100) < 0.5).astype(int)
         is_hit = rng.random(100) < share
-        _, _, gap = rates(np.ones(100, dtype=np.int64), np.where(is_hit, 0, before), np.where(is_hit, 1, before))
+        failed = (np.where(is_hit, 0, before), np.where(is_hit, 1, before))
+        gap = paired_rates(np.ones(100, dtype=np.int64), *failed).difference
         held += gap.low <= share <= gap.high
     assert held / 200 >= 0.94
 
@@ -63,13 +65,68 @@ def draw(rng, n_seeds, n_tests, shift):
 def test_intervals_cover_and_chance_is_not_called_a_difference(n_tests):
     rng = np.random.default_rng(n_tests)
     held, called, found = 0, 0, 0
-    for _ in range(150):
-        tests, before, after, _ = draw(rng, 100, n_tests, 0.0)
-        called += mcnemar(int((after > before).sum()), int((after < before).sum())) < LEVEL
+    for _ in range(200):
+        called += bool(paired_rates(*draw(rng, 100, n_tests, 0.0)[:3]).difference.sign)
         tests, before, after, truth = draw(rng, 100, n_tests, 0.3)
-        _, _, gap = rates(tests, before, after)
-        held += gap.low <= truth <= gap.high
-        found += mcnemar(int((after > before).sum()), int((after < before).sum())) < LEVEL
-    assert held / 150 >= 0.93
-    assert called / 150 <= 0.08
-    assert found / 150 >= 0.5
+        paired = paired_rates(tests, before, after)
+        held += paired.difference.low <= truth <= paired.difference.high
+        found += paired.difference.sign == 1
+    assert held / 200 >= 0.95
+    assert called / 200 <= 0.05
+    assert found / 200 >= 0.5
+
+
+@pytest.mark.parametrize("n_tests", [1, 4])
+def test_the_verdict_the_p_value_and_the_interval_come_from_one_test(n_tests):
+    rng = np.random.default_rng(n_tests)
+    signs = set()
+    for shift in np.linspace(-0.15, 0.15, 60):
+        tests = np.full(80, n_tests)
+        before, after = rng.binomial(tests, 0.2), rng.binomial(tests, 0.2 + shift)
+        paired = paired_rates(tests, before, after)
+        assert (paired.p_value < LEVEL) == bool(paired.difference.sign)
+        if n_tests == 1:
+            expected = mcnemar(int((after > before).sum()), int((after < before).sum()))
+            assert paired.p_value == pytest.approx(expected, abs=1e-5)
+        signs.add(paired.difference.sign)
+        both = paired_rates(tests, before, after, comparisons=10)
+        assert (both.p_value < LEVEL) == bool(both.difference.sign)
+        assert both.difference.high - both.difference.low > paired.difference.high - paired.difference.low
+    assert signs == {-1, 0, 1}
+
+
+def test_many_slightly_better_seeds_and_a_few_much_worse_ones_are_judged_by_the_interval():
+    """McNemar's test over seeds saw 60 better and 20 worse (p = 0.00001), where the rate hardly differs."""
+    tests = np.full(200, 10)
+    before = np.array([1] * 60 + [0] * 140)
+    after = np.array([0] * 180 + [3] * 20)
+    paired = paired_rates(tests, before, after)
+    assert mcnemar(20, 60) < 1e-4
+    assert (paired.difference.sign, paired.difference.value) == (0, pytest.approx(0.0))
+    assert paired.p_value > 0.5
+
+
+def draw_suites(rng, n_suites, n_members, n_seeds, n_tests):
+    """How many suites of two models without a difference have a member with one."""
+    called = 0
+    for _ in range(n_suites):
+        members = [draw(rng, n_seeds, n_tests, 0.0)[:3] for _ in range(n_members)]
+        called += any(paired_rates(*member, comparisons=n_members).difference.sign for member in members)
+    return called / n_suites
+
+
+def test_of_models_without_a_difference_at_most_one_in_twenty_is_called_better_or_worse():
+    rng = np.random.default_rng(3)
+    called = [paired_rates(*draw(rng, 60, 2, 0.0)[:3]).difference.sign for _ in range(500)]
+    assert np.mean(np.abs(called)) <= 0.05
+    assert draw_suites(rng, 100, 6, 60, 1) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_seeds", [20, 100, 500])
+@pytest.mark.parametrize("n_tests", [1, 4, 20])
+def test_of_many_models_and_suites_without_a_difference_at_most_one_in_twenty_has_one(n_seeds, n_tests):
+    rng = np.random.default_rng(n_seeds + n_tests)
+    called = [paired_rates(*draw(rng, n_seeds, n_tests, 0.0)[:3]).difference.sign for _ in range(3000)]
+    assert np.mean(np.abs(called)) <= 0.055
+    assert draw_suites(rng, 400, 15, n_seeds, n_tests) <= 0.06

@@ -30,13 +30,15 @@ def diff_runs(
     tests: int = TESTS,
     curves: bool = False,
     random_seed: int = 0,
+    comparisons: int = 1,
     names: tuple[str, str] = NAMES,
     remedies: tuple[str, str] = ("", ""),
     trust: Trusted = False,
 ) -> Diff:
     """Compare two runs, as `themis.diff` does.
 
-    names: how messages name the runs. remedies: what they recommend if a model is not the one that was tested.
+    comparisons: how many pairs of runs are compared together; verdicts and intervals allow for it. names: how messages
+    name the runs. remedies: what they recommend if a model is not the one that was tested.
     """
     if kind not in KINDS:
         raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -57,9 +59,9 @@ def diff_runs(
                 "versions"
             )
         if kind == "techniques" or (kind == "auto" and is_same):
-            result = compare_techniques(first, second)
+            result = compare_techniques(first, second, comparisons)
         else:
-            result = compare_versions(first, second, tests, random_seed)
+            result = compare_versions(first, second, tests, random_seed, comparisons)
         return _with_curves(result, first, second) if curves else result
 
 

@@ -38,12 +38,34 @@ class PairedTests:
     """Seeds with fewer faults after than before."""
     seeds_worse: int
     p_value: float
-    """McNemar's exact test over seeds: tests of one seed are dependent and count together."""
+    """Of the test that the interval of the difference inverts, times `comparisons`."""
     before: Estimate
     """Fault rate."""
     after: Estimate
     difference: Estimate
-    """After minus before, with the interval of a mean of seeds' own differences."""
+    """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
+    comparisons: int = 1
+    """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
+
+
+@dataclass(frozen=True)
+class PairedClean:
+    """The share of the seeds of both runs that each model answers correctly without a disturbance."""
+
+    seeds: int
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """After minus before."""
+    p_value: float
+    """McNemar's exact test, which the interval of the difference inverts."""
+
+    def sentence(self) -> str:
+        """Both shares and their difference."""
+        return (
+            f"accuracy {percent(self.after.value, 2)} after, {percent(self.before.value, 2)} before on the same "
+            f"{self.seeds:,} seeds ({show_difference(self.difference)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,8 @@ class Diff:
     """The first run's faults on the second run's model."""
     faults_after: ReplayedFaults | None = None
     overlap: Overlap | None = None
+    clean: PairedClean | None = None
+    """None without labels, and for techniques."""
     curves: tuple[Robustness, Robustness] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
@@ -158,6 +182,7 @@ class Diff:
             "faults_before": _ids(self.faults_before),
             "faults_after": _ids(self.faults_after),
             "overlap": None if self.overlap is None else asdict(self.overlap),
+            "clean": None if self.clean is None else asdict(self.clean),
             "robustness": None if self.curves is None else [curve.as_dict() for curve in self.curves],
             "notes": list(self.notes),
         }
@@ -174,6 +199,8 @@ class Diff:
             ("failing seeds", f"{a['failing_seeds']:,}", f"{b['failing_seeds']:,}"),
             ("coverage", percent(a["coverage"]), percent(b["coverage"])),
         ]
+        if self.clean is not None:
+            rows.append(("clean accuracy, same seeds", _rate(self.clean.before), _rate(self.clean.after)))
         if self.paired is not None:
             rows.append(("fault rate, same tests", _rate(self.paired.before), _rate(self.paired.after)))
         if self.curves is not None:
@@ -191,7 +218,7 @@ class Diff:
         """How the faults fared, line by line."""
         if self.overlap is not None:
             return self.overlap.lines()
-        lines = []
+        lines = [] if self.clean is None else [f"clean: {self.clean.sentence()}"]
         if self.faults_before is not None and self.faults_after is not None:
             lines += [
                 _line("fixed", self.fixed, self.faults_before.n, self.before["run"]),
@@ -243,6 +270,17 @@ _TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques 
 def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:
     listed = ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
     return f"{category}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({listed})" if ids else "")
+
+
+def show_difference(difference: Estimate, together: str = "") -> str:
+    """The difference of two rates in points, with its interval."""
+    value, low, high = (f"{100 * share:+.2f}" for share in (difference.value, difference.low, difference.high))
+    return f"difference {value} points, 95%{together}: {low} to {high}"
+
+
+def show_p_value(p_value: float) -> str:
+    """A p value; those of the integral behind the intervals are exact to about a millionth."""
+    return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"
 
 
 def _rate(estimate: Estimate) -> str:

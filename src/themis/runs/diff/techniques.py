@@ -19,8 +19,8 @@ VERDICTS = {
 }
 
 
-def compare_techniques(first: Side, second: Side) -> Diff:
-    """Compare the distinct faults and the failing seeds of two runs."""
+def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> Diff:
+    """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
     if first.data != second.data:
         raise DataError(
             f"two techniques must have had the same data, but {first.name} and {second.name} did not: run one of them "
@@ -40,9 +40,10 @@ def compare_techniques(first: Side, second: Side) -> Diff:
         only_second,
         mcnemar(only_first, only_second),
     )
-    has_difference = overlap.p_value < LUCK
+    luck = LUCK / comparisons
+    has_difference = overlap.p_value < luck
     verdict = "even" if not has_difference else "more" if only_second > only_first else "fewer"
-    limit = "" if has_difference else f", and a difference takes less than {LUCK:g}"
+    limit = "" if has_difference else f", and a difference takes less than {luck:.2g}"
     a, b = first.facts(), second.facts()
     sentence = (
         f"{first.name} ({a['policy']}) broke {len(seeds_first):,} seeds with {a['passes']:,} passes, {second.name} "

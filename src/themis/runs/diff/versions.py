@@ -15,9 +15,9 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.tests import Bools, Floats, Ints
 from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
-from themis.runs.diff.result import Diff, PairedTests, ReplayedFaults
+from themis.runs.diff.result import Diff, PairedClean, PairedTests, ReplayedFaults, show_difference, show_p_value
 from themis.runs.diff.sides import Side, common_box
-from themis.runs.diff.statistics import LEVEL, mcnemar, rates
+from themis.runs.diff.statistics import paired_rates
 from themis.runs.faults import Fault, telling_score
 from themis.runs.run import counted, percent
 from themis.search.policy import Space
@@ -49,8 +49,11 @@ class SharedSeeds:
         return SharedSeeds(self.seed_id[rows], self.first[rows], self.second[rows])
 
 
-def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) -> Diff:
-    """Run the faults of both runs, and `n_tests` new tests, on both models."""
+def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> Diff:
+    """Run the faults of both runs, and `n_tests` new tests, on both models.
+
+    comparisons: how many pairs of runs are compared together, whose intervals shall hold together.
+    """
     facts = (first.facts(), second.facts())
     for side in (first, second):
         side.check_model()
@@ -60,12 +63,13 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) 
         _check_oracles(first, second, benches)
         with _judged_alike(benches):
             shared = _shared_seeds(first, second, benches)
-            usable, *n_only = _usable_by_both(shared, benches)
-            paired = _run_paired(usable, benches, box, n_tests, random_seed)
+            is_correct = _are_correct(shared, benches)
+            usable, clean = _usable_by_both(shared, is_correct), _compare_clean(is_correct, benches)
+            paired = _run_paired(usable, benches, box, n_tests, random_seed, comparisons)
             faults = (first.faults(), second.faults())
             gone = _replay_on_other(faults[0], faults[1], usable, benches, box)
             new = _replay_on_other(faults[1], faults[0], usable, benches, box, is_swapped=True)
-        notes = [*_notes_of_benches(benches), *_notes_of_seeds(benches, shared, *n_only)]
+        notes = [*_notes_of_benches(benches), *_notes_of_seeds(benches, shared, is_correct)]
     if first.theta != second.theta:
         ranges = ", ".join(
             f"{name} {low:g} to {high:g}" for (name, _, _), low, high in zip(first.theta, *box, strict=True)
@@ -74,8 +78,8 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) 
     notes += [*_notes_of_faults(first.name, gone), *_notes_of_faults(second.name, new)]
     if first.model == second.model and not (paired.only_before or paired.only_after or gone.gone or new.gone):
         notes.append("both models have the same weights and behave alike: compare the techniques instead")
-    verdict, sentence = _judge(paired)
-    return Diff("versions", verdict, sentence, *facts, paired, gone, new, notes=tuple(notes))
+    verdict, sentence = _judge(paired, clean)
+    return Diff("versions", verdict, sentence, *facts, paired, gone, new, clean=clean, notes=tuple(notes))
 
 
 def _notes_of_benches(benches: Benches) -> list[str]:
@@ -88,12 +92,13 @@ def _notes_of_benches(benches: Benches) -> list[str]:
     return notes
 
 
-def _notes_of_seeds(benches: Benches, shared: SharedSeeds, n_only_first: int, n_only_second: int) -> list[str]:
-    notes = []
+def _notes_of_seeds(benches: Benches, shared: SharedSeeds, is_correct: tuple[Bools, Bools]) -> list[str]:
+    notes, (first, second) = [], is_correct
+    n_only_first, n_only_second = int((first & ~second).sum()), int((second & ~first).sum())
     if n_only_first or n_only_second:
         notes.append(
-            f"clean: {counted(n_only_first, 'seed')} answered correctly only by the model before, {n_only_second:,} "
-            "only by the model after; they were left out"
+            f"left out of the tests: {counted(n_only_first, 'seed')} answered correctly only by the model before, "
+            f"{n_only_second:,} only by the model after"
         )
     n, n_shared = [len(bench.seeds) for bench in benches], len(shared.seed_id)
     if max(n) > n_shared:
@@ -121,20 +126,20 @@ def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
         )
 
 
-def _judge(paired: PairedTests) -> tuple[str, str]:
-    """McNemar's test decides; the interval says by how much, if it can."""
-    gap, p = paired.difference, paired.p_value
-    has_one_direction = (paired.seeds_worse > paired.seeds_better) == (gap.value > 0)
-    verdict = "even" if p >= LEVEL or not has_one_direction else "worse" if gap.value > 0 else "better"
+def _judge(paired: PairedTests, clean: PairedClean | None) -> tuple[str, str]:
+    """There is a difference if its interval excludes 0; clean accuracy is only mentioned if it differs."""
+    verdict = {1: "worse", -1: "better", 0: "even"}[paired.difference.sign]
     text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
-    if verdict != "even" and gap.low <= 0 <= gap.high:
-        text += ", but these tests cannot show by how much in fault rate"
-    fault_rates = f"fault rate {percent(paired.after.value, 2)} after, {percent(paired.before.value, 2)} before"
-    points = f"difference {100 * gap.value:+.2f} points, 95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
-    return verdict, (
-        f"{text}: {fault_rates} on the same {paired.tests:,} tests of {paired.seeds:,} seeds ({points}; McNemar p = "
-        f"{p:.2g}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
+    together = "" if paired.comparisons == 1 else f" for all {paired.comparisons} comparisons together"
+    sentence = (
+        f"{text}: fault rate {percent(paired.after.value, 2)} after, {percent(paired.before.value, 2)} before on the "
+        f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({show_difference(paired.difference, together)}; "
+        f"{show_p_value(paired.p_value)}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
     )
+    if clean is not None and clean.difference.sign:
+        word = "better" if clean.difference.sign > 0 else "worse"
+        sentence += f" On clean inputs, the model after is {word}: {clean.sentence()}."
+    return verdict, sentence
 
 
 @contextmanager
@@ -184,20 +189,34 @@ def _are_equal(first: Seeds, second: Seeds, a: Ints, b: Ints) -> Bools:
     return is_equal
 
 
-def _usable_by_both(shared: SharedSeeds, benches: Benches) -> tuple[SharedSeeds, int, int]:
-    """The seeds that both models answer correctly; and how many only the first does, and only the second."""
-    first, second = (
-        np.isin(rows, bench.usable()) for rows, bench in zip((shared.first, shared.second), benches, strict=True)
-    )
+def _are_correct(shared: SharedSeeds, benches: Benches) -> tuple[Bools, Bools]:
+    """Which of the seeds each model answers correctly without a disturbance."""
+    return np.isin(shared.first, benches[0].usable()), np.isin(shared.second, benches[1].usable())
+
+
+def _compare_clean(is_correct: tuple[Bools, Bools], benches: Benches) -> PairedClean | None:
+    """The clean accuracy of both models; None without labels, when every answer counts as correct."""
+    if any(bench.calculator.labels is None for bench in benches):
+        return None
+    before, after = (each.astype(np.int64) for each in is_correct)
+    rates = paired_rates(np.ones_like(before), before, after)
+    return PairedClean(len(before), rates.before, rates.after, rates.difference, rates.p_value)
+
+
+def _usable_by_both(shared: SharedSeeds, is_correct: tuple[Bools, Bools]) -> SharedSeeds:
+    """The seeds that both models answer correctly."""
+    first, second = is_correct
     if not (first & second).any():
         raise DataError(
             "both models must answer at least one seed correctly, but they have none in common: check the "
             "preprocessing and the labels"
         )
-    return shared[first & second], int((first & ~second).sum()), int((second & ~first).sum())
+    return shared[first & second]
 
 
-def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_seed: int) -> PairedTests:
+def _run_paired(
+    shared: SharedSeeds, benches: Benches, box: Box, n: int, random_seed: int, comparisons: int
+) -> PairedTests:
     """Draw n tests, every seed once before any twice, and run them on both models."""
     perturbation = benches[0].calculator.perturbation
     rows = np.arange(len(shared.seed_id))
@@ -218,6 +237,7 @@ def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0
     worse, better = int((failed_after > failed_before).sum()), int((failed_after < failed_before).sum())
+    rates = paired_rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested], comparisons)
     return PairedTests(
         int(is_tested.sum()),
         int(was_run.sum()),
@@ -228,8 +248,11 @@ def _run_paired(shared: SharedSeeds, benches: Benches, box: Box, n: int, random_
         int((was_run & ~before & ~after).sum()),
         better,
         worse,
-        mcnemar(worse, better),
-        *rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested]),
+        rates.p_value,
+        rates.before,
+        rates.after,
+        rates.difference,
+        comparisons,
     )
 
 
