@@ -272,27 +272,51 @@ def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():
         calculator.sweep()
 
 
-def test_a_chunk_that_is_halved_while_answers_are_checked_is_compared_with_its_own_shape():
-    class Rounding(nn.Module):
-        """Rounds by the shape, and has room for `most` inputs."""
+class Tight(nn.Module):
+    """Has room for `most` inputs, rounds by the shape of a pass, and adds what `change` returns to the scores."""
 
-        most = 1000
+    def __init__(self, most, change=torch.zeros_like):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.most, self.change = nn.Sequential(nn.Flatten(), nn.Linear(784, 3)), most, change
 
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    def forward(self, x):
+        if len(x) > self.most:
+            raise MemoryError
+        scores = self.net(x) * (1 + 1e-3 * len(x))
+        return scores + self.change(scores)
 
-        def forward(self, x):
-            if len(x) > self.most:
-                raise MemoryError
-            return self.net(x) * (1 + 1e-3 * len(x))
 
-    calculator = make(Rounding(), n_seeds=300)
-    calculator.sweep()
-    calculator.check_repeats()
-    calculator.target.module.most = calculator.chunk // 2
+def halved(most_in_sweep, most_in_check, change=torch.zeros_like):
+    """A calculator that has checked whether answers repeat, while memory ran out."""
+    net = Tight(most_in_sweep, change)
+    calculator = make(net, n_seeds=300)
     with pytest.warns(RuntimeWarning, match="out of memory"):
+        calculator.sweep()
+        net.most = most_in_check
         calculator.check_repeats()
+    return calculator
+
+
+@pytest.mark.parametrize("most", [(100, 100), (1000, 100), (100, 30)])
+def test_a_chunk_that_is_halved_before_or_while_answers_are_checked_is_compared_with_its_own_shape(most):
+    assert halved(*most).chunk == (16 if most[1] == 30 else 64)
+
+
+def test_kernels_that_change_while_memory_is_short_are_not_taken_for_random_answers():
+    left = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.02, 0.02])  # tracing finds the layers; the sweep has five chunks
+
+    def change(scores):
+        return scores * next(left, 0.02)
+
+    assert halved(100, 100, change).chunk == 64
+
+
+@pytest.mark.parametrize("most", [(100, 100), (1000, 100), (100, 30)])
+def test_a_random_model_is_refused_after_the_chunk_was_halved_too(most):
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(ModelError, match="outputs differ between two runs"):
+        halved(*most, lambda scores: 0.01 * torch.rand(scores.shape, generator=generator))
 
 
 class Recording(nn.Module):

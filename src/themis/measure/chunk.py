@@ -90,6 +90,8 @@ class ChunkBuffers:
     def __init__(self, layers: tuple[Layer, ...], chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers, self.chunk, self.dtype, self.device = layers, chunk, dtype, device
         self.buffers: dict[str, tuple[Tensor, Tensor]] = {}
+        self.is_short = False
+        """Whether memory has run out."""
 
     def attempt(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns; while memory runs out, halve the chunk and try again."""
@@ -102,6 +104,7 @@ class ChunkBuffers:
                 if not is_out_of_memory(error) or self.chunk == 1:
                     raise
             self.chunk //= 2
+            self.is_short = True
             self.release()
             gc.collect()  # the error's frames hold tensors in reference cycles
             if self.device.type == "cuda":
