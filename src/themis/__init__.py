@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # On a GPU, what the host waits for must not queue behind the tests in flight. CUDA reads this when it is first used.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# MKL rounds by where arrays lie in memory unless it is told not to. It reads this when it is first used.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # Where each public name lives; imported when first used, so that `import themis` costs nothing.
 _HOMES = {

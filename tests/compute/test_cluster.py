@@ -79,9 +79,12 @@ def test_a_worker_looks_up_modules_and_data_where_the_driver_does(exists, tmp_pa
         folder.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("THEMIS_DATA", "own")
+    monkeypatch.setenv("MKL_CBWR", "AUTO,STRICT")
     monkeypatch.setattr(sys, "path", before := [*sys.path])
     work, modules, data = map(str, folders)
-    WorkerHost(work, [modules], data, torch.get_num_threads(), "a mailbox that nobody has")
+    variables = {"THEMIS_DATA": data, "MKL_CBWR": "COMPATIBLE"}
+    WorkerHost(work, [modules], variables, torch.get_num_threads(), "a mailbox that nobody has")
+    assert os.environ["MKL_CBWR"] == "COMPATIBLE"
     assert os.getcwd() == (work if exists else str(here))
     assert os.environ["THEMIS_DATA"] == (data if exists else "own")
     assert (modules in sys.path) == exists

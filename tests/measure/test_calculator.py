@@ -289,12 +289,15 @@ class Tight(nn.Module):
 
 def halved(most_in_sweep, most_in_check, change=torch.zeros_like):
     """A calculator that has checked whether answers repeat, while memory ran out."""
-    net = Tight(most_in_sweep, change)
-    calculator = make(net, n_seeds=300)
-    with pytest.warns(RuntimeWarning, match="out of memory"):
+    calculator = make(Tight(most_in_sweep, change), n_seeds=300)
+
+    def check():
         calculator.sweep()
-        net.most = most_in_check
+        calculator.target.module.most = most_in_check
         calculator.check_repeats()
+
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        check()
     return calculator
 
 

@@ -339,7 +339,7 @@ def _check_environment(rebuilt: Replayer, run: Reader) -> dict[str, Any]:
             "same features, or start a new run"
         )
     now = describe_environment(rebuilt.target.device)
-    changes = list_changes({name: then[name] for name in now}, now)
+    changes = list_changes({name: then[name] for name in now if name in then}, now)
     if changes:
         warn(f"resumed in another environment, so the last bits and near-ties may differ: {'; '.join(changes)}")
     return {**now, **tested}

@@ -90,10 +90,13 @@ def examine(is_quick: bool) -> dict[str, Any]:
     missing = [name for name in REQUIRED if packages[name] is None]
     problems = [f"{name} is required but not installed: pip install {name}" for name in missing]
     devices: dict[str, dict[str, Any]] = {}
-    fold, check = None, {}
+    fold, mkl, check = None, None, {}
     if not missing:
         try:
-            devices, fold = _devices(), _has_compiled_fold()
+            from themis.compute.native import library
+            from themis.runs.environment import mkl_cbwr
+
+            devices, fold, mkl = _devices(), library() is not None, mkl_cbwr()
             kinds = [] if is_quick else sorted({name.partition(":")[0] for name in devices})
             check = {kind: _try_campaign(kind) for kind in kinds}
         except Exception as error:  # a broken installation may raise anything
@@ -106,6 +109,7 @@ def examine(is_quick: bool) -> dict[str, Any]:
         "packages": packages,
         "devices": devices,
         "compiled_fold": fold,
+        "mkl_cbwr": mkl,
         "folders": _folders(),
         "self_check": check,
         "problems": problems,
@@ -128,6 +132,8 @@ def describe(findings: dict[str, Any]) -> list[str]:
     if findings["compiled_fold"] is not None:
         slower = "not built: campaigns on a CPU are slower; reinstall Themis with a C compiler"
         rows.append(("C library", "in use" if findings["compiled_fold"] else slower))
+    if findings["mkl_cbwr"] is not None:
+        rows.append(("MKL", _mkl(findings["mkl_cbwr"])))
     lines += [*_table(rows), "", "folders"]
     folders = findings["folders"].items()
     lines += _table(
@@ -168,12 +174,6 @@ def _main_memory() -> tuple[float | None, float | None]:
         return None, None
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return _gib(kib["MemAvailable"] * 1024), _gib(kib["MemTotal"] * 1024)
-
-
-def _has_compiled_fold() -> bool:
-    from themis.compute.native import library
-
-    return library() is not None
 
 
 def _folders() -> dict[str, dict[str, Any]]:
@@ -226,6 +226,16 @@ def _memory(device: dict[str, Any]) -> str:
     if device["memory_gib"] is None:
         return "memory unknown"
     return f"{device['free_gib']:g} of {device['memory_gib']:g} GiB free"
+
+
+def _mkl(mode: str) -> str:
+    """What MKL's reproducibility mode means for results."""
+    if mode == "COMPATIBLE" or mode.endswith(",STRICT"):
+        return f"{mode}: results do not depend on where arrays lie in memory"
+    text = f"{mode}: the last bits of results may depend on where arrays lie in memory"
+    if os.environ.get("MKL_CBWR") == "AUTO,STRICT":
+        return f"{text}, because MKL was used before Themis was imported: import themis first"
+    return f"{text}: leave MKL_CBWR unset, or set it to AUTO,STRICT"
 
 
 def _folder(folder: dict[str, Any]) -> str:

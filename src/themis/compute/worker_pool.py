@@ -34,6 +34,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of `mallopt`, from malloc.h."""
 DATA_FOLDER = "THEMIS_DATA"
 """The environment variable with the folder of data sets."""
+KERNELS = "MKL_CBWR"
+"""The environment variable that fixes which kernels MKL uses."""
 PLACE, IDLE = "place", "idle"
 """Calls of the pool itself: the first of a worker, which is answered once the cluster has placed it, and what it does
 when it is idle."""
@@ -249,7 +251,8 @@ class RayPool:
         """A new worker, which executes its calls once it is placed and has created its object."""
         paths, name = [os.path.abspath(entry) for entry in sys.path], f"themis-{uuid4().hex}"
         mailbox = Mailbox.create(name, DEPTH)
-        handle = self._host.remote(os.getcwd(), paths, os.environ.get(DATA_FOLDER), self._executor.threads, name)
+        variables = {each: os.environ[each] for each in (DATA_FOLDER, KERNELS) if each in os.environ}
+        handle = self._host.remote(os.getcwd(), paths, variables, self._executor.threads, name)
         actor = _Actor(handle, mailbox)
         actor.calls += [_Call(None, PLACE, handle.place.remote()), _Call(None, "make", handle.make.remote(self._make))]
         for method, values in self._broadcasts:
@@ -409,17 +412,19 @@ class RayPool:
 class WorkerHost:
     """The process of a worker: creates the object that calls go to, and passes them on."""
 
-    def __init__(self, folder: str, paths: list[str], data_folder: str | None, threads: int, mailbox: str) -> None:
+    def __init__(self, folder: str, paths: list[str], variables: dict[str, str], threads: int, mailbox: str) -> None:
         """Take over the driver's working folder, its paths of modules, and its data folder, if this machine has them.
 
-        The paths are searched last. mailbox: the name under which the driver waits for large answers.
+        The paths are searched last. variables: also how kernels of MKL are chosen, which it has not read yet. mailbox:
+        the name under which the driver waits for large answers.
         """
         import torch
 
         if os.path.isdir(folder):
             os.chdir(folder)
-        if data_folder is not None and os.path.isdir(data_folder):
-            os.environ[DATA_FOLDER] = data_folder
+        if not os.path.isdir(variables.get(DATA_FOLDER, "")):
+            variables.pop(DATA_FOLDER, None)
+        os.environ.update(variables)
         sys.path += [path for path in paths if path not in sys.path and os.path.exists(path)]
         warnings.simplefilter("ignore")  # the driver has already shown them
         torch.set_num_threads(threads)

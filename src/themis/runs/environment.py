@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,29 @@ from themis.settings import Settings
 from themis.target.fingerprint import hash_file, hash_seeds
 from themis.target.target import AnyTarget
 from themis.version import __version__
+
+MKL_BRANCHES = ("OFF", "OFF", "AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2")
+"""The first of the settings that `mkl_cbwr_get` returns; the others are branches for AVX-512."""
+MKL_STRICT = 0x10000
+
+
+def mkl_cbwr() -> str | None:
+    """The reproducibility mode that MKL is in, in the words of the variable MKL_CBWR; None if torch has no MKL.
+
+    "OFF": its results depend on where arrays lie in memory. MKL reads the variable when it is first used.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not library.exists():
+        return None
+    mkl = ctypes.CDLL(str(library))  # it is loaded; this only looks it up
+    if not hasattr(mkl, "mkl_serv_cbwr_get"):
+        return None
+    setting = mkl.mkl_serv_cbwr_get(-1)
+    branch = setting & ~MKL_STRICT
+    if not 0 <= branch < 64:
+        return None
+    name = MKL_BRANCHES[branch] if branch < len(MKL_BRANCHES) else "AVX512"
+    return f"{name},STRICT" if setting & MKL_STRICT else name
 
 
 def describe_environment(device: torch.device | None) -> dict[str, Any]:
@@ -41,6 +66,7 @@ def describe_environment(device: torch.device | None) -> dict[str, Any]:
         **where,
         "threads": torch.get_num_threads(),
         "compiled_fold": library() is not None,
+        "mkl_cbwr": mkl_cbwr(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 

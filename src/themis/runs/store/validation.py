@@ -196,7 +196,7 @@ ORIGIN = record(
 SCALAR = either(optional(text()), flag, number())
 ENVIRONMENT = record(
     {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
-    {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag},
+    {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag, "mkl_cbwr": optional(text())},
 )
 
 
