@@ -136,6 +136,7 @@ def test_wrong_data_is_rejected():
 
 TARGETS = {
     "file": ("net.onnx", "load the model first, or name it in the shell: themis run --model"),
+    "checkpoint": ("last.ckpt", r"a checkpoint has no class: pass LitModel\.load_from_checkpoint\(path\)"),
     "class": (Conv, r"pass a model of this class, such as Conv\(\)"),
     "weights": (Conv().state_dict(), "load weights into a model with load_state_dict, and pass the model"),
     "data": ((torch.rand(3, 1, 8, 8), torch.zeros(3)), "the model comes first, then the data"),

@@ -60,8 +60,15 @@ WRONG = {
     "safetensors for a model": (
         run("--model net.safetensors"),
         3,
-        "but it holds weights: pass --model module:factory and --weights net.safetensors",
+        "holds weights, not the class of the model: pass --model module:factory, which makes the model, and --weights "
+        "net.safetensors",
         write("net.safetensors", ""),
+    ),
+    "a checkpoint for a model": (
+        run("--model last.ckpt"),
+        3,
+        "last.ckpt must be a model, but it holds weights, not the class of the model: pass --model module:factory",
+        write("last.ckpt", ""),
     ),
     "module does not parse": (run("--model b:net"), 3, "importing it raised SyntaxError", write("b.py", "def net(:")),
     "module raises": (run("--model b:net"), 3, "importing it raised ZeroDivisionError", write("b.py", "1 / 0")),

@@ -118,10 +118,46 @@ def test_items_that_are_refused_have_a_remedy():
         read_seeds(Items((INPUTS[0], "cat")))
 
 
-@pytest.mark.parametrize("item", [{"pixels": INPUTS[0]}, (INPUTS[0], "cat"), ()], ids=["dict", "text", "empty"])
+@pytest.mark.parametrize(
+    "item", [{"pixels": INPUTS[0], "kind": 3}, (INPUTS[0], "cat"), ()], ids=["dict", "text", "empty"]
+)
 def test_items_that_are_not_an_input_and_a_label_are_refused(item):
     with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):
         read_seeds(Items(item, item))
+
+
+@pytest.mark.parametrize("wrap", [lambda k: {"pixel_values": INPUTS[k]}, lambda k: ({"image": INPUTS[k]},)])
+def test_a_dict_of_one_entry_is_the_input(wrap):
+    seeds = read_seeds(Items(*map(wrap, range(20))))
+    assert (seeds.others, seeds.has_labels) == (None, False)
+    assert torch.equal(seeds.inputs, INPUTS)
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "y"])
+def test_the_entries_of_a_dict_are_known_by_their_names(name):
+    pairs = Items(*({name: int(LABELS[k]), "pixel_values": INPUTS[k]} for k in range(20)))
+    for data in (pairs, ({"pixel_values": INPUTS}, LABELS)):
+        seeds = read_seeds(data)
+        assert torch.equal(seeds.inputs, INPUTS)
+        assert torch.equal(seeds.labels, LABELS)
+    several = read_seeds(Items(*({"image": INPUTS[k], "meta": INPUTS[k], name: LABELS[k]} for k in range(20))))
+    assert several.others.keys == ("image", "meta")
+    assert torch.equal(several.labels, LABELS)
+    assert torch.equal(read_seeds({"pixel_values": INPUTS}).inputs, INPUTS)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda data: data, lambda data: Subset(data, range(20)), lambda data: DataLoader(data)]
+)
+def test_an_item_of_three_entries_is_refused_since_it_may_have_two_inputs(wrap):
+    message = r"\(\(input, other\), label\) for a model with several inputs, got 3 entries"
+    with pytest.raises(DataError, match=message):
+        read_seeds(wrap(TensorDataset(INPUTS, torch.rand(20, 2), LABELS)))
+
+
+def test_a_third_entry_that_is_text_is_left_out():
+    seeds = read_seeds(Items(*((INPUTS[k], int(LABELS[k]), f"{k}.png") for k in range(20))))
+    assert torch.equal(seeds.labels, LABELS)
 
 
 def test_items_must_have_the_same_shape():

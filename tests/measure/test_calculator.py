@@ -389,7 +389,17 @@ def test_an_activation_that_overflows_is_named():
     [(0.0, 255.0, "divide by 255 or pass bounds"), (-2.1, 2.6, r"Normalize\(mean, std\)"), (0.0, 1.5, "true bounds")],
 )
 def test_inputs_outside_the_bounds_get_a_remedy(low, high, remedy):
-    inputs = torch.linspace(low, high, 784 * 2).view(2, 1, 28, 28)
+    refuse(torch.linspace(low, high, 784 * 2).view(2, 1, 28, 28), remedy)
+
+
+def test_sound_outside_the_bounds_gets_its_own_bounds():
+    refuse(
+        torch.linspace(-1, 1, 800).view(2, 1, 400), r"sound in -1\.\.1 needs bounds=\(-1, 1\), which is --bounds -1,1"
+    )
+    refuse(torch.linspace(-1.2, 1, 800).view(2, 1, 400), r"Normalize\(mean, std\)")
+
+
+def refuse(inputs, remedy):
     with pytest.raises(DataError, match=rf"inputs must lie in bounds \(0, 1\), got .*{remedy}"):
         Calculator.trace(
             Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed(), clean_bytes=0

@@ -113,6 +113,22 @@ def test_auto_refuses_outputs_of_unknown_shape(shape):
         choose_oracle("auto").settle(torch.zeros(shape), None)
 
 
+BOXES = torch.cat([torch.full((3, 4, 21), 30.0), torch.rand(3, 5, 21)], 1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "remedy"),
+    [
+        (torch.randn(3, 7, 100), r"such as output=lambda result: result\.logits\[:, -1\] for the last token"),
+        (BOXES, "pass output='yolo' to Target if these are boxes"),
+        (BOXES.movedim(1, 2), "pass output='yolov5' to Target if these are boxes"),
+    ],
+)
+def test_outputs_of_three_axes_are_told_apart_by_their_values(outputs, remedy):
+    with pytest.raises(ModelError, match=remedy):
+        choose_oracle("auto").settle(outputs, None)
+
+
 def test_a_function_decides_what_a_fault_is():
     clean, outputs = torch.zeros(4, 2), torch.tensor([[0, 1.0], [0, 1.5], [2, 0], [float("nan"), 0]])
     oracle = Compare(far)

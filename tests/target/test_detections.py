@@ -38,7 +38,7 @@ def centred(row):
 
 
 def yolo_result():
-    tensor = torch.zeros(2, 4 + 3, 6)
+    tensor = torch.zeros(2, 4 + 3, 8)
     for k, rows in enumerate(EXPECTED):
         for j, row in enumerate(rows):
             for anchor, (shift, score) in enumerate(((0, row[4]), (0.5, row[4] - 0.1))):  # the second repeats the first
@@ -48,7 +48,7 @@ def yolo_result():
 
 
 def yolov5_result():
-    tensor = torch.zeros(2, 6, 5 + 3)
+    tensor = torch.zeros(2, 8, 5 + 3)
     yolo = yolo_result()[0]
     tensor[..., :4], tensor[..., 4] = yolo[:, :4].movedim(1, 2), 0.95
     tensor[..., 5:] = yolo[:, 4:].movedim(1, 2) / 0.95

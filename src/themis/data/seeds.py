@@ -19,7 +19,7 @@ from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
 from themis.data.frames import is_frame, is_series, number_labels, read_frame
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
-from themis.data.several import OtherInputs, has_several, read_several, separate, stack_items
+from themis.data.several import OtherInputs, has_several_inputs, parts_of, read_several, separate, stack_items
 from themis.errors import NO_TEXT, DataError, UsageError
 
 N_REPEATED = 3
@@ -159,11 +159,13 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     if is_frame(frame):
         return read_seeds(_from_frame(frame, labels), max_seeds)
     _refuse_lists(data)
+    _refuse_text(data)
+    if isinstance(frame, Mapping) and len(frame) == 1:  # one named input
+        data = parts_of((frame, labels)) if isinstance(data, tuple) else parts_of(frame)[0]
     several = read_several(data)
     if several is not None:
         return read_seeds(_from_several(*several), max_seeds)
     inputs: Any
-    _refuse_text(data)
     dataset = _dataset_of(data)
     if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # already in memory
         tensors = dataset.tensors
@@ -331,10 +333,11 @@ def _several_of(dataset: Any, sample: int) -> Seeds | None:
         first = dataset[sample]
     except Exception:  # whatever the user's data set raises is explained where its items are read
         return None
-    if not (isinstance(first, tuple | list) and len(first) == 2 and has_several(first[0])):
+    if not has_several_inputs(parts_of(first)):
         return None
-    items = [dataset[k] for k in range(len(dataset))]
-    seeds = _from_several(stack_items([item[0] for item in items]), [item[1] for item in items])
+    items = [parts_of(dataset[k]) for k in range(len(dataset))]
+    labels = [item[1] for item in items] if len(items[0]) > 1 else None
+    seeds = _from_several(stack_items([item[0] for item in items]), labels)
     return seeds.with_classes(_classes_of(dataset))
 
 
@@ -375,12 +378,17 @@ class _Items:
 
     def read(self, k: int) -> Tensor:
         item = self._item(k)
-        is_pair = isinstance(item, tuple | list)
-        _refuse_text(item[:1] if is_pair else item)
+        _refuse_text(item[:1] if isinstance(item, tuple | list) else item)
+        parts = parts_of(item)
+        if len(parts) > 2 and isinstance(parts[2], int | float | np.generic | np.ndarray | Tensor):
+            raise DataError(
+                f"an item must be (input, label), or ((input, other), label) for a model with several inputs, got "
+                f"{len(parts)} entries {_describe(item)}: return one of these, or pass ((inputs, others), labels)"
+            )
         try:
-            inputs = torch.as_tensor(item[0] if is_pair else item)
-            if is_pair and len(item) > 1:
-                label = torch.as_tensor(item[1])
+            inputs = torch.as_tensor(parts[0])
+            if len(parts) > 1:
+                label = torch.as_tensor(parts[1])
                 self._labels[k] = label.clone() if label.ndim else label.item()
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise DataError(

@@ -15,6 +15,8 @@ from themis.errors import DataError, UsageError
 
 Key = str | int
 """The name of an input, or its position."""
+LABEL_ENTRIES = (*LABEL_NAMES, "labels", "targets")
+"""Entries of a dict that hold the labels, in capital or small letters."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,26 @@ def read_several(data: Any) -> tuple[dict[Key, Any], Any] | None:
 def _refuse_label_entry(inputs: Mapping[Key, Any]) -> None:
     """Refuse a dict that holds the labels as well: its entries are inputs, which are all passed to the model."""
     for key in inputs:
-        if str(key).lower() in (*LABEL_NAMES, "labels", "targets"):
+        if str(key).lower() in LABEL_ENTRIES:
             raise DataError(
                 f"a dict must hold the inputs of a model that takes several, got the entry {key!r}: pass the labels "
                 f"apart, as (inputs, data[{key!r}])"
             )
+
+
+def parts_of(item: Any) -> tuple[Any, ...]:
+    """An item of a data set, or data, as `(input, label)` or `(input,)`, if it is a dict or contains one.
+
+    The entries of a dict are known by their names: one may be the label, and a single other one is the input itself.
+    """
+    parts = tuple(item) if isinstance(item, tuple | list) else (item,)
+    if isinstance(item, Mapping):
+        named = [key for key in item if str(key).lower() in LABEL_ENTRIES]
+        if len(named) <= 1 < len(item):
+            parts = ({key: value for key, value in item.items() if key not in named}, *(item[key] for key in named))
+    if parts and isinstance(parts[0], Mapping) and len(parts[0]) == 1:
+        parts = (*parts[0].values(), *parts[1:])
+    return parts
 
 
 def has_several(inputs: Any) -> bool:
@@ -80,6 +97,15 @@ def has_several(inputs: Any) -> bool:
     if not isinstance(values, tuple | list) or len(values) < 2:
         return False
     return all(isinstance(value, Tensor | np.ndarray) for value in values) and any(value.ndim for value in values)
+
+
+def has_several_inputs(parts: tuple[Any, ...]) -> bool:
+    """Whether an item `(input, label)` or `(input,)` has several inputs, one of which can be perturbed."""
+    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
+    if not is_item or not has_several(parts[0]):
+        return False
+    values = parts[0].values() if isinstance(parts[0], Mapping) else parts[0]
+    return any(_is_perturbable(value[None]) for value in values)
 
 
 def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:

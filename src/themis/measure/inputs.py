@@ -60,6 +60,8 @@ def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) 
             "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255; a model that expects 0..1 then needs "
             "Normalize(0, 255), which is --mean 0 --std 255"
         )
+    elif inputs.ndim == 3 and -1 <= least < 0 <= low and most <= 1:
+        remedy = "sound in -1..1 needs bounds=(-1, 1), which is --bounds -1,1"
     elif least < 0 <= low:
         remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
     raise DataError(

@@ -82,13 +82,24 @@ def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
     if len(shape) == 3:
         raise ModelError(
             "outputs must be [inputs, classes], [inputs], [inputs, classes, height, width] or detections [inputs, n, "
-            f"6] for the task to be known, got {list(shape)}: pass output=... to Target to pick the scores, such as "
-            "output='yolo' for a detector, or your own comparison as oracle=Compare(function)"
+            f"6] for the task to be known, got {list(shape)}: {_remedy_of_three_axes(clean_outputs)}, or your own "
+            "comparison as oracle=Compare(function)"
         )
     raise ModelError(
         "outputs must be [inputs, classes], [inputs] or [inputs, classes, height, width] for the task to be known, got "
         f"{list(shape)}: pass output=... to Target to pick the scores, or your own comparison as "
         "oracle=Compare(function)"
+    )
+
+
+def _remedy_of_three_axes(outputs: Tensor) -> str:
+    """What to write for outputs `[inputs, ..., ...]`: boxes come with scores in 0..1, logits of tokens do not."""
+    for form, scores in (("yolo", outputs[:, 4:]), ("yolov5", outputs[..., 4:])):
+        if scores.numel() and bool(((scores >= 0) & (scores <= 1)).all()) and bool((outputs > 1).any()):
+            return f"pass output={form!r} to Target if these are boxes and scores"
+    return (
+        "pass output=... to Target to pick the scores, such as output=lambda result: result.logits[:, -1] for the last "
+        "token of a language model [inputs, tokens, vocabulary]"
     )
 
 

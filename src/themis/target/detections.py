@@ -28,10 +28,11 @@ class Detections:
 
     Args:
         form: `torchvision`, a list of dicts with `boxes`, `scores` and `labels`. `yolo`, a tensor of Ultralytics,
-            `[inputs, 4 + classes, anchors]`, with boxes as centre, width and height. `yolov5`, `[inputs, anchors, 5 +
-            classes]`, with the probability of an object before the classes. `detr`, a dict or object with `pred_boxes`
-            and `logits` or `pred_logits`. `rows`, for each picture rows (left, top, right, bottom, score, class), as a
-            tensor or as results of Ultralytics. `auto` recognises all of these but the two of YOLO.
+            `[inputs, 4 + classes, anchors]`, with boxes as centre, width and height, or rows of an end-to-end model.
+            `yolov5`, `[inputs, anchors, 5 + classes]`, with the probability of an object before the classes. `detr`, a
+            dict or object with `pred_boxes` and `logits` or `pred_logits`. `rows`, for each picture rows (left, top,
+            right, bottom, score, class), as a tensor or as results of Ultralytics. `auto` recognises all of these but
+            the two of YOLO.
         max_detections: How many are kept per picture, those with the highest scores.
         min_score: Detections with lower scores are dropped. Keep it well below the score at which the oracle counts:
             the search sees how close a detection is to being counted, and the average precision needs them too.
@@ -165,6 +166,8 @@ def _result_rows(item: Any) -> Tensor:
 
 def _read_yolo(result: Any, options: Detections) -> Tensor:
     tensor = _first(result)
+    if _are_rows(tensor):  # there are 21 anchors at least
+        return _read_rows(tensor, options)
     if tensor.ndim != 3 or tensor.shape[1] < 5:
         raise _wrong_shape("yolo", "[inputs, 4 + classes, anchors]", tensor)
     scores, classes = tensor[:, 4:].float().max(1)

@@ -32,6 +32,7 @@ from themis.target.fingerprint import hash_model
 from themis.target.normalisation import own_statistics
 from themis.target.output import Output, check_label_order, in_label_order, pick_scores
 from themis.target.several import Beside
+from themis.target.ultralytics import own_output, without_wrapper
 
 AUTOCAST = ("bfloat16", "float16")
 UNBOUNDED = (-math.inf, math.inf)
@@ -126,7 +127,7 @@ class Target:
     """A model under test.
 
     Args:
-        module: Any `nn.Module`; it is run in evaluation mode and restored afterwards.
+        module: Any `nn.Module`, or `YOLO(...)` of Ultralytics; it is run in evaluation mode and restored afterwards.
         bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` takes the
             range of its features.
         preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function. It may return a
@@ -174,7 +175,9 @@ class Target:
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
         check_preprocess(self.preprocess)
-        object.__setattr__(self, "output", choose_output(self.output))
+        object.__setattr__(self, "module", without_wrapper(self.module))
+        output = own_output(self.module) if self.output is None else self.output
+        object.__setattr__(self, "output", choose_output(output))
         check_label_order(self.label_order)
         if self.autocast is not None and self.autocast not in AUTOCAST:
             raise UsageError(f"autocast must be {' or '.join(AUTOCAST)}, or None, got {self.autocast!r}")
@@ -403,6 +406,8 @@ def as_target(target: Any) -> AnyTarget:
 def _how_to_pass(target: Any) -> str:
     """What to write instead of an object that is no target."""
     if isinstance(target, str | Path):
+        if str(target).endswith(".ckpt"):
+            return "a checkpoint has no class: pass LitModel.load_from_checkpoint(path), with your LightningModule"
         return "load the model first, or name it in the shell: themis run --model"
     if isinstance(target, type):
         return f"pass a model of this class, such as {target.__name__}()"

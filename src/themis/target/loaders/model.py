@@ -56,8 +56,8 @@ def _refuse_file(path: Path) -> None:
     """Refuse a file of another kind, unless it is a module."""
     if not path.is_file() or path.suffix == ".py":
         return
-    if path.suffix == ".safetensors":
-        raise _no_model(path, "weights")
+    if path.suffix in (".safetensors", ".ckpt"):
+        raise _no_model(path, "weights, not the class of the model")
     raise UsageError(
         f"--model must be module:factory or a file that ends in {', '.join(FILES)}, got {str(path)!r}: load it in a "
         "function of your own, such as make_net in mymodels.py, and write mymodels:make_net"
@@ -66,7 +66,8 @@ def _refuse_file(path: Path) -> None:
 
 def _no_model(path: Path, content: str) -> DataError:
     return DataError(
-        f"{path} must be a model, but it holds {content}: pass --model module:factory and --weights {path}"
+        f"{path} must be a model, but it holds {content}: pass --model module:factory, which makes the "
+        f"model, and --weights {path}"
     )
 
 
