@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +31,7 @@ def _check_groups(groups: object) -> str:
     """A number of consecutive seeds, at least 2, or the absolute path of a file."""
     is_number = isinstance(groups, int) and not isinstance(groups, bool)
     text = str(groups) if is_number or isinstance(groups, str | os.PathLike) else ""
-    is_count = text.lstrip("+-").isdigit()
+    is_count = re.fullmatch("[+-]?[0-9]{1,18}", text) is not None
     if not text or (is_count and int(text) < 2):
         raise UsageError(
             "split_by must be a number of consecutive seeds that stay together, at least 2, or a text file with the "

@@ -1,5 +1,7 @@
 """Seeds that belong together: groups are read from a number or a file, and copies of an input join them."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,22 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(DataError, match=r"picture\.png cannot be read"):
         read_groups(str(tmp_path / "picture.png"), SEEDS)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("themis.data.groups.MAX_GROUPS", 10)
+    with pytest.raises(DataError, match="it has more than 10 bytes"):
+        read_groups(file_of(tmp_path, *["a" * 9] * 6), SEEDS)
+
+
+def test_a_long_line_takes_no_memory_for_the_others(tmp_path):
+    names = ["b"] * 5 + ["a" * (8 << 20)]
+    tracemalloc.start()
+    try:
+        assert read_groups(file_of(tmp_path, *names), SEEDS).tolist() == [1, 1, 1, 1, 1, 0]
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20  # an array of texts has six times 32 MiB
+    finally:
+        tracemalloc.stop()
 
 
 def test_groups_that_share_an_input_become_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from themis.data.files import data_errors, existing_file, read_exactly, read_npy, required_path
+from themis.data.memory import check_memory
 from themis.data.pictures import decode
 from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
@@ -32,7 +34,7 @@ def cifar_seeds(path: Path | None = None, *, split: str = "test", labels: str = 
     if split not in BATCHES or labels not in LABELS:
         raise UsageError(f"split must be 'test' or 'train' and labels 'fine' or 'coarse', got {split!r} and {labels!r}")
     files = [path]
-    if path.is_dir():
+    if os.path.isdir(path):
         candidates = [path / name for batch in BATCHES[split] for name in (batch, f"{batch}.bin")]
         files = [file for file in candidates if file.is_file()]
         if not files:
@@ -68,6 +70,7 @@ def _binary(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
         raise DataError(
             f"{path} must hold records of 3,073 or 3,074 bytes, but it has {n_bytes:,} bytes: download it again"
         )
+    check_memory(n_bytes, str(path))
     records = np.fromfile(path, np.uint8).reshape(-1, PIXELS + n_labels)
     if labels == "coarse" and n_labels == 1:
         raise DataError(

@@ -45,7 +45,8 @@ def data_errors(path: Path | str, form: str) -> Iterator[None]:
     except (ThemisError, NameError, AssertionError):  # the last two are bugs of ours
         raise
     except Exception as error:  # on damaged files decoders raise anything, even SyntaxError
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        text = str(getattr(error, "strerror", None) or error)
+        reason = (text.splitlines() or [""])[0] or type(error).__name__
         raise DataError(f"{path} must be {form}, but it cannot be read: {reason[:200]}; replace the file") from error
 
 

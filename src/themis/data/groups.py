@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.data.hashes import Hashes
 from themis.data.seeds import Seeds
-from themis.errors import DataError, first_line
+from themis.errors import DataError
+from themis.reading import read_regular
 
+MAX_GROUPS = 64 << 20
+"""Bytes of a file with the group of each seed."""
 Ints = NDArray[np.int64]
 
 
@@ -20,15 +21,16 @@ def read_groups(split_by: str, seeds: Seeds) -> Ints:
     split_by: how many consecutive inputs of the data stay together, or a text file with the group of each on a line.
     """
     index = seeds.seed_id.numpy()
-    if split_by.isdigit():
+    if split_by.isdecimal():
         stretches: Ints = index // int(split_by)
         return stretches
     try:
-        names = Path(split_by).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        names = read_regular(split_by, MAX_GROUPS).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise DataError(
             "split_by must be a number of consecutive seeds, or a text file with the group of each seed, but "
-            f"{split_by} cannot be read ({first_line(error)}): check the path"
+            f"{split_by} cannot be read ({reason}): check the path"
         ) from error
     n_needed, is_complete = int(index.max()) + 1, np.array_equal(index, np.arange(len(index)))
     if len(names) < n_needed or (is_complete and len(names) > n_needed):
@@ -38,7 +40,8 @@ def read_groups(split_by: str, seeds: Seeds) -> Ints:
         )
     if "" in names:
         raise DataError(f"{split_by} must name the group of every seed, but line {names.index('') + 1:,} is empty")
-    numbers: Ints = np.unique(names, return_inverse=True)[1][index]
+    number = {name: k for k, name in enumerate(sorted(set(names)))}  # an array of texts is as wide as the longest
+    numbers: Ints = np.array([number[name] for name in names], np.int64)[index]
     return numbers
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from themis.errors import DataError, UsageError
 from themis.judge.estimate import Estimate
+from themis.reading import open_regular
 
 MOST_VALUES = 12
 """Numbers with more distinct values than this are divided into quarters."""
@@ -105,9 +108,10 @@ def metadata_columns(metadata: Any, seed_id: NDArray[np.int64]) -> list[SliceCol
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"metadata must be smaller than {MAX_BYTES >> 20} MiB, but {path} is larger: drop columns")
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_regular(path) as binary, TextIOWrapper(binary, "utf-8-sig", newline="") as file:
+            if os.fstat(binary.fileno()).st_size > MAX_BYTES:
+                limit = f"{MAX_BYTES >> 20} MiB"
+                raise DataError(f"metadata must be smaller than {limit}, but {path} is larger: drop columns")
             rows = csv.DictReader(file, strict=True)
             names = rows.fieldnames or []
             table: dict[str, list[str]] = {name: [] for name in names}
@@ -116,9 +120,12 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
                     table[name].append(row[name] or "")
     except FileNotFoundError:
         raise DataError(f"metadata must be an existing CSV file, but {path} does not exist: check the path") from None
+    except DataError:
+        raise
     except (OSError, ValueError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
-            f"metadata must be a CSV table with a line of column names, but {path} is not: {error}"
+            f"metadata must be a CSV table with a line of column names, but {path} is not: {reason}; replace the file"
         ) from error
     if not table:
         raise DataError(f"metadata must have a line of column names, but {path} is empty")

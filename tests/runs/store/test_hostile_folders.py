@@ -250,3 +250,15 @@ def test_an_intact_folder_is_read(folder):
     change(folder, "ANALYZE")  # adds tables of SQLite itself
     assert len(themis.open_run(folder).faults) > 50
     assert read_view(folder).state == "ended"
+
+
+def test_resuming_reads_no_groups_from_a_pipe(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(earlier_net.__file__).parent))
+    net, data, folder = earlier_net.make_net(), earlier_net.make_data(), tmp_path / "run"
+    themis.run(net, data, "gaussian", magnitude=0.3, max_tests=40, split=[0.4, 0.3, 0.3], split_by=2, out=folder)
+    os.mkfifo(tmp_path / "groups")
+    change_record(folder, "settings", split_by=str(tmp_path / "groups"))
+    words = ["resume", str(folder), "--model", "earlier_net:make_net", "--data", "earlier_net:make_data"]
+    with time_limit(60):
+        assert main([*words, "--max-tests", "80"]) == 3
+    assert "groups cannot be read (it is a pipe, not a regular file)" in capsys.readouterr().err
