@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -36,7 +35,7 @@ def check_numbers(options: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"{field.name} must be a number, got {value!r}")
         if kind.startswith("int"):
-            if not math.isfinite(value) or value != int(value):
+            if (isinstance(value, float) and not value.is_integer()) or abs(value) >= 2**63:
                 raise UsageError(f"{field.name} must be a whole number, got {value!r}")
             object.__setattr__(options, field.name, int(value))
 

@@ -9,6 +9,7 @@ from user_module import SMALL, go_to
 from themis.cli import main
 
 RUN = "run --model mine:net --data mine:data --perturb gaussian --max-tests 20 --quiet"
+SUITE = "suite noise --model mine:net --data mine:data --max-tests 20 --quiet --out suite"
 BOMB = "layers: &a [x, x]\nclasses: &b [*a, *a]\nmax_tests: [*b, *b]\n"
 CONFIGS = {
     "aliases": (BOMB, "config.yaml must be valid YAML: line 2: aliases are not allowed"),
@@ -56,6 +57,8 @@ def test_a_hostile_configuration_is_refused(home, capsys, name):
         ("run --model mine:net --data npz:{} --perturb gaussian", 3, "is not a regular file"),
         ("run --model mine:net --data csv:{} --perturb gaussian", 3, "is not a regular file"),
         ("run --model mine:net --data idx:{} --perturb gaussian", 3, "is not a regular file"),
+        (f"{RUN} --split 0.5,0.2,0.3 --split-by {{}}", 3, "cannot be read (it is a"),
+        (f"{SUITE} --metadata {{}}", 3, "is not: it is a"),
     ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
@@ -64,6 +67,37 @@ def test_files_that_never_end_are_refused(home, capsys, words, code, message, ki
     path = home / f"{kind}{name}"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     assert message in refused(words.format(kind), code, capsys)
+
+
+NAMES = {
+    "nested too deep": (f"mine:net({'[' * 1000}{']' * 1000})", 2, "arguments must be literal values"),
+    "a number of a thousand digits": (f"mine:net(1{'0' * 1000})", 2, "takes no arguments"),
+    "a number of too many digits": (f"mine:net({'9' * 5000})", 2, "arguments must be literal values"),
+    "a long file name": (f"{'a' * 5000}.pt", 3, "the model file must exist"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_name_of_a_model_is_refused(home, capsys, name):
+    model, code, message = NAMES[name]
+    (home / "mine.py").write_text(SMALL.replace("def net():", "def made():") + "\nnet = made()\n")
+    assert message in refused(f"check --model {model} --data mine:data", code, capsys)
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "message"),
+    [
+        (f"--criterion kmnc(k={'[' * 1000}{']' * 1000})", 2, "kmnc: k must be a whole number"),
+        ("--criterion kmnc(k=1e999)", 2, "kmnc: k must be less than 2**63"),
+        (f"--max-tests 1{'0' * 1000}", 2, "max_tests must be a whole number"),
+        (f"--data cifar:{'a' * 5000}", 3, "the data file must exist"),
+        (f"--data idx:{'a' * 5000}", 3, "the data file must exist"),
+        (f"--out {'a' * 5000}", 3, "cannot be read or written: File name too long; check the path"),
+        (f"--perturb {'+'.join(['gaussian'] * 100)}", 2, "a combination must have at most 60 theta, got 100"),
+    ],
+)
+def test_a_hostile_value_of_an_option_is_refused(capsys, option, code, message):
+    assert message in refused(f"{RUN} {option}", code, capsys)
 
 
 def test_stored_names_cannot_control_the_terminal(home, capsys):

@@ -85,6 +85,16 @@ HOSTILE = {
             lambda: Path("a.npz").write_bytes(Path("a.npz").read_bytes().replace(b"\x04", b"\x05", 1)),
         ),
     ),
+    "archive with a side of zero": (
+        "npz:a.npz",
+        "at least one seed and have the shape [seeds, ...], got shape [5, 0]",
+        lambda: np.savez("a.npz", inputs=np.ones((5, 0))),
+    ),
+    "archive with labels of no size": (
+        "npz:a.npz",
+        "labels must be one per seed",
+        lambda: np.savez("a.npz", inputs=np.ones((5, 2)), labels=np.ones((5, 0))),
+    ),
     "archive with too few labels": (
         "npz:a.npz",
         "labels must be one per seed: 3 inputs, got labels of shape [2]",
@@ -99,6 +109,11 @@ HOSTILE = {
         "npz:a.npz",
         "seed 1 has a NaN",
         lambda: np.savez("a.npz", inputs=np.array([[1.0], [np.nan]])),
+    ),
+    "array with a side of zero": (
+        "npy:a.npy",
+        "got shape [5, 1, 0, 4]",
+        lambda: np.save("a.npy", np.ones((5, 1, 0, 4))),
     ),
     "array cut": (
         "npy:a.npy",

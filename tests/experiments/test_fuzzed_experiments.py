@@ -34,6 +34,7 @@ EXPERIMENTS = {
     ),
     "retrain": RETRAIN,
     "contest": f"{RETRAIN} --from random,themis --limit 5",
+    "evaluate": "evaluate --smoke",
 }
 
 

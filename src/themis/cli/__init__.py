@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes; a process that another signal than Ctrl-C ends has 128 plus its number: 143 (SIGTERM), 129 (SIGHUP)."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
@@ -98,10 +99,11 @@ def _run(name: str, words: list[str]) -> int:
         text = f"sys.exit({error.code!r}) was called: remove it from the code that builds the model or the data"
         return _complain(name, text, RUN_FAILED)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno not in (*DISK_ERRORS, *PATH_ERRORS):
             return _complain(name, _describe_unexpected(error), RUN_FAILED)
-        where = "the output" if error.filename is None else error.filename
-        return _complain(name, f"{where} cannot be read or written: {error.strerror or error}", RUN_FAILED)
+        where = "the output" if error.filename is None else str(error.filename)[:200]
+        remedy = "; check the path" if error.errno in PATH_ERRORS else ""
+        return _complain(name, f"{where} cannot be read or written: {error.strerror or error}{remedy}", RUN_FAILED)
     except Exception as error:
         return _complain(name, _describe_unexpected(error), RUN_FAILED)
 

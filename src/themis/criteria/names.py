@@ -97,6 +97,8 @@ def _convert(option: str, value: Any, hint: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None and NoneType in kinds:
         return None
+    if is_number and abs(value) >= 2**63:
+        raise UsageError(f"{option} must be less than 2**63, got a larger number: choose a smaller one")
     if int in kinds:
         if is_number and value == int(value):
             return int(value)
@@ -113,8 +115,12 @@ def _convert(option: str, value: Any, hint: Any) -> Any:
 def _read_value(text: str) -> Any:
     """A literal, a list of literals, or the text itself."""
     if text[0] == "[" and text[-1] == "]":
-        return [_read_value(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+        return [_read_literal(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+    return _read_literal(text)
+
+
+def _read_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def idx_seeds(path: Path | None = None, *, split: str = "test") -> Seeds:
     `A-images-idx3-B` are in `A-labels-idx1-B`.
     """
     path = required_path(path, "idx")
-    if path.is_dir():
+    if os.path.isdir(path):
         path = _find_split(path, split)
     inputs = read_idx(path)
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))

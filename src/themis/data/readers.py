@@ -60,7 +60,7 @@ def read_data(spec: str) -> Seeds:
         file = Path(name)
         reader = None if rest else _reader_of(file)
         remedy = nearest(name, READERS) if reader is None else f"write {reader}:{spec}"
-        if file.suffix == ".py" and file.is_file():
+        if file.suffix == ".py" and os.path.isfile(file):
             remedy = f"write {file.stem}:FUNCTION"
         raise UsageError(f"the data must name a reader or a module:factory, got {spec!r}: {remedy}")
     path, _, query = (rest, "", "") if os.path.exists(rest) else rest.partition("?")
@@ -80,7 +80,7 @@ def read_data(spec: str) -> Seeds:
 
 def _reader_of(path: Path) -> str | None:
     """The reader that a file or a folder is probably meant for."""
-    if path.is_dir() and path.name:
+    if os.path.isdir(path) and path.name:
         return "images"
     ending = path.suffix.lstrip(".").lower()
-    return ending if path.exists() and ending in READERS else None
+    return ending if os.path.exists(path) and ending in READERS else None

@@ -457,7 +457,7 @@ def _label_tensor(labels: Tensor) -> Tensor:
 
 
 def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
-    if len(inputs.shape) < 2 or len(inputs) == 0:
+    if len(inputs.shape) < 2 or 0 in inputs.shape:
         raise DataError(
             f"the data must hold at least one seed and have the shape [seeds, ...], got shape {list(inputs.shape)}: "
             "check the path and the split"
@@ -470,7 +470,7 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
                 "and name the classes with classes=[...] or --classes"
             )
         labels = _label_tensor(_tensor(labels, "labels"))
-        if labels.ndim == 0 or len(labels) != len(inputs):
+        if labels.ndim == 0 or len(labels) != len(inputs) or not labels.numel():
             raise DataError(
                 f"labels must be one per seed: {len(inputs)} inputs, got labels of shape {list(labels.shape)}: check "
                 "the number of labels"

@@ -31,6 +31,8 @@ def wav_seeds(path: Path | None = None, *, samples: int | str | None = None) -> 
     length = _parse_samples(samples)
     first, rate = read_wav(files[0])
     shape = _cut(first, length).shape
+    if 0 in shape:
+        raise DataError(f"{files[0]} must hold at least one sample of each channel, but it has none: replace the file")
 
     def read(k: int) -> Numbers:
         sound, own_rate = read_wav(files[k])

@@ -189,17 +189,21 @@ class ResultStore(Protocol[LoadedT, StoredT]):
         """Store a result, completely or not at all."""
 
 
+def _any_form(cell: Any) -> Form:
+    return anything
+
+
 @dataclass(frozen=True)
 class JsonResults:
     """Results that are plain data, one JSON file per cell; a cell whose result has an `error` runs again."""
 
     folder: ExperimentFolder
     under: str = "cells"
-    form: Form = anything
-    """What the result of a cell without an error must be."""
+    form: Callable[[Any], Form] = _any_form
+    """What the result of a cell without an error must be, from the cell."""
 
     def load(self, cell: Cell) -> dict[str, Any] | None:
-        form = either(record({"error": text(MAX_BYTES)}), all_of(record({}), self.form))
+        form = either(record({"error": text(MAX_BYTES)}), all_of(record({}), self.form(cell)))
         result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}", form)
         return None if result is None or "error" in result else result
 

@@ -109,7 +109,7 @@ class Origin:
             default = Origin()
             values |= {name: getattr(default, name) for name in CODE_OPTIONS if self.code(name)}
         folder = Path(self.folder or "")
-        files = [file for file in self._trust().as_list(folder) if not (folder / file).is_dir()]
+        files = [file for file in self._trust().as_list(folder) if not os.path.isdir(folder / file)]
         return {**values, "bounds": list(self.bounds), "trust": files or None}
 
     def code(self, *options: str) -> list[str]:

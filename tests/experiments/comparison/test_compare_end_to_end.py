@@ -158,6 +158,15 @@ def test_a_folder_grows_and_is_summarised_again(here, capsys):
     assert json.loads((here / "out" / "rates.json").read_text())["errors"] == grown["errors"]
 
 
+def test_a_folder_in_the_place_of_a_figure_is_refused(whole, here, capsys):
+    shutil.copytree(whole[0], here / "out")
+    (here / "out/faults-given.png").unlink()
+    (here / "out/faults-given.png").mkdir()
+    assert main([*COMMAND, *SMALL, "--out", "out", "--quiet"]) == 2
+    message = "out/faults-given.png must be a file, but it is a folder: move it to another place"
+    assert f"themis compare: {message}\n" in capsys.readouterr().err
+
+
 def test_what_fails_before_the_first_campaign_leaves_no_folder(here, capsys):
     assert main([*COMMAND, *SMALL, "--max-passes", "10", "--out", "out"]) == 2
     assert not (here / "out").exists()

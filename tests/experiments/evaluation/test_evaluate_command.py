@@ -132,6 +132,59 @@ def test_finished_cells_are_never_run_again(folder, capsys):
     assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*.json")} == before
 
 
+TAMPERED = {
+    "rates": [
+        ("grids", []),
+        ("errors", {}),
+        ("errors", {"0.1": [["x"]]}),
+        ("box_errors", {"0.1": [10**400]}),
+        ("model", ["digits"]),
+        ("magnitude", None),
+    ],
+    "campaigns/nc": [("at", {}), ("at", []), ("seconds_total", "x"), ("campaign", 7)],
+    "done/nc": [("passes", None), ("distinct_faults", 10**30), ("stop_reason", {})],
+    "theory": [("perturbation", ["gaussian"]), ("stability", None), ("more", [1])],
+    "variants/paper": [("all_tests", 10**30), ("tests", 0), ("seconds_judge", {"name": 1})],
+    "retraining": [("standings", [{}]), ("before", 5), ("inputs", "many")],
+    "maps": [("failing", {}), ("failing", {"seed_id": [1], "cell": [1], "region": [1], "is_planted": ["x"]})],
+    "recall/nc": [("found", {"seed_id": [1, 2], "cell": [1]})],
+    "kills/nc": [("score", "high"), ("refused", 3), ("dropped", [])],
+}
+
+
+@pytest.mark.parametrize("place", TAMPERED)
+def test_a_tampered_cell_is_refused_in_one_line(folder, tmp_path, capsys, place):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    kind, _, technique = place.partition("/")
+    path = min((copy / "cells" / kind).rglob(f"{technique or '*'}/*.json"))
+    content = path.read_text()
+    for name, value in TAMPERED[place]:
+        path.write_text(json.dumps({**json.loads(content), name: value}))
+        assert main(["evaluate", "--smoke", "--summarise", "--out", str(copy), "--quiet"]) == 3
+        message = capsys.readouterr().err
+        assert re.fullmatch(rf"themis evaluate: {path} cannot be read: .*; remove it to create it again\n", message)
+
+
+def test_a_cell_in_the_place_of_another_is_refused(folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    shutil.copy(min((copy / "cells/kills").rglob("nc/*.json")), min((copy / "cells/recall").rglob("nc/*.json")))
+    assert main(["evaluate", "--smoke", "--out", str(copy), "--quiet"]) == 3
+    assert "its content must be that of the cell, whose kind is 'recall'" in capsys.readouterr().err
+
+
+def test_a_folder_in_the_place_of_a_figure_is_refused(folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for name in ("correlations.png", "evaluation.md", "evaluation.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).unlink()
+        (copy / name).mkdir()
+        assert main(["evaluate", "--smoke", "--summarise", "--out", str(copy), "--quiet"]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"themis evaluate: {copy / name} must be a file, but it is a folder: ")
+        (copy / name).rmdir()
+        (copy / name).write_bytes(content)
+
+
 def test_the_device_is_recorded_by_the_pairs_alone(folder, tmp_path):
     old = shutil.copytree(folder, tmp_path / "old")
     plan = json.loads((old / "plan.json").read_text())

@@ -27,7 +27,7 @@ from themis.experiments.runner import ExperimentFolder, ExperimentPlan, JsonResu
 from themis.experiments.techniques import DIFFERENTIAL
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.reading import items, number, record, text, values_of, whole
+from themis.reading import all_of, items, number, record, text, values_of, whole
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
 from themis.target.alignment import align_seeds, align_target
@@ -241,10 +241,11 @@ class ComparisonSetup:
         if isinstance(workers, RayExecutor):
             workers.check_device(self.target.device.type)
         is_sent = isinstance(workers, RayExecutor) and self.origin is None
+        campaign = all_of(CAMPAIGN, record({"seeds": whole(0, self.plan.seeds)}))
         return run_cells(
             cells,
             self._runner if workers == 1 or is_sent else self._rebuild(),
-            results=JsonResults(folder, form=CAMPAIGN),
+            results=JsonResults(folder, form=lambda _: campaign),
             describe=lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
             failed=failed_campaign,
             executor=choose_cell_executor(

@@ -19,7 +19,7 @@ from themis.experiments.comparison.plan import CampaignCell, ComparisonPlan
 from themis.experiments.comparison.rates import split_seeds
 from themis.experiments.techniques import DIFFERENTIAL, Technique
 from themis.perturb import Perturbation, choose_perturbation
-from themis.reading import flag, items, number, record, text, whole
+from themis.reading import Form, flag, items, number, record, text, whole
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin
 from themis.target.target import AnyTarget
@@ -28,29 +28,32 @@ IDLE_SHARE = 0.25
 """A plateau: coverage below 100% that did not rise in this last share of the passes."""
 COUNTS = ("faults", "distinct", "selected", "selected_distinct")
 """Counts per seed: faults executed, raw and distinct, and those among tests that raised the criterion."""
+MOST = 10**12
+"""The largest number that a campaign may have measured; sums of such numbers stay finite."""
 
 
 def _by_seed(value: Any, place: str) -> None:
     """Counts of every failing seed, in columns of one length."""
-    record(dict.fromkeys(("seed_id", *COUNTS), items(whole())))(value, place)
+    record({"seed_id": items(whole()), **dict.fromkeys(COUNTS, items(whole(0, MOST)))})(value, place)
     if len({len(value[name]) for name in ("seed_id", *COUNTS)}) > 1:
         raise ValueError(f"{place} must have columns of one length")
 
 
-CAMPAIGN = record(
-    {
-        "technique": text(),
-        "magnitude": number(),
-        **dict.fromkeys(
-            ("campaign", "random_seed", "passes", "tests", "seeds", "faults", "distinct_faults", "failing_seeds"),
-            whole(),
-        ),
-        **dict.fromkeys(("coverage", "scc", "seconds", "coverage_rose_at", "fit_inputs", "fit_seconds"), number()),
-        **dict.fromkeys(("is_share", "is_plateau", "has_criterion"), flag),
-        "stop_reason": text(),
-        "by_seed": _by_seed,
-    }
-)
+MEASURED: dict[str, Form] = {
+    "technique": text(),
+    "magnitude": number(),
+    "random_seed": whole(),
+    **dict.fromkeys(
+        ("campaign", "passes", "tests", "seeds", "faults", "distinct_faults", "failing_seeds"), whole(0, MOST)
+    ),
+    **dict.fromkeys(
+        ("coverage", "scc", "seconds", "coverage_rose_at", "fit_inputs", "fit_seconds"), number(-MOST, MOST)
+    ),
+    **dict.fromkeys(("is_share", "is_plateau", "has_criterion"), flag),
+    "stop_reason": text(),
+}
+"""What is stored of a campaign beside its counts by seed."""
+CAMPAIGN = record({**MEASURED, "by_seed": _by_seed})
 """What is stored of a campaign."""
 
 

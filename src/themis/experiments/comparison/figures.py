@@ -10,6 +10,7 @@ from themis.experiments.comparison.summary import Comparison, GridSummary, Row
 from themis.experiments.comparison.table import TITLES
 from themis.experiments.table import format_number
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+from themis.runs.store.files import remove_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart; grey replaces yellow, too pale on white."""
@@ -25,7 +26,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
     drawn = []
     kinds = {"faults": draw_faults, "totals": draw_totals, "correlation": draw_correlations}
     for path in (folder / f"{name}-{grid}.png" for name in kinds for grid in TITLES):
-        path.unlink(missing_ok=True)  # an earlier call with other magnitudes may have drawn it
+        remove_file(path)  # an earlier call with other magnitudes may have drawn it
     for grid in comparison.grids:
         for name, draw_kind in kinds.items():
             path = folder / f"{name}-{grid.name}.png"

@@ -141,10 +141,11 @@ def run_contest(
         prepare: Callable[[], Callable[[ContestCell], Record]] = lambda: contest.run  # noqa: E731
         if workers != 1:
             prepare = RebuildContest(make or partial(_given, case), plan, recipe)
+        form = contest_form(len(case.parts.judge))
         records = run_cells(
             plan.cells(),
             prepare,
-            results=JsonResults(folder, cells, contest_form(len(case.parts.judge))),
+            results=JsonResults(folder, cells, lambda _: form),
             describe=lambda cell, record: f"{cell}: disturbed score {record['reading']['disturbed']:.3f}",
             failed=failed_cell,
             executor=choose_cell_executor(workers),

@@ -15,6 +15,7 @@ from themis.experiments.comparison.plan import GRID, PAPER
 from themis.experiments.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis.experiments.evaluation.figures import draw_evaluation
 from themis.experiments.evaluation.forecast import expect_rates, forecast
+from themis.experiments.evaluation.forms import form_of
 from themis.experiments.evaluation.page import CELLS_PAGE, cells_page, evaluation_page
 from themis.experiments.evaluation.plan import (
     CAMPAIGNS,
@@ -115,7 +116,7 @@ class _Stages:
         runs_cells: bool,
     ) -> None:
         self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
-        self.results = JsonResults(folder)
+        self.results = JsonResults(folder, form=lambda cell: form_of(cell, plan.pair(cell.model, cell.perturbation)))
         self.folder_of_workers = None if isinstance(workers, RayExecutor) else folder.path  # another host has none
         self.worker = CellWorker(plan, folder.path)
 

@@ -13,6 +13,7 @@ from themis.experiments.evaluation.ratios import fault_ratios, list_ratios, medi
 from themis.experiments.evaluation.summary import STRONG, THEMIS, Evaluation, name_cell
 from themis.experiments.evaluation.theory import WAYS_TO_STOP
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+from themis.runs.store.files import remove_file
 
 COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
 MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
@@ -35,7 +36,7 @@ def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
         ("shares-at-full-coverage", draw_shares),
     ):
         path = folder / f"{name}.png"
-        path.unlink(missing_ok=True)
+        remove_file(path)
         if draw(evaluation, path):
             paths.append(path)
     return paths

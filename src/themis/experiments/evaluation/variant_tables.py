@@ -83,7 +83,7 @@ def compare_seconds(variants: list[Record], one: str, other: str, phase: str = "
         campaign[record["technique"]] = record[f"seconds_{phase}"] / record["tests"]
     ratios: dict[str, list[float]] = {}
     for (cell, *_), campaign in seconds.items():
-        if {one, other} <= set(campaign):
+        if one in campaign and campaign.get(other):
             ratios.setdefault(cell, []).append(campaign[one] / campaign[other])
     return {cell: median(own) for cell, own in ratios.items()}
 

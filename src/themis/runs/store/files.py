@@ -134,6 +134,14 @@ def refuse_special(path: Path) -> None:
         raise UsageError(f"{path} must be a regular file, but it is a device or a pipe: choose another path")
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file that is written anew, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        raise UsageError(f"{path} must be a file, but it is a folder: move it to another place")
+    with explained(path):
+        path.unlink(missing_ok=True)
+
+
 def refuse_links(root: Path, *names: str) -> None:
     """Refuse a folder in which one of these files or folders, or a folder above one, is a symbolic link."""
     for name in names:

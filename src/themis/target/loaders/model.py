@@ -41,7 +41,7 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
         _refuse_file(Path(spec))
         return LoadedModel(call_factory(spec, "model", PACKAGES))
     path = Path(spec)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"the model file must exist, but {path} does not: check the path")
     model = FILES[path.suffix.lower()](path, trust)
     return LoadedModel(model, getattr(model, "version", None) or hash_file(path))
@@ -54,7 +54,7 @@ def is_file(spec: str) -> bool:
 
 def _refuse_file(path: Path) -> None:
     """Refuse a file of another kind, unless it is a module."""
-    if not path.is_file() or path.suffix == ".py":
+    if not os.path.isfile(path) or path.suffix == ".py":
         return
     if path.suffix in (".safetensors", ".ckpt"):
         raise _no_model(path, "weights, not the class of the model")
@@ -165,7 +165,7 @@ def _configured(loaded: LoadedModel) -> LoadedModel:
 
 def _keras(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"the model file must exist, but {path} does not: check the path")
     return LoadedModel(load_keras(path, trust), hash_file(path))
 

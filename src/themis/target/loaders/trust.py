@@ -33,7 +33,7 @@ class Trust:
         for file in self.files:
             name, _, expected = file.partition(MARK)
             if os.path.realpath(name) == os.path.realpath(path):
-                if expected and path.is_file() and hash_file(path) != expected:
+                if expected and os.path.isfile(path) and hash_file(path) != expected:
                     raise ModelError(
                         f"{path} must be the file that was trusted, but it has changed since: inspect it, and pass "
                         f"--trust {name} again"
@@ -55,4 +55,4 @@ class Trust:
 
 def _with_hash(name: str, folder: Path) -> str:
     path = folder / name
-    return name if MARK in name or not path.is_file() else f"{name}{MARK}{hash_file(path)}"
+    return name if MARK in name or not os.path.isfile(path) else f"{name}{MARK}{hash_file(path)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from contextlib import suppress
@@ -99,7 +100,7 @@ def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str
 
 
 def _read(path: Path, trust: Trust) -> Any:
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise DataError(f"the weights must be a file, but {path} is not one: check the path")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
