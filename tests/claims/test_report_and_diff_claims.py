@@ -77,6 +77,6 @@ def test_the_luck_of_one_technique_is_not_called_a_difference_of_two(policy):
 
 def test_a_share_is_printed_as_100_percent_only_if_it_is_exactly_that():
     curve = Robustness.of([0.04], np.ones(4999))
-    assert ">99.9% at 0.05" in curve.sentences()[0]
+    assert curve.rows()[0][2].startswith(">99.9% (")
     assert _describe_share(1.0) == ""
     assert _describe_share(0.996) == " (>99%)"

@@ -60,7 +60,7 @@ def test_two_checkouts_with_modules_of_the_same_name_are_distinguished(home, tmp
     printed = capsys.readouterr().out
     assert "The model after is worse: fault rate " in printed
     assert "fixed: 0 of " in printed
-    assert "half broken at strength" in printed
+    assert "half of the seeds broken at strength" in printed
     found = json.loads((tmp_path / "d.json").read_text())
     assert (found["kind"], found["verdict"]) == ("versions", "worse")
     assert found["before"]["model_sha256"] != found["after"]["model_sha256"]

@@ -131,6 +131,17 @@ def test_rates_by_theta_are_those_of_the_uniform_stream(digits_run):
     assert sum(strong) == sigma[-1].faults
 
 
+def test_random_disturbances_by_strength_are_those_of_the_uniform_stream(digits_run):
+    run, out = digits_run
+    view = read_view(out)
+    assert tuple(view.strengths) == run.correct_by_strength
+    assert sum(part.tests for part in view.strengths) == 300
+    n_faults = sum(fault.stream == "uniform" for fault in run.faults)
+    total = sum(part.tests * part.correct.value for part in view.strengths)
+    assert total == pytest.approx(300 - n_faults, abs=8)  # means over seeds, not over tests
+    assert all(part.correct.low <= part.correct.value <= part.correct.high for part in view.strengths)
+
+
 def test_layers_have_coverage_sensitivity_and_their_share(digits_run):
     run, out = digits_run
     layers = read_view(out).layers

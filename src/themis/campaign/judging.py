@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 from themis.judge.scale import rescale
 from themis.measure.moments import Moments
 from themis.measure.tally import Tally
+from themis.measure.tests import Floats, Ints
+from themis.runs.estimates import correct_by_strength
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Seconds, Start
 
@@ -91,6 +94,9 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             ),
             design_effect=design_effect(blocks),
             normality=describe_normality(state.shape),
+            correct_by_strength=()
+            if tally.dropped
+            else correct_by_strength(setup.space, tally.uniform_tests, *_uniform_faults(faults)),
             near_ties=tally.near_ties,
             kinds=tally.kinds,
             raised=tally.raised,
@@ -103,6 +109,15 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
         )
     setup.calculator.release()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
+
+
+def _uniform_faults(faults: Faults) -> tuple[Ints, Floats]:
+    """Seed id and theta of each fault of the uniform stream."""
+    columns = faults.columns
+    if not columns:
+        return np.zeros(0, np.int64), np.zeros((0, len(faults.theta)), np.float32)
+    is_uniform = columns["stream"] == "uniform"
+    return columns["seed_id"][is_uniform], columns["theta"][is_uniform]
 
 
 def _residual_risk(tally: Tally) -> Estimate | None:

@@ -53,7 +53,10 @@ def add_arguments(parser: Parser) -> None:
     source = parser.add_argument_group("model and data, if not as recorded in the run")
     add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
-    text = f"also shrink one fault of every seed that failed, and plot the share of correct seeds as {PICTURE} in RUN"
+    text = (
+        f"also shrink one fault of every seed that failed, and plot as {PICTURE} in RUN, by strength, the seeds that "
+    )
+    text += "could not be broken and the random disturbances that were withstood"
     output.add_argument("--curve", action="store_true", help=text)
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
@@ -153,13 +156,13 @@ def _draw(run: Reader, curve: Robustness) -> None:
     from themis.runs.display.curves import draw_robustness
 
     picture = BytesIO()
-    draw_robustness(curve, picture, title=f"Seeds still correct ({run.record['perturbation']})")
+    draw_robustness(curve, picture, title=f"Seeds that the search could not break ({run.record['perturbation']})")
     _write(run.path / PICTURE, picture.getvalue())
 
 
 def _conclude(folder: Path, curve: Robustness | None, changes: Any) -> None:
     if curve is not None:
-        print_text("\n".join(curve.sentences()))
+        print_text("\n".join(curve.lines()))
     if changes:
         print_text("\n".join(["Changed since the start of the run:", *(f"  {change}" for change in changes)]))
     print_text(f"Details: {folder / FILE}" + ("" if curve is None else f"; curve: {folder / PICTURE}"))

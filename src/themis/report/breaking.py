@@ -1,4 +1,4 @@
-"""The share of seeds that are still answered correctly, by strength of the disturbance."""
+"""The share of seeds that the search could not break, by strength of the disturbance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AS_FOUND = (
 
 @dataclass(frozen=True)
 class BreakingCurve:
-    """Points (strength, share of seeds still correct), with the ends of the 95% interval if it is known."""
+    """Points (strength, share of seeds not broken up to it), with the ends of the 95% interval if it is known."""
 
     source: str
     """What the curve was made from, in words."""

@@ -76,25 +76,39 @@ function drawStrength(view) {
       `${number(p.low)} to ${number(p.high)}`, whole(p.tests), whole(p.faults), percent(p.rate, 2),
       `${percent(p.rate_low, 2)} to ${percent(p.rate_high, 2)}`]) },
   }));
+  const parts = view.strengths;
+  const least = Math.min(...parts.map((p) => p.correct.low));
+  const withstood = parts.length ? chart({
+    title: 'Correct under a random disturbance, by strength',
+    text: 'Share of random disturbances in each part of the strength that the model still answers correctly, with 95% intervals.',
+    x: { label: "strength, share of theta's range", low: 0, high: 1 },
+    y: { label: 'correct', low: least > 0.8 ? floorTo(least) : 0, high: 1, format: (v) => `${short(100 * v)}%` },
+    draw: [{ kind: 'dots', points: parts.map((p) => [(p.low + p.high) / 2, p.correct.value]) },
+      { kind: 'limits', points: parts.map((p) => [(p.low + p.high) / 2, p.correct.low, p.correct.high]) }],
+    table: { heads: ['strength', 'tests', 'correct', '95% interval'], rows: parts.map((p) => [
+      `${number(p.low)} to ${number(p.high)}`, whole(p.tests), percent(p.correct.value), `${percent(p.correct.low)} to ${percent(p.correct.high)}`]) },
+  }) : null;
   const of = view.breaking;
   const curve = of && chart({
-    title: 'Seeds still correct, by strength',
-    text: `Share of seeds that no disturbance up to a given strength has broken. ${of.source}`,
+    title: 'Seeds that the search could not break, by strength',
+    text: `Share of seeds that no disturbance up to a given strength is known to break. ${of.source}`,
     x: { label: of.unit ? `strength: 1 is ${of.unit}` : "strength, share of theta's range", low: 0, high: Math.max(1, of.points.at(-1)[0]) },
-    y: { label: 'seeds still correct', low: Math.min(...of.points.map((p) => p[2] ?? p[1])) > 0.8 ? floorTo(Math.min(...of.points.map((p) => p[2] ?? p[1]))) : 0,
+    y: { label: 'seeds not broken', low: Math.min(...of.points.map((p) => p[2] ?? p[1])) > 0.8 ? floorTo(Math.min(...of.points.map((p) => p[2] ?? p[1]))) : 0,
       high: 1, format: (v) => `${short(100 * v)}%` },
     draw: [...(of.points[0].length > 2 ? [{ kind: 'band', points: of.points.map((p) => [p[0], p[2], p[3]]), name: '95% interval' }] : []),
-      { kind: 'steps', points: of.points, name: 'still correct' }],
-    table: { heads: ['strength', 'still correct', ...(of.points[0].length > 2 ? ['95% interval'] : [])], rows: of.points.map((p) =>
+      { kind: 'steps', points: of.points, name: 'not broken' }],
+    table: { heads: ['strength', 'not broken', ...(of.points[0].length > 2 ? ['95% interval'] : [])], rows: of.points.map((p) =>
       [number(p[0]), percent(p[1]), ...(p.length > 2 ? [`${percent(p[2])} to ${percent(p[3])}`] : [])]) },
   });
-  show('strength', 'Fault rate and smallest breaking strength',
+  show('strength', 'Fault rate and strength',
     note(drawn.length ? `Fault rates are estimated from the uniform stream only. The Wilson intervals treat tests as independent.${
       view.has_dropped ? ' Dropped tests are counted as tests without a fault.' : ''}`
       : 'Fault rates cannot be estimated without a uniform stream.'),
-    el('div', { class: 'charts' }, drawn, curve),
-    of ? note(of.median === null ? `More than half of the seeds are still correct at every strength that was tested. ${of.source}`
-      : `Half of the seeds are broken at strength ${number(of.median)}. ${of.source}`) : note('No seed was broken.'));
+    el('div', { class: 'charts' }, drawn, withstood, curve),
+    withstood && curve ? note('A random disturbance is one draw per test; the search tries many on a seed and counts it as broken if one of them ' +
+      'breaks it, so fewer seeds are left than random disturbances are withstood.') : null,
+    of ? note(of.median === null ? `The search could not break more than half of the seeds at any strength. ${of.source}`
+      : `Half of the seeds can be broken up to strength ${number(of.median)}. ${of.source}`) : note('No seed was broken.'));
 }
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 

@@ -23,13 +23,14 @@ from themis.runs.estimates import (
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
+    stored_by_strength,
     uniform_estimates,
 )
 from themis.runs.run import record_covers_neurons
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.runs.run import Round, Seconds
+    from themis.runs.run import Round, Seconds, StrengthPart
     from themis.runs.store.reader import Reader
 
 SCHEMA = 1
@@ -176,6 +177,8 @@ class ReportView:
     inputs: ShownInputs
     matrix: AnswerMatrix
     rates: list[ThetaRates]
+    strengths: list[StrengthPart]
+    """What random disturbances do, by strength; empty before the campaign has ended."""
     has_dropped: bool
     breaking: BreakingCurve | None
     rounds: list[RoundRow]
@@ -263,6 +266,7 @@ def read_view(
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
         rates=rates_by_theta(run, progress),
+        strengths=list(stored_by_strength(summary)),
         has_dropped=bool(last and last.dropped),
         breaking=breaking_curve(run, counts.seeds),
         rounds=_rounds(rounds),

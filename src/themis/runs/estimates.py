@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Seconds
+from themis.runs.run import Round, Seconds, StrengthPart
 
 if TYPE_CHECKING:
     from themis.runs.checkpoint import SavedProgress
     from themis.runs.store.reader import Reader
+    from themis.search.policy import Space
 
 MAX_BINS = 12
 """Equal parts of theta's range that the fault rate is shown for."""
+N_PARTS = 5
+"""Equal parts of the strength that the share of correct answers is shown for."""
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
@@ -88,6 +91,12 @@ def uniform_estimates(
     return UniformEstimates(fault_rate(tests, faults), of_campaign or of_uniform, of_uniform)
 
 
+def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ...]:
+    """The share of correct answers by strength, as a summary has it; empty without one or in earlier versions."""
+    parts = (summary or {}).get("correct_by_strength", ())
+    return tuple(StrengthPart(**{**part, "correct": Estimate(**part["correct"])}) for part in parts)
+
+
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:
     """The time spent in each phase: from the summary if there is one, otherwise from the last checkpoint."""
     if summary is not None:
@@ -150,6 +159,42 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         )
         rates.append(ThetaRates(dimension["name"], dimension["unit"], dimension["identity"], parts))
     return rates
+
+
+def correct_by_strength(
+    space: Space, n_tests: int, fault_seed_id: NDArray[np.int64], fault_theta: NDArray[np.float32]
+) -> tuple[StrengthPart, ...]:
+    """The share of the first `n_tests` uniform tests that are no faults, in equal parts of the strength.
+
+    Seed and theta of a uniform test are functions of its counter, so the tests of each seed are counted exactly.
+    `fault_seed_id` and `fault_theta` `[n, dimensions]` are those of its faults.
+    """
+    from themis.judge.risk import fault_rate
+    from themis.search.policy import UNIFORM_STREAM
+
+    dimensions = [
+        {"low": low, "high": high, "identity": identity}
+        for low, high, identity in zip(space.low, space.high, space.identity, strict=True)
+    ]
+
+    def count(place: NDArray[np.int64], theta: NDArray[np.float32]) -> NDArray[np.int64]:
+        part = np.minimum((strengths(theta, dimensions)[0] * N_PARTS).astype(np.int64), N_PARTS - 1)
+        flat = np.bincount(part * len(space.seeds) + place, minlength=N_PARTS * len(space.seeds))
+        return flat.reshape(N_PARTS, len(space.seeds))
+
+    order = np.argsort(space.seed_id, kind="stable")
+    faults = count(order[np.searchsorted(space.seed_id, fault_seed_id, sorter=order)], fault_theta)
+    tests = np.zeros_like(faults)
+    for first in range(0, n_tests, TESTS_AT_ONCE):
+        counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
+        drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
+        tests += count(space.position(drawn.seed), drawn.theta)
+    tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
+    return tuple(
+        StrengthPart(k / N_PARTS, (k + 1) / N_PARTS, int(tests[k].sum()), correct)
+        for k in range(N_PARTS)
+        if (correct := fault_rate(tests[k], tests[k] - faults[k])) is not None
+    )
 
 
 def _wilson(faults: int, tests: int) -> tuple[float, float, float]:

@@ -118,6 +118,18 @@ class Round:
 
 
 @dataclass(frozen=True)
+class StrengthPart:
+    """Random disturbances of these strengths: the share that the model still answered correctly."""
+
+    low: float
+    high: float
+    """Strength is the share of theta's range, from its identity, that the furthest dimension goes."""
+    tests: int
+    correct: Estimate
+    """The mean of the seeds' own shares, over seeds that are answered correctly without a disturbance."""
+
+
+@dataclass(frozen=True)
 class Seconds:
     """Time spent by phase."""
 
@@ -149,6 +161,8 @@ class Run:
     coverage_interval: Estimate | None
     design_effect: float | None
     normality: Normality | None
+    correct_by_strength: tuple[StrengthPart, ...]
+    """What the uniform stream says by strength; empty without a uniform stream, or if tests were dropped."""
     near_ties: list[int] = field(repr=False)
     """Tests with a margin below 1e-4: another device or batch shape may answer them differently."""
     seconds: Seconds
@@ -235,7 +249,7 @@ class Run:
         return _draw("time_figure", self)
 
     def plot_robustness(self) -> Figure:
-        """How many seeds are still answered correctly by strength; shrinks a fault per seed, which takes a while."""
+        """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
         from themis.runs.analysis.robustness import robustness
 
         return _draw("robustness_figure", robustness(self))
@@ -283,6 +297,7 @@ class Run:
             "neurons_dead": last.coverage.n_dead,
             "neurons_unseen": last.coverage.n_unseen,
             "fault_rate": _plain(self.fault_rate),
+            "correct_by_strength": [asdict(part) for part in self.correct_by_strength],
             "residual_risk": _plain(self.residual_risk),
             "residual_risk_uniform": _plain(self.residual_risk_uniform),
             "reachable_faults": _plain(last.reachable_faults),
@@ -325,6 +340,12 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def show_interval(estimate: Estimate, places: int = 1) -> str:
+    """A share with its 95% interval."""
+    value, low, high = (percent(share, places) for share in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

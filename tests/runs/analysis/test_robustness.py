@@ -1,8 +1,9 @@
 """The robustness curve: against Kaplan and Meier by hand and by a slow loop, and on a model with known strengths."""
 
 import io
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from torch import nn
 
 import themis
 from themis import Perturbation, Target, Theta, UsageError
+from themis.judge.estimate import Estimate
 from themis.perturb.perturbation import column
 from themis.runs.analysis.robustness import CAVEAT, Robustness, robustness
 from themis.runs.display.curves import draw_robustness
 from themis.runs.replay import Replayer
+from themis.runs.run import StrengthPart
 from themis.runs.store.reader import Reader
 
 RANGE = 0.2
@@ -81,7 +84,7 @@ def test_curves_without_failures_and_with_failures_only():
     assert none.at(1).value == 1
     assert none.at(1).low == pytest.approx(0.025 ** (1 / 50))
     assert none.median is None
-    assert none.sentences()[1] == "More than half of the seeds withstand every strength that was tested."
+    assert none.sentences()[1] == "The search could not break more than half of the seeds at any strength."
     every = Robustness.of([0.2] * 50, [])
     assert every.at(0.2).value == 0
     assert every.at(0.2).high == pytest.approx(1 - 0.025 ** (1 / 50))
@@ -148,14 +151,80 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
 def test_the_sentences_summarise_the_curve_and_its_caveat():
     curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), full_strength="sigma 0.1")
     said = curve.sentences()
-    assert said[0] == (
-        "70 of 100 seeds broke; still correct by strength (1 is sigma 0.1): 100.0% at 0.05, 70.0% at 0.1, 70.0% at "
-        "0.25, 30.0% at 0.5, 30.0% at 1."
-    )
+    assert said[0] == "70 of 100 seeds broke."
     assert said[1] == "Half of the seeds have broken at strength 0.4 (95% interval 0.4 to 0.4)."
     assert said[2] == CAVEAT
     assert "upper bound" in CAVEAT
     assert curve.as_dict()["median"] == 0.4
+
+
+def test_random_disturbances_and_the_search_are_two_columns_with_names_of_their_own():
+    random = (StrengthPart(0.8, 1.0, 500, Estimate(0.932, 0.91, 0.95)),)
+    curve = Robustness.of([0.3] * 39, np.ones(61), full_strength="sigma 0.1", random=random)
+    lines = curve.lines()
+    assert lines[0].split("  ")[0] == "strength (1 is sigma 0.1)"
+    assert "  correct under a random disturbance  seeds that the search could not break up to it" in lines[0]
+    assert lines[1].split() == ["0", "to", "0.2", "unknown", "100.0%", "(96.4%", "to", "100.0%)"]
+    assert lines[5].startswith("0.8 to 1                   93.2% (91.0% to 95.0%)              61.0% (50.7% to 69.8%)")
+    assert curve.as_dict()["random"] == [
+        {"low": 0.8, "high": 1.0, "tests": 500, "correct": {"value": 0.932, "low": 0.91, "high": 0.95}}
+    ]
+    picture = io.BytesIO()
+    draw_robustness(curve, picture)
+    assert picture.getvalue().startswith(b"\x89PNG")
+
+
+def test_random_disturbances_of_a_model_with_known_strengths_have_its_accuracy(tmp_path):
+    """Brute force: at strength s, half of the shifts are s * RANGE, and break the seeds whose gap is smaller."""
+    data = seeds()
+    gap = (0.5 - data[0][:, 0, 0, 0].double().numpy()) / RANGE
+    options = {"max_tests": 3000, "uniform_share": 0.5, "coverage": None, "tolerance": 1e-9, "out": tmp_path / "run"}
+    run = themis.run(Target(Mean()), data, SHIFT, **options)
+    assert [(part.low, part.high) for part in run.correct_by_strength] == [(k / 5, (k + 1) / 5) for k in range(5)]
+    assert sum(part.tests for part in run.correct_by_strength) == 1500
+    for part in run.correct_by_strength:
+        strength = np.linspace(part.low, part.high, 2001)
+        truth = 1 - 0.5 * np.mean(gap[:, None] <= strength)
+        assert part.correct.low <= truth <= part.correct.high
+        assert part.correct.value == pytest.approx(truth, abs=0.06)
+        assert part.correct.high - part.correct.low < 0.15
+    last, curve = run.correct_by_strength[-1], robustness(run)
+    assert last.correct.value > curve.at(1.0).value + 0.2  # random disturbances break fewer than a search
+    assert curve.random == run.correct_by_strength == themis.open_run(tmp_path / "run").correct_by_strength
+    stored = json.loads((tmp_path / "run/summary.json").read_text())["correct_by_strength"]
+    assert stored == [asdict(part) for part in run.correct_by_strength]
+
+
+def test_without_uniform_tests_or_with_dropped_ones_nothing_is_said_by_strength():
+    options = {"max_tests": 200, "coverage": None, "tolerance": 1e-9}
+    assert themis.run(Target(Mean()), seeds(40), SHIFT, uniform_share=0.0, **options).correct_by_strength == ()
+    pictures, labels = seeds(40)
+    textured = pictures[..., :1, :1] + 0.02 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    run = themis.run(Target(Mean()), (textured, labels), "gaussian", min_ssim=0.9, **options)
+    assert run.rounds[-1].dropped > 0
+    assert run.correct_by_strength == ()
+
+
+def test_the_intervals_of_campaigns_contain_the_accuracy_of_all_seeds_in_many_draws():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    inputs = torch.rand(60, 1, 4, 4)
+    with torch.no_grad():
+        clean, correct = net(inputs).argmax(1), []
+        for _ in range(4000):
+            sigma = 0.5 * torch.rand(60, 1, 1, 1)
+            noisy = (inputs + sigma * torch.randn_like(inputs)).clamp(0, 1)
+            correct.append(torch.stack([sigma.flatten() / 0.5, (net(noisy).argmax(1) == clean).float()]))
+    strength, is_correct = torch.stack(correct).permute(1, 2, 0).numpy()  # [seeds, draws]
+    held = []
+    for random_seed in range(20):
+        options = {"max_tests": 400, "uniform_share": 0.5, "coverage": None, "random_seed": random_seed}
+        run = themis.run(net, inputs, "gaussian(sigma=0:0.5)", **options)
+        for part in run.correct_by_strength:
+            truth = is_correct[(strength >= part.low) & (strength < part.high)].mean()
+            held.append(part.correct.low <= truth <= part.correct.high)
+    assert len(held) == 100
+    assert np.mean(held) >= 0.95
 
 
 def test_a_perturbation_of_several_dimensions_has_one_scale():

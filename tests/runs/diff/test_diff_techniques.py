@@ -72,7 +72,7 @@ def test_a_figure_has_both_curves(tmp_path):
     found = diff_runs(first, second, curves=True)
     draw_diff(found, tmp_path / "d.png")
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
-    assert any(row[0] == "half broken at strength" for row in found.rows())
+    assert any(row[0] == "half of the seeds broken at strength" for row in found.rows())
     with pytest.raises(UsageError, match="pass curves=True"):
         draw_diff(diff_runs(first, second), tmp_path / "none.png")
 

@@ -1,11 +1,11 @@
-"""The robustness curve: how many seeds are still answered correctly at each strength of a disturbance."""
+"""The robustness curve: how many seeds the search could not break, by strength, beside random disturbances."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,21 @@ from themis.judge.estimate import Estimate
 from themis.measure.tests import Floats, Ints
 from themis.runs.analysis.bench import OnProgress, TestBench, ignore_progress, open_bench
 from themis.runs.analysis.shrink import ShrunkFault, shrink_tests
+from themis.runs.estimates import stored_by_strength
 from themis.runs.replay import Replayer, RunSource
-from themis.runs.run import Run, percent
+from themis.runs.run import Run, StrengthPart, show_interval
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import theta_column
 from themis.search.policy import Space
 
-SHOWN = (0.05, 0.1, 0.25, 0.5, 1.0)
-"""Strengths that the summary names."""
+SHOWN = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Strengths that the summary names, the ends of the parts that random disturbances are counted in."""
 CAVEAT = (
     "A search is not exhaustive: weaker disturbances than those found may break a seed, so the curve is an upper bound "
     "on the model's robustness."
 )
+RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
+"""The two shares by strength, as every text calls them."""
 Curve = NDArray[np.float64]
 
 
@@ -43,7 +46,7 @@ class Robustness:
     strengths: Curve
     """Strengths at which the curve steps or seeds were censored, ascending."""
     share: Curve
-    """Share of the seeds that are still answered correctly from each of these strengths on."""
+    """Share of the seeds that the search could not break with strengths up to each of these."""
     low: Curve
     high: Curve
     n_seeds: int
@@ -53,6 +56,8 @@ class Robustness:
     passes: int = 0
     shrunk: tuple[ShrunkFault, ...] = field(default=(), repr=False)
     """The smallest disturbance found for each seed that broke."""
+    random: tuple[StrengthPart, ...] = ()
+    """What random disturbances do, from the uniform stream of the campaign; empty if that is not known."""
 
     @staticmethod
     def of(failed: Any, censored: Any, **rest: Any) -> Robustness:
@@ -77,7 +82,7 @@ class Robustness:
         return Robustness(estimated.quantiles, share, low, high, n, len(failed), **rest)
 
     def at(self, strength: float) -> Estimate:
-        """The share of seeds still answered correctly at a strength, with its interval."""
+        """The share of seeds that no disturbance up to a strength is known to break, with its interval."""
         if not 0 <= strength <= max(1.0, self.strengths[-1]):
             raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
         k = int(np.searchsorted(self.strengths, strength, side="right")) - 1
@@ -106,22 +111,38 @@ class Robustness:
 
     def sentences(self) -> list[str]:
         """A summary in sentences."""
-        shares = [f"{percent(self.at(strength).value)} at {strength:g}" for strength in SHOWN]
-        unit = f" (1 is {self.full_strength})" if self.full_strength else ""
-        lines = [
-            f"{self.n_failed:,} of {self.n_seeds:,} seeds broke; still correct by strength{unit}: {', '.join(shares)}."
-        ]
+        lines = [f"{self.n_failed:,} of {self.n_seeds:,} seeds broke."]
         if self.n_further:
             lines.append(
                 f"{self.n_further:,} of them did not fail in the run: for the curve, every seed that did not fail is "
                 "run once more at full strength."
             )
         if self.median is None:
-            lines.append("More than half of the seeds withstand every strength that was tested.")
+            lines.append("The search could not break more than half of the seeds at any strength.")
         else:
             low, high = ("beyond" if limit is None else f"{limit:.3g}" for limit in self.median_interval)
             lines.append(f"Half of the seeds have broken at strength {self.median:.3g} (95% interval {low} to {high}).")
         return [*lines, CAVEAT]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """By strength, as text: random disturbances of it, and the search up to it."""
+        random = {part.high: part.correct for part in self.random}
+        return [
+            (
+                f"{strength - SHOWN[0]:.2g} to {strength:g}",
+                show_interval(random[strength]) if strength in random else "unknown",
+                show_interval(self.at(strength)),
+            )
+            for strength in SHOWN
+        ]
+
+    def lines(self) -> list[str]:
+        """The rows as a table with their names, and the summary."""
+        unit = f" (1 is {self.full_strength})" if self.full_strength else ""
+        rows = [(f"strength{unit}", RANDOM, f"{UNBROKEN} up to it"), *self.rows()]
+        widths = [max(len(row[k]) for row in rows) for k in range(2)]
+        table = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+        return [*table, *self.sentences()]
 
     def as_dict(self) -> dict[str, Any]:
         """The curve as plain data."""
@@ -137,6 +158,7 @@ class Robustness:
             "share": self.share.tolist(),
             "low": self.low.tolist(),
             "high": self.high.tolist(),
+            "random": [asdict(part) for part in self.random],
             "caveat": CAVEAT,
         }
 
@@ -180,7 +202,15 @@ def robustness(
             full_strength=_full_strength(bench),
             passes=bench.passes,
             shrunk=tuple(sorted(shrunk, key=lambda fault: fault.seed_id)),
+            random=correct_by_strength_of(run),
         )
+
+
+def correct_by_strength_of(run: Run | Replayer | Reader) -> tuple[StrengthPart, ...]:
+    """What random disturbances of each strength did in a campaign; empty before it has ended."""
+    if isinstance(run, Run):
+        return run.correct_by_strength
+    return stored_by_strength((run.run if isinstance(run, Replayer) else run).summary())
 
 
 def _recorded(run: Run | Replayer | Reader) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate
+from themis.runs.analysis.robustness import RANDOM, SHOWN, UNBROKEN
 from themis.runs.diff.markdown import code, escape, table
+from themis.runs.run import show_interval
 from themis.runs.store.files import json_safe
 from themis.text import percent
 
@@ -17,8 +19,19 @@ if TYPE_CHECKING:
     from themis.runs.analysis.robustness import Robustness
     from themis.runs.faults import Fault
 
-SHOWN = 20
+N_LISTED = 20
 """Ids that a line lists."""
+
+
+@dataclass(frozen=True)
+class PairedStrength:
+    """The paired tests of these strengths, and the share that each model still answers correctly."""
+
+    low: float
+    high: float
+    tests: int
+    before: Estimate
+    after: Estimate
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,8 @@ class PairedTests:
     """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
     comparisons: int = 1
     """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
+    by_strength: tuple[PairedStrength, ...] = ()
+    """Empty if the ranges of theta differ."""
 
 
 @dataclass(frozen=True)
@@ -200,18 +215,28 @@ class Diff:
             ("coverage", percent(a["coverage"]), percent(b["coverage"])),
         ]
         if self.clean is not None:
-            rows.append(("clean accuracy, same seeds", _rate(self.clean.before), _rate(self.clean.after)))
+            rows.append(
+                ("clean accuracy, same seeds", show_interval(self.clean.before, 2), show_interval(self.clean.after, 2))
+            )
         if self.paired is not None:
-            rows.append(("fault rate, same tests", _rate(self.paired.before), _rate(self.paired.after)))
+            rates = (self.paired.before, self.paired.after)
+            rows.append(("fault rate, same tests", *(show_interval(rate, 2) for rate in rates)))
+            rows += [
+                (
+                    f"{RANDOM}, strength {part.low:.2g} to {part.high:.2g}",
+                    *map(show_interval, (part.before, part.after)),
+                )
+                for part in self.paired.by_strength
+            ]
         if self.curves is not None:
             rows += [
                 (
-                    f"seeds correct at strength {strength:g}",
-                    *(percent(curve.at(strength).value) for curve in self.curves),
+                    f"{UNBROKEN}, strength up to {strength:g}",
+                    *(show_interval(curve.at(strength)) for curve in self.curves),
                 )
-                for strength in (0.25, 0.5, 1.0)
+                for strength in SHOWN
             ]
-            rows.append(("half broken at strength", *(_median(curve) for curve in self.curves)))
+            rows.append(("half of the seeds broken at strength", *(_median(curve) for curve in self.curves)))
         return rows
 
     def lines(self) -> list[str]:
@@ -268,7 +293,7 @@ _TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques 
 
 
 def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:
-    listed = ", ".join(map(str, ids[:SHOWN])) + (", ..." if len(ids) > SHOWN else "")
+    listed = ", ".join(map(str, ids[:N_LISTED])) + (", ..." if len(ids) > N_LISTED else "")
     return f"{category}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({listed})" if ids else "")
 
 
@@ -281,10 +306,6 @@ def show_difference(difference: Estimate, together: str = "") -> str:
 def show_p_value(p_value: float) -> str:
     """A p value; those of the integral behind the intervals are exact to about a millionth."""
     return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"
-
-
-def _rate(estimate: Estimate) -> str:
-    return f"{percent(estimate.value, 2)} ({percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
 
 
 def _median(curve: Robustness) -> str:

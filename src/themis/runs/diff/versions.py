@@ -13,14 +13,24 @@ import torch
 from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
+from themis.judge.risk import fault_rate
 from themis.measure.tests import Bools, Floats, Ints
 from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
-from themis.runs.diff.result import Diff, PairedClean, PairedTests, ReplayedFaults, show_difference, show_p_value
+from themis.runs.diff.result import (
+    Diff,
+    PairedClean,
+    PairedStrength,
+    PairedTests,
+    ReplayedFaults,
+    show_difference,
+    show_p_value,
+)
 from themis.runs.diff.sides import Side, common_box
 from themis.runs.diff.statistics import paired_rates
+from themis.runs.estimates import N_PARTS
 from themis.runs.faults import Fault, telling_score
 from themis.runs.run import counted, percent
-from themis.search.policy import Space
+from themis.search.policy import Numbers, Space
 
 STREAM = 2
 """Random stream of the new tests: no campaign uses it, whatever its random seed."""
@@ -66,6 +76,8 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, 
             is_correct = _are_correct(shared, benches)
             usable, clean = _usable_by_both(shared, is_correct), _compare_clean(is_correct, benches)
             paired = _run_paired(usable, benches, box, n_tests, random_seed, comparisons)
+            if first.theta != second.theta:
+                paired = replace(paired, by_strength=())  # it would be a share of the common range, not of theirs
             faults = (first.faults(), second.faults())
             gone = _replay_on_other(faults[0], faults[1], usable, benches, box)
             new = _replay_on_other(faults[1], faults[0], usable, benches, box, is_swapped=True)
@@ -253,7 +265,22 @@ def _run_paired(
         rates.after,
         rates.difference,
         comparisons,
+        _by_strength(benches[0].strength(tests.theta), position, was_run, before, after),
     )
+
+
+def _by_strength(
+    strength: Numbers, position: Ints, was_run: Bools, before: Bools, after: Bools
+) -> tuple[PairedStrength, ...]:
+    """The share of correct answers of both models in equal parts of the strength."""
+    parts, part = [], np.minimum((strength * N_PARTS).astype(np.int64), N_PARTS - 1)
+    for k in range(N_PARTS):
+        is_inside, n = was_run & (part == k), int(position.max()) + 1
+        tests, *failed = (_by_seed(position, is_inside & mask, n) for mask in (was_run, before, after))
+        rates = [fault_rate(tests, tests - faults) for faults in failed]
+        if rates[0] is not None and rates[1] is not None:
+            parts.append(PairedStrength(k / N_PARTS, (k + 1) / N_PARTS, int(is_inside.sum()), rates[0], rates[1]))
+    return tuple(parts)
 
 
 def _run_tests(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> TestOutcomes:

@@ -44,7 +44,7 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
     full_strength = diff.curves[0].full_strength
     unit = f": 1 is {full_strength}" if full_strength else ", of the dimension that goes furthest"
     axes.set_xlabel(f"strength, share of theta's range{unit}", color=INK)
-    axes.set_ylabel("share of seeds still correct", color=INK)
+    axes.set_ylabel("seeds that the search could not break", color=INK)
     for end in ("top", "right"):
         axes.spines[end].set_visible(False)
     axes.tick_params(colors=QUIET, labelsize=9)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Blank
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from themis.errors import UsageError
+from themis.runs.analysis.robustness import RANDOM, UNBROKEN
 from themis.runs.display.figure import INK, QUIET, RIGHT, WRONG
 
 if TYPE_CHECKING:
@@ -179,7 +180,14 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
 
     low, high = steps(first.low, curve.low), steps(first.high, curve.high)
     axes.fill_between(x, low, high, step="post", color=RIGHT, alpha=0.18, linewidth=0, label="95% interval")
-    axes.step(x, steps(first.value, curve.share), where="post", color=RIGHT, linewidth=1.8, label="still correct")
+    axes.step(x, steps(first.value, curve.share), where="post", color=RIGHT, linewidth=1.8, label=UNBROKEN)
+    if curve.random:
+        middle = [(part.low + part.high) / 2 for part in curve.random]
+        value, least, most = (
+            np.array([getattr(part.correct, end) for part in curve.random]) for end in ("value", "low", "high")
+        )
+        spread = (np.maximum(value - least, 0), np.maximum(most - value, 0))
+        axes.errorbar(middle, value, spread, fmt="o", color=BLUE, markersize=4, capsize=3, linewidth=1.2, label=RANDOM)
     if curve.median is not None:
         axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=QUIET, linewidth=0.9, linestyle="--")
         text = f"half at {curve.median:.3g}"
@@ -188,10 +196,10 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
     axes.set_ylim(0, 1.02)
     unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
     axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
-    axes.set_ylabel(f"share of {curve.n_seeds:,} seeds")
+    axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
     axes.legend(frameon=False, fontsize=9, loc="best")
     figure.text(
-        0.02, 0.01, "This is an upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET
+        0.02, 0.01, "The steps are an upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET
     )
     return figure
 

@@ -258,6 +258,7 @@ FORECAST = {
     "forecast_faults_tests": optional(whole()),
 }
 """Figures of a summary that earlier versions did not have."""
+STRENGTH_PART = record({"low": SHARE, "high": SHARE, "tests": TESTS, "correct": ESTIMATE}, is_closed=True)
 REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT), is_closed=True)
 SUMMARY = record(
     {
@@ -295,7 +296,12 @@ SUMMARY = record(
         "random_seed": whole(),
         "version": NAME,
     },
-    {"near_ties": TESTS, "requests": optional(REQUESTS), **FORECAST},
+    {
+        "near_ties": TESTS,
+        "requests": optional(REQUESTS),
+        "correct_by_strength": items(STRENGTH_PART),
+        **FORECAST,
+    },
 )
 """The file summary.json."""
 
