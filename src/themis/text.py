@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from typing import IO, Any
 
+WIDTH = 80
+"""Columns of a line that is printed for people."""
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -29,6 +32,15 @@ def print_text(text: str = "", *, file: IO[str] | None = None, flush: bool = Fal
 def one_line(text: str) -> str:
     """The text in one line, with single spaces."""
     return " ".join(text.split())
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """The text in lines of at most `WIDTH` columns; all lines but the first of each paragraph are indented."""
+    lines = [
+        textwrap.fill(line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    ]
+    return "\n".join(lines)
 
 
 def percent(share: float, digits: int = 1) -> str:

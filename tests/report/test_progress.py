@@ -25,7 +25,9 @@ def shown(is_terminal, **options):
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
     options = {"magnitude": 0.5, "max_tests": 640, "tolerance": 1e-6, **options}
-    result = themis.run(net, torch.rand(30, 4), "gaussian", callbacks=[ShowProgress(console)], **options)
+    result = themis.run(
+        net, torch.rand(30, 4), "gaussian", callbacks=[ShowProgress(console, is_verbose=True)], **options
+    )
     return result, file.getvalue()
 
 
@@ -35,7 +37,8 @@ def test_plain_lines_without_a_terminal():
     assert "11 neurons in 2 layers, 30 of 30 seeds to test" in text
     assert "round 1: coverage 0.0%" in text
     assert f"{result.rounds[-1].distinct_faults} distinct faults" in text
-    assert "more tests to reach the coverage goal" in text
+    assert "more tests to reach the coverage goal" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
     assert text.rstrip().endswith("Stopped because the budget of 640 tests is spent.")
 
 

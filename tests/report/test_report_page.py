@@ -97,7 +97,7 @@ def test_sections_come_in_the_order_of_the_questions(hostile):
     sections = re.findall(r'<section id="(\w+)"', render(read_view(hostile)))
     assert sections == [
         *("verdict", "numbers", "gallery", "matrix", "strength"),
-        *("coverage", "layers", "normality", "time", "reproduce"),
+        *("reproduce", "coverage", "layers", "time", "normality"),
     ]
 
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import Parser, add_option
-from themis.cli.output import add_report, add_verbosity, finish, progress_callbacks, unused_path
+from themis.cli.output import add_report, add_verbose, add_verbosity, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
 from themis.runs.source import Origin
 from themis.settings import Settings
@@ -50,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     add_option(output, "out", str, "runs/demo", "folder for the results; a number is appended if it exists")
     add_report(output)
     add_verbosity(output)
+    add_verbose(output)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:

@@ -36,6 +36,12 @@ def add_verbosity(group: Group) -> None:
     group.add_argument("--json", action="store_true", help="print only the summary, as JSON")
 
 
+def add_verbose(group: Group) -> None:
+    """Add `--verbose`."""
+    text = "print all figures at the end: sampling, proposals, time, normality and forecasts too"
+    group.add_argument("-v", "--verbose", action="store_true", help=text)
+
+
 def add_report(group: Group) -> None:
     """Add `--no-report`."""
     group.add_argument("--no-report", action="store_true", help="do not write report.html into the folder at the end")
@@ -58,10 +64,10 @@ def read_trackers(names: list[str] | None, folder: str | None) -> list[Tracker]:
 
 def progress_callbacks(arguments: Namespace) -> list[Callback]:
     """The callback that shows the progress in the terminal, unless `--quiet` or `--json` is set."""
-    return [] if arguments.quiet or arguments.json else [_show_progress()]
+    return [] if arguments.quiet or arguments.json else [_show_progress(arguments.verbose)]
 
 
-def _show_progress() -> Callback:
+def _show_progress(is_verbose: bool) -> Callback:
     """Progress in the terminal; without rich, only the summary."""
     from themis.campaign.callback import Callback
 
@@ -73,9 +79,9 @@ def _show_progress() -> Callback:
 
         class ShowSummary(Callback):
             def on_end(self, run: Run) -> None:
-                from themis.runs.display.text import summary_rows
+                from themis.runs.display.text import summary_lines
 
-                print_text("\n".join([*(f"{name:<13}  {text}" for name, text in summary_rows(run)), run.stop]))
+                print_text("\n".join(summary_lines(run, is_verbose=is_verbose)))
 
         return ShowSummary()
 
@@ -84,7 +90,7 @@ def _show_progress() -> Callback:
             """Keep the campaign running when the reader of the output has gone; by default, rich exits."""
             self.quiet = True
 
-    return ShowProgress(PatientConsole())
+    return ShowProgress(PatientConsole(), is_verbose=is_verbose)
 
 
 @contextmanager
@@ -137,9 +143,7 @@ def finish(
         print(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
         return INTERRUPTED if is_interrupted else print_results(results, arguments)
     if out and not arguments.quiet:
-        print_text(f"Results in {out}")
-        if page is not None:
-            print_text(f"Report: {page}")
+        print_text(f"Results in {out}" if page is None else f"Report: {page}")
         if len(result.faults):
             print_text(f"List the faults: themis faults {quote(out)}")
         if is_interrupted:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from themis.cli.executor import add_executor, read_executor
 from themis.cli.gate import add_gates, add_mce, check_mce_options, read_gates
 from themis.cli.options import Parser, add_fields, explicit_fields, explicit_values
-from themis.cli.output import add_report, add_track, add_verbosity, finish, progress_callbacks, read_trackers
+from themis.cli.output import (
+    add_report,
+    add_track,
+    add_verbose,
+    add_verbosity,
+    finish,
+    progress_callbacks,
+    read_trackers,
+)
 from themis.cli.run import LIMITS
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
 from themis.errors import UsageError
@@ -48,6 +56,7 @@ def add_arguments(parser: Parser) -> None:
     add_report(output)
     add_track(output)
     add_verbosity(output)
+    add_verbose(output)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:

@@ -13,6 +13,7 @@ from themis.cli.output import (
     AUTO,
     add_report,
     add_track,
+    add_verbose,
     add_verbosity,
     finish,
     new_folder,
@@ -57,6 +58,7 @@ def add_arguments(parser: Parser) -> None:
     add_report(output)
     add_track(output)
     add_verbosity(output)
+    add_verbose(output)
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:

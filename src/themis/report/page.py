@@ -23,11 +23,11 @@ SECTIONS = (
     ("gallery", "Faults"),
     ("matrix", "Answers"),
     ("strength", "Strength"),
+    ("reproduce", "Reproduce"),
     ("coverage", "Coverage"),
     ("layers", "Layers"),
-    ("normality", "Normality"),
     ("time", "Time"),
-    ("reproduce", "Reproduce"),
+    ("normality", "Normality"),
 )
 """The sections of the page: their ids and their names in the navigation."""
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})

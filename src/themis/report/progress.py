@@ -5,13 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.campaign.callback import Callback
-from themis.runs.display.text import opening, round_line, summary_rows
+from themis.runs.display.text import opening, round_line, summary_lines
 from themis.runs.run import Round, Run, Start
-from themis.text import printable
+from themis.text import printable, wrapped
 
 PLAIN_SECONDS = 5.0
 """Minimum time between two plain lines."""
@@ -20,13 +19,13 @@ PLAIN_SECONDS = 5.0
 class ShowProgress(Callback):
     """Shows coverage, distinct faults, tests per second and the forecast while the campaign runs."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+    def __init__(self, console: Console | None = None, *, is_verbose: bool = False) -> None:
+        self.console, self.is_verbose = console or Console(), is_verbose
         self._live: Progress | None = None
         self._printed = 0.0
 
     def on_start(self, start: Start) -> None:
-        self.console.print(printable(opening(start)), highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(wrapped(opening(start), 2)), highlight=False, soft_wrap=True, markup=False)
         self._is_share = start.criterion is None or bool(start.criterion["is_share"])
         self._covers_neurons, self._max_tests = start.covers_neurons, start.settings.max_tests
         total = (start.settings.coverage or 1.0) if start.covers_neurons else start.settings.max_tests
@@ -53,13 +52,13 @@ class ShowProgress(Callback):
         elif perf_counter() - self._printed >= PLAIN_SECONDS:
             self._printed = perf_counter()
             text = f"round {round.number}: {'coverage ' * self._covers_neurons}{line}"
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self.console.print(wrapped(text, 2), highlight=False, soft_wrap=True, markup=False)
 
     def on_end(self, run: Run) -> None:
         self._stop()
-        for name, text in summary_rows(run):
-            self.console.print(f"[dim]{name:<13}[/dim]  {escape(printable(text))}", highlight=False, soft_wrap=True)
-        self.console.print(printable(run.stop), style="bold", highlight=False, soft_wrap=True, markup=False)
+        for k, lines in enumerate(summary_lines(run, is_verbose=self.is_verbose)):
+            style = None if k else "bold"  # the verdict
+            self.console.print(printable(lines), style=style, highlight=False, soft_wrap=True, markup=False)
 
     def on_error(self, error: Exception) -> None:
         self._stop()

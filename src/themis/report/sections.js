@@ -25,13 +25,9 @@ function drawNumbers(view) {
     !view.covers_neurons ? null : figure('Coverage', coverage ? percent(coverage.sampled) : 'none yet',
       coverage ? `${percent(coverage.all)} of all neurons${spread ? ` (${interval(spread, 1)})` : ''}` : '',
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
-    figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in total`,
+    figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in ${many(counts.tests, 'test')}`,
       `on ${whole(counts.failing_seeds)} of ${many(counts.seeds, 'seed')}`),
-    figure('Tests', whole(counts.tests), `${whole(counts.passes)} ${counts.passes === 1 ? 'pass' : 'passes'}`,
-      view.seconds ? `in ${seconds(view.seconds.total)}` : ''),
     figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given`, clean),
-    !view.covers_neurons ? null : figure('Neurons', whole(counts.neurons), `in ${many(counts.layers, 'layer')}`,
-      coverage ? `${whole(coverage.dead)} dead, ${whole(coverage.unseen)} not yet moved` : ''),
     view.criterion ? figure('Criterion', view.criterion.is_share ? percent(view.criterion.score) : number(view.criterion.score, 4),
       view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null));
 }
@@ -148,7 +144,9 @@ function drawCoverage(view) {
     table: { heads: ['round', 'tests', 'sampled', 'all', 'distinct faults', 'seconds'], rows: rounds.map((r) =>
       [r.number, whole(r.tests), percent(r.coverage), percent(r.coverage_all), whole(r.distinct_faults), r.seconds.toFixed(1)]) },
   }), found()),
-  note([spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
+  note([`${many(view.counts.neurons, 'neuron')} in ${many(view.counts.layers, 'layer')}, ${whole(coverage.dead)} of them dead and ${
+    whole(coverage.unseen)} not yet moved. `,
+  spread ? `The final coverage of all neurons is ${percent(coverage.all)} (${interval(spread, 1)}, by resampling seeds).` : 'The interval is computed when the campaign ends.',
     isNear ? ` It takes ${forecast(coverage.forecast)} to reach the goal of ${percent(view.goal)}.` : '',
     coverage.caution ? ` Attention: ${coverage.caution}.` : '',
     coverage.uniform === null || coverage.uniform === undefined ? '' : ` The uniform stream alone covers ${percent(coverage.uniform)}.`].join('')));
@@ -183,7 +181,8 @@ function drawTime(view) {
   const rest = Math.max(0, s.total - s.measure - s.judge - s.search);
   const rows = [['measure', s.measure], ['judge', s.judge], ['search', s.search], ['other (setup, disk)', rest]];
   const kinds = Object.entries(view.kinds);
-  show('time', 'Time by phase', el('div', { class: 'beside' }, scrolling('Time', table(`${seconds(s.total)} in total, ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests per second.`,
+  show('time', 'Time by phase', el('div', { class: 'beside' }, scrolling('Time', table(`${seconds(s.total)} for ${
+    many(view.counts.tests, 'test')} (${whole(view.counts.passes)} ${view.counts.passes === 1 ? 'pass' : 'passes'}), ${whole(Math.round(view.counts.tests / Math.max(s.total, 1e-9)))} tests per second.`,
     ['phase', 'share', 'time'], rows.map(([name, spent]) => [name, bar(spent / Math.max(s.total, 1e-9), percent(spent / Math.max(s.total, 1e-9), 0)), seconds(spent)]))),
   kinds.length ? scrolling('Kinds of proposal', table('Tests by kind of proposal.', ['kind', 'tests', 'faults', 'faults per test'],
     kinds.map(([name, k]) => [name, whole(k.tests), whole(k.faults), percent(k.tests ? k.faults / k.tests : 0)]))) : null));

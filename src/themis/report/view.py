@@ -15,7 +15,6 @@ from themis.report.breaking import BreakingCurve, breaking_curve
 from themis.report.inputs import ShownInputs, read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
 from themis.report.rows import AnswerMatrix, FaultColumns, FaultRows, answer_matrix, mean_signature, read_rows, rounded
-from themis.report.verdict import Counts, ReportVerdict, write_verdict
 from themis.runs.checkpoint import read_progress
 from themis.runs.estimates import (
     SensitivitySpread,
@@ -27,6 +26,7 @@ from themis.runs.estimates import (
     uniform_estimates,
 )
 from themis.runs.run import record_covers_neurons
+from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -76,16 +76,6 @@ class ReachRow:
     seeds: Estimate
     forecast: int | None
     """Tests still needed to find 95% of these faults."""
-
-
-@dataclass(frozen=True)
-class CleanScores:
-    """How well the model answers clean inputs; only the scores that fit the task are known."""
-
-    accuracy: float | None
-    error: float | None
-    iou: float | None
-    map: float | None
 
 
 @dataclass(frozen=True)
@@ -155,7 +145,7 @@ class ReportView:
     """The name of the model."""
     theta: list[ThetaRow]
     counts: Counts
-    verdict: ReportVerdict
+    verdict: RunVerdict
     stop: str
     stop_reason: str | None
     fault_rate: Estimate | None
@@ -239,6 +229,7 @@ def read_view(
     matrix = answer_matrix(run)
     answers, classes = _known_answers(matrix, faults.columns), class_names(run)
     counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress, rounds)
+    clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation = run.record["perturbation"]
     return ReportView(
         run=str(run.path),
@@ -249,7 +240,7 @@ def read_view(
         subject=_subject(run),
         theta=[ThetaRow(*(theta[field.name] for field in fields(ThetaRow))) for theta in run.record["theta"]],
         counts=counts,
-        verdict=write_verdict(perturbation, counts, estimates.fault_rate, is_running=state == "running"),
+        verdict=write_verdict(perturbation, task, counts, clean, estimates.fault_rate, is_running=state == "running"),
         stop=run.stop_sentence(summary, state),
         stop_reason=ended.get("stop_reason"),
         fault_rate=estimates.fault_rate,
@@ -258,7 +249,7 @@ def read_view(
         coverage=_coverage(ended, last),
         covers_neurons=record_covers_neurons(run.record),
         goal=run.record["settings"].get("coverage"),
-        clean=CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores))),
+        clean=clean,
         outcomes=outcome_names(task, answers, classes),
         answers=answer_names(task, answers, classes),
         faults=faults,

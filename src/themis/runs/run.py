@@ -15,6 +15,7 @@ from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.faults import Faults, RunHandle
+from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.settings import Settings
 from themis.target.activations import OUTPUT, Layer
 from themis.text import percent as percent
@@ -63,6 +64,16 @@ class Start:
     """Which entry of the model's result holds its scores, in words; None if the result is a tensor."""
     clean_map: float | None = None
     """Mean average precision on clean inputs, as COCO defines it, in tasks whose answers are boxes."""
+
+    @property
+    def task(self) -> str:
+        """The name of the oracle without its parameter: wrong, changed, regression, ..."""
+        return self.oracle.partition(":")[0]
+
+    @property
+    def clean(self) -> CleanScores:
+        """How well the model answers clean inputs."""
+        return CleanScores(self.clean_accuracy, self.clean_error, self.clean_iou, self.clean_map)
 
     @property
     def covers_neurons(self) -> bool:
@@ -202,6 +213,29 @@ class Run:
         return self.rounds[-1].coverage
 
     @property
+    def counts(self) -> Counts:
+        """How many tests, faults, seeds and neurons it has."""
+        last, start = self.rounds[-1], self.start
+        return Counts(
+            tests=last.tests,
+            dropped=last.dropped,
+            passes=last.passes,
+            faults=last.faults,
+            distinct_faults=last.distinct_faults,
+            failing_seeds=last.failing_seeds,
+            seeds=start.n_usable,
+            seeds_given=start.n_seeds,
+            neurons=start.n_neurons,
+            layers=len(start.layers),
+        )
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """What it has shown, in one sentence."""
+        start = self.start
+        return write_verdict(start.perturbation, start.task, self.counts, start.clean, self.fault_rate)
+
+    @property
     def coverage_caution(self) -> str | None:
         """Why a high coverage says little, if it was reached with few tests; otherwise None."""
         if not self.start.covers_neurons:
@@ -257,8 +291,9 @@ class Run:
     def __repr__(self) -> str:
         last = self.rounds[-1]
         faults = f"{counted(last.distinct_faults, 'distinct fault')} in {counted(last.tests, 'test')}"
+        rate = "unknown" if self.fault_rate is None else describe_share(self.fault_rate)
         coverage = f", coverage {percent(self.coverage)}" if self.start.covers_neurons else ""
-        return f"<Run: {faults}{coverage}. {self.stop}>"
+        return f"<Run: fault rate {rate}, {faults}{coverage}. {self.stop}>"
 
     def _repr_html_(self) -> str:
         from themis.runs.display.notebook import show_run
@@ -333,6 +368,12 @@ def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) ->
         f"{text} says little: the tolerance is absolute, and this model's activations move little; use --scale "
         "relative (scale='relative'), which measures each neuron in units of its own spread on clean inputs"
     )
+
+
+def describe_share(estimate: Estimate, about: str = "") -> str:
+    """A share with its 95% interval."""
+    value, low, high = (percent(end, 2) for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{f' {about}' * bool(about)} (95%: {low} to {high})"
 
 
 def duration(seconds: float) -> str:

@@ -67,7 +67,7 @@ def test_the_sections_are_in_order(browser, digits_report):
     with visited(browser, digits_report) as page:
         assert page.locator("main > section").evaluate_all("(all) => all.map((each) => each.id)") == [
             *("verdict", "numbers", "gallery", "matrix", "strength"),
-            *("coverage", "layers", "normality", "time", "reproduce"),
+            *("reproduce", "coverage", "layers", "time", "normality"),
         ]
         assert page.locator("h1").count() == 1
         assert all(text.strip() for text in page.locator("h2").all_inner_texts())

@@ -34,7 +34,9 @@ def drawn(html):
 
 def test_a_run_shows_its_verdict_figures_and_three_faults(run):
     html = run._repr_html_()
+    assert html.startswith(f"<div><p><b>{run.verdict.text}</b></p>")
     assert run.stop in html
+    assert "residual risk" not in html[: html.index("<details>")]
     assert f"{run.rounds[-1].distinct_faults:,} distinct" in html
     assert "fault rate" in html
     shown = drawn(html)
@@ -53,6 +55,10 @@ def test_a_fault_shows_clean_disturbed_and_difference(run):
     assert f"{fault.clean_answer} becomes <b>{fault.answer}" in html
     assert f"sigma {fault.theta['sigma']:.4g}" in html
     assert run.faults.by_id(fault.id) == fault
+
+
+def test_a_run_is_printed_with_its_fault_rate(run):
+    assert f"fault rate {run.fault_rate.value:.2%} (95%: " in repr(run)
 
 
 def test_faults_and_replays_are_printed_in_a_line(run):

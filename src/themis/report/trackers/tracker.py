@@ -181,11 +181,11 @@ def results_of(run: Run) -> dict[str, float]:
 
 
 def verdict_of(run: Run) -> str:
-    """The stop reason and the summary, as Markdown."""
+    """The verdict, the stop reason and the summary, as Markdown."""
     from themis.runs.display.text import summary_rows
 
-    rows = [f"| {name} | {text.replace('|', '/')} |" for name, text in summary_rows(run)]
-    return "\n".join([run.stop, "", "| figure | value |", "|---|---|", *rows])
+    rows = [f"| {name} | {text.replace('|', '/')} |" for name, text in summary_rows(run, is_verbose=True)]
+    return "\n".join([run.verdict.text, "", run.stop, "", "| figure | value |", "|---|---|", *rows])
 
 
 def telling_pictures(run: Run, n: int) -> list[tuple[str, Pixels]]:

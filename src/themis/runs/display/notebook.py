@@ -23,12 +23,15 @@ TITLES = ("clean", "disturbed", "difference, amplified")
 
 
 def show_run(run: Run) -> str:
-    """Why the campaign stopped, its figures, and the most telling faults."""
+    """The verdict, the figures, why the campaign stopped, the most telling faults, and how it went, folded."""
     from themis.runs.display.text import summary_rows
 
     faults = "".join(_figure(fault, _pictures(fault)) for fault in run.faults.most_telling(N_PICTURES))
-    rows = [(name, escape(text)) for name, text in summary_rows(run)]
-    return f"<div><p><b>{escape(run.stop)}</b></p>{_pairs(rows)}{faults}</div>"
+    rows = [(name, escape(text)) for name, text in summary_rows(run, is_verbose=True)]
+    n = len(summary_rows(run))
+    details = f"<details><summary>How the campaign went</summary>{_pairs(rows[n:])}</details>"
+    head = f"<p><b>{escape(run.verdict.text)}</b></p>{_pairs(rows[:n])}<p>{escape(run.stop)}</p>"
+    return f"<div>{head}{faults}{details}</div>"
 
 
 def show_fault(fault: Fault) -> str:

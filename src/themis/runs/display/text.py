@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Run, Start, counted, percent, policy_name
+from themis.runs.run import Round, Run, Start, counted, describe_share, percent, policy_name
+from themis.runs.verdict import describe_clean
+from themis.text import wrapped
 
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
 
 
-def summary_rows(run: Run) -> list[tuple[str, str]]:
-    """The results of a campaign as (name, text) for people."""
+def summary_lines(run: Run, *, is_verbose: bool = False) -> list[str]:
+    """The results of a campaign as it is printed: the verdict, the figures and why the campaign stopped."""
+    rows = [wrapped(f"{name:<13}  {text}", 15) for name, text in summary_rows(run, is_verbose=is_verbose)]
+    return [wrapped(run.verdict.text), *rows, wrapped(run.stop)]
+
+
+def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]:
+    """The figures of a campaign as (name, text): those that say how the model does, or all."""
     last, start = run.rounds[-1], run.start
     rows: list[tuple[str, str]] = [
         (
@@ -19,21 +27,37 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
             f"{counted(start.n_usable, 'seed')}",
         ),
         ("fault rate", _estimate(run.fault_rate, "on average over seeds")),
+        *([("left to find", left_to_find(last))] if last.reachable_faults is not None else []),
+        *([("coverage", f"{_coverage(run)} of the neurons")] if start.covers_neurons else []),
+        *([("criterion", _criterion(run))] if start.criterion is not None else []),
+        *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
+    ]
+    if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
+        subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
+        rows.append(("attention", f"{subject}: the perturbation changes nothing, so widen its range"))
+    if run.coverage_caution is not None and run.stop_reason == "coverage":
+        rows.append(("attention", run.coverage_caution))
+    return [*rows, *_details(run)] if is_verbose else rows
+
+
+def _details(run: Run) -> list[tuple[str, str]]:
+    """The figures that say how the campaign went."""
+    last, start = run.rounds[-1], run.start
+    rows: list[tuple[str, str]] = [
         (
             "residual risk",
             _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found"),
         ),
         *([("within reach", describe_reach(last))] if last.reachable_faults is not None else []),
         *(_neurons(run) if start.covers_neurons else []),
-        *([("criterion", _criterion(run))] if start.criterion is not None else []),
         *([("rivals", _rivals(run))] if "differences" in run.policy else []),
         (
             "tests",
             f"{last.tests:,} ({counted(last.passes, 'pass', 'passes')}) in {run.seconds.total:.1f} s, "
             f"{last.tests / max(run.seconds.total, 1e-9):,.0f} per second",
         ),
+        *([("proposals", _proposals(run))] if run.kinds else []),
         *([] if run.requests is None else [("requests", _requests(run.requests))]),
-        *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
         ("time", _times(run)),
     ]
     if run.stop_reason != "coverage" and last.coverage.forecast and start.covers_neurons:
@@ -45,10 +69,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
     if last.forecast_faults_tests:
         more_tests = f"{about(last.forecast_faults_tests)} more tests"
         rows.append(("forecast", f"{more_tests} to find 95% of the distinct faults within reach"))
-    if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
-        subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
-        rows.append(("attention", f"{subject}: the perturbation changes nothing, so widen its range"))
-    if run.coverage_caution is not None:
+    if run.coverage_caution is not None and run.stop_reason != "coverage":
         rows.append(("attention", run.coverage_caution))
     if run.normality is not None and start.covers_neurons:
         rows.append(("normality", run.normality.verdict))
@@ -58,7 +79,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
 def _neurons(run: Run) -> list[tuple[str, str]]:
     start, coverage = run.start, run.rounds[-1].coverage
     return [
-        ("coverage", f"{percent(coverage.sampled)} of the sampled neurons; {_estimate_all(run)}"),
+        ("sampled", f"coverage is {percent(coverage.sampled)} of the sampled neurons"),
         (
             "neurons",
             f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {coverage.n_dead:,} dead, "
@@ -72,6 +93,22 @@ def _requests(sent: dict[str, int]) -> str:
     if sent["repeated"]:
         text += f", {sent['repeated']:,} of them repeated after an error"
     return text + (f"; {counted(sent['cached'], 'input')} answered from the cache" if sent["cached"] else "")
+
+
+def _proposals(run: Run) -> str:
+    """How many of the tests of each kind of proposal were faults."""
+    kinds = sorted(run.kinds.items(), key=lambda kind: -kind[1]["tests"])
+    return "; ".join(f"{name} {kind['faults']:,} faults in {kind['tests']:,} tests" for name, kind in kinds)
+
+
+def left_to_find(round: Round) -> str:
+    """How many more distinct faults four times the tests would find."""
+    faults = round.reachable_faults
+    assert faults is not None
+    value, low, high = (max(0, end - round.distinct_faults) for end in (faults.value, faults.low, faults.high))
+    if not round.distinct_faults:
+        return f"at most {high:,.0f} distinct faults (95%) with four times the tests"
+    return f"about {value:,.0f} distinct faults (95%: {low:,.0f} to {high:,.0f}) with four times the tests"
 
 
 def describe_reach(round: Round) -> str:
@@ -144,11 +181,8 @@ def _rivals(run: Run) -> str:
 def _grade(start: Start) -> str:
     if start.clean_accuracy is not None:
         return f" ({percent(start.clean_accuracy)} answered correctly)"
-    if start.clean_error is not None:
-        return f" (clean error {start.clean_error:.3g} on average)"
-    if start.clean_map is not None:
-        return f" (clean mAP {start.clean_map:.3g})"
-    return "" if start.clean_iou is None else f" (clean mean IoU {start.clean_iou:.3g})"
+    score = describe_clean(start.clean)
+    return f" (clean {score})" if score else ""
 
 
 def _oracle(start: Start) -> str:
@@ -184,15 +218,12 @@ def _rate(round: Round) -> float:
 
 
 def _estimate(estimate: Estimate | None, meaning: str) -> str:
-    if estimate is None:
-        return "unknown: no uniform tests"
-    return f"{percent(estimate.value, 2)} {meaning} (95%: {percent(estimate.low, 2)} to {percent(estimate.high, 2)})"
+    return "unknown: no uniform tests" if estimate is None else describe_share(estimate, meaning)
 
 
-def _estimate_all(run: Run) -> str:
-    text = f"{percent(run.judged.all)} of all"
-    interval = run.coverage_interval
-    return text if interval is None else f"{text} (95%: {percent(interval.low)} to {percent(interval.high)})"
+def _coverage(run: Run) -> str:
+    interval, share = run.coverage_interval, percent(run.judged.all)
+    return share if interval is None else f"{share} (95%: {percent(interval.low)} to {percent(interval.high)})"
 
 
 def _dropped(run: Run) -> str:

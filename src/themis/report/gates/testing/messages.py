@@ -26,7 +26,8 @@ def describe_failure(run: Run, results: GateResults, folder: Path, report: str, 
     """The message of a failing test. `test` is named to replay faults if the run cannot build its model again."""
     from themis.runs.display.text import summary_rows
 
-    rows = {name: text for name, text in summary_rows(run) if name in ("faults", "fault rate", "coverage", "tests")}
+    shown = ("faults", "fault rate", "coverage", "tests")
+    rows = {name: text for name, text in summary_rows(run, is_verbose=True) if name in shown}
     ranges = ", ".join(f"{theta.name} {theta.low:g} to {theta.high:g}" for theta in run.start.theta)
     lines = [*describe_results(results), "", f"{'perturbation':<13}  {run.start.perturbation} ({ranges})"]
     lines += [f"{name:<13}  {text}" for name, text in rows.items()]
