@@ -3,12 +3,16 @@
 import gzip
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hostile import TERABYTE, Harmful, cut, png_header, refused, then, write
+
+from themis.data import memory
+from themis.data.readers import read_data
 
 
 def npy(shape, content=b"", dtype="|u1"):
@@ -223,3 +227,20 @@ def test_the_pickle_that_is_refused_would_have_run_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pickle.loads(pickle.dumps(Harmful()))
     assert Path("harm").exists()
+
+
+@pytest.mark.parametrize("spec", ["npz:a.npz", "idx:a-images"])
+def test_what_is_unpacked_is_held_once(spec, tmp_path, monkeypatch):
+    size = 24 << 20
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "_machine", lambda: 3 * size)  # too little for all of it as float32
+    np.savez_compressed("a.npz", inputs=np.zeros((size // 256, 256), np.uint8))
+    Path("a-images").write_bytes(gzip.compress(idx(size // 256, 256, content=bytes(size)), 1))
+    tracemalloc.start()
+    try:
+        seeds = read_data(spec)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert seeds.shape == (size // 256, 256)
+    assert taken < 1.25 * size

@@ -18,6 +18,7 @@ from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, ThemisError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
+from themis.progress import step
 from themis.search import DeepXplore, Policy
 from themis.settings import Settings
 from themis.target.target import AnyTarget, Target
@@ -93,7 +94,7 @@ def prepare_criterion(
             )
         return CampaignCriterion(own, name, leads, None, 0)
     data = seeds if train is None else _training_data(train, settings, seeds)
-    with nullcontext() if train is None else _name_training_data():
+    with nullcontext() if train is None else _name_training_data(), step("fitting the criterion"):
         fit_to(own, target, data)
     source = None if not chosen.learns else "the seeds" if train is None else "training data"
     return CampaignCriterion(own, name, leads, source, len(data))

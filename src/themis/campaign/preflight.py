@@ -15,6 +15,7 @@ from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError
 from themis.measure.inputs import place_others
 from themis.perturb import Perturbation
+from themis.progress import step
 from themis.runs.run import Start
 from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
@@ -72,7 +73,8 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     place_others(target, seeds, torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
         refuse_tokens(target, inputs[0])
-        outputs = target.forward(inputs.to(target.device)).float().cpu()
+        with step("running the model on the first inputs"):
+            outputs = target.forward(inputs.to(target.device)).float().cpu()
         right = _n_right(outputs, seeds.labels)
         chance = right is not None and is_near_chance(right, len(seeds), outputs.shape[1])
         is_odd = right is not None and right < len(seeds) / 2

@@ -28,10 +28,11 @@ from themis.campaign.worker import (
 )
 from themis.compute.worker_pool import Pool
 from themis.errors import UsageError
-from themis.measure.calculator import Calculator, Measurement
+from themis.measure.calculator import SWEEP, Calculator, Measurement
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.tests import FaultDetails, Ints, Results, Tests
+from themis.progress import advance, step
 
 CLEAN = "clean"
 """The stream of the clean inputs."""
@@ -61,8 +62,9 @@ class RemoteMeasurer:
     def sweep(self) -> Moments:
         calculator = self.calculator
         calculator.allot_clean(torch.device("meta"))  # the activations are in the workers
-        while (swept := self._sweep()) is None:
-            pass
+        with step(SWEEP):
+            while (swept := self._sweep()) is None:
+                pass
         self.pool.when_idle("keep_more")
         return calculator.take_sweep(*swept)
 
@@ -84,6 +86,7 @@ class RemoteMeasurer:
                 calls += [self._submit_clean(stream, first) for first in firsts]
             self._commit(into, swept.sums, len(swept.outputs))
             outputs.append(tensor_of(swept.outputs).to(calculator.device))
+            advance(len(outputs) * chunk, len(calculator.inputs), "inputs")
         return into.moments(), outputs
 
     def _submit_clean(self, stream: str, first: int) -> int:

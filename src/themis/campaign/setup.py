@@ -25,6 +25,7 @@ from themis.measure.panel import choose_panel
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, choose_oracle
 from themis.perturb import Perturbation
+from themis.progress import step
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
@@ -147,9 +148,10 @@ def sweep_clean(
     measurer = hire(calculator)
     moments = measurer.sweep()
     warn_of_changes(target)
-    calculator.check_repeats()
-    warn_of_normalisation(target, seeds.shape[1:])
-    warn_of_batch_dependence(calculator.batch_dependence())
+    with step("running the model on the first inputs again"):
+        calculator.check_repeats()
+        warn_of_normalisation(target, seeds.shape[1:])
+        warn_of_batch_dependence(calculator.batch_dependence())
     _warn_of_guesses(calculator)
     return CleanSweep(calculator, measurer, moments, view)
 

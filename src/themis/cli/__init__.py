@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +29,8 @@ DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes; a process that another signal than Ctrl-C ends has 128 plus its number: 143 (SIGTERM), 129 (SIGHUP)."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0
+"""After how long a step is printed, and how long it takes at most until it is printed again."""
 
 COMMANDS = {
     "demo": "train LeNet-5 on real digits and test it, in a minute",
@@ -165,7 +168,7 @@ def _execute(name: str, words: list[str]) -> int:
         return DONE
     arguments.words = ["themis", name, *words]
     is_silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False)
-    with nullcontext() if is_silent else _printed_log(f"themis {name}"):
+    with nullcontext() if is_silent else _printed_log(f"themis {name}"), _printed_steps(f"themis {name}", is_silent):
         return int(module.execute(arguments, explicit_options))
 
 
@@ -248,6 +251,44 @@ def _printed_log(name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+
+
+@contextmanager
+def _printed_steps(name: str, is_silent: bool) -> Iterator[None]:
+    """Print on stderr what runs and how far it is, once it has taken long, and then ever more rarely.
+
+    It is printed by a thread: the step itself may be a pass of a model that never ends.
+    """
+    from threading import Event, Thread
+
+    from themis.progress import Step, shown_by
+
+    steps: list[Step] = []
+
+    @contextmanager
+    def show(step: Step) -> Iterator[None]:
+        has_ended, begun = Event(), time.perf_counter()
+
+        def watch() -> None:
+            seconds = FIRST_SECONDS
+            while not has_ended.wait(seconds):
+                if step in steps[-1:]:
+                    text = f"{step.describe()} ({time.perf_counter() - begun:.0f} s so far)"
+                    print_text(f"{name}: {text}", file=sys.stderr)
+                seconds = min(2 * seconds, MOST_SECONDS)
+
+        steps.append(step)
+        watcher = Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            steps.remove(step)
+            has_ended.set()
+            watcher.join()
+
+    with nullcontext() if is_silent else shown_by(show):
+        yield
 
 
 def _silence_stdout() -> None:

@@ -86,7 +86,7 @@ def read_idx(path: Path) -> Numbers:
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_TYPES or not 1 <= head[3] <= 8:
             raise DataError(f"{path} must be {form}, but it begins with {head.hex() or 'nothing'}: check the path")
         dtype = np.dtype(IDX_TYPES[head[2]])
-        shape = struct.unpack(f">{head[3]}I", read_exactly(file, 4 * head[3], path))
+        shape = struct.unpack(f">{head[3]}I", read_exactly(file, 4 * head[3], path).data)
         n_bytes, offset = dtype.itemsize, 4 + 4 * head[3]
         for side in shape:
             n_bytes *= side
@@ -104,7 +104,7 @@ def read_idx(path: Path) -> Numbers:
             raise DataError(
                 f"{path} must end after an array of shape {list(shape)}, but it continues: download it again"
             )
-        return np.frombuffer(bytearray(content), dtype).reshape(shape)
+        return content.view(dtype).reshape(shape)
 
 
 def _find_split(folder: Path, split: str) -> Path:

@@ -84,7 +84,7 @@ def _pickled(path: Path, labels: str) -> tuple[Numbers, Numbers | None]:
     with data_errors(path, form):
         with existing_file(path).open("rb") as file:
             content = read_exactly(file, path.stat().st_size, path)
-        batch = _Batch(io.BytesIO(content), encoding="bytes").load()
+        batch = _Batch(io.BytesIO(content.data), encoding="bytes").load()
         if not isinstance(batch, dict):
             raise DataError(f"{path} must be {form}, a dict, got {type(batch).__name__}: download it again")
         batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}

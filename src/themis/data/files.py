@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from themis.data.memory import check_memory
 from themis.data.rows import Numbers
 from themis.errors import DataError, ThemisError, UsageError
+from themis.progress import advance
 
 STEP_BYTES = 1 << 20
 MAX_HEADER = 1 << 16
@@ -50,26 +52,27 @@ def data_errors(path: Path | str, form: str) -> Iterator[None]:
         raise DataError(f"{path} must be {form}, but it cannot be read: {reason[:200]}; replace the file") from error
 
 
-def read_exactly(file: IO[bytes], n_bytes: int, path: Path) -> bytes:
+def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[np.uint8]:
     """Read `n_bytes` in steps, so that memory grows with what the file holds, not with what its header declares."""
     check_memory(n_bytes, str(path))
-    parts, left = [], n_bytes
-    while left:
-        part = file.read(min(left, STEP_BYTES))
-        if not part:
+    content, n_read = np.empty(n_bytes, np.uint8), 0  # the system gives memory only where something is written
+    while n_read < n_bytes:
+        n_new = file.readinto(content[n_read : n_read + STEP_BYTES].data)
+        if not n_new:
             raise DataError(
-                f"{path} must hold {n_bytes:,} bytes of numbers, but {left:,} are missing: download it again"
+                f"{path} must hold {n_bytes:,} bytes of numbers, but {n_bytes - n_read:,} are missing: download it "
+                "again"
             )
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+        n_read += n_new
+        advance(n_read, n_bytes, "bytes")
+    return content
 
 
-def open_plain_or_gz(path: Path) -> IO[bytes]:
+def open_plain_or_gz(path: Path) -> io.BufferedIOBase:
     """Open a file, decompressing it if its first bytes are those of a gzip file."""
     with existing_file(path).open("rb") as file:
         is_gz = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_gz else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path) if is_gz else path.open("rb")
 
 
 def read_npy(path: Path) -> Numbers:
@@ -128,8 +131,8 @@ def _npz_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) ->
         return np.memmap(path, dtype, "r", offset, shape, order)  # type: ignore[call-overload,no-any-return]
     with archive.open(member) as file:
         file.read(start)
-        content = read_exactly(file, n_bytes, path)
-    return np.frombuffer(bytearray(content), dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+        content = read_exactly(file, n_bytes, path)  # type: ignore[arg-type]
+    return content.view(dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:

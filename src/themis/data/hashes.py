@@ -13,6 +13,7 @@ from torch import Tensor
 
 from themis.data.rows import Rows, as_array
 from themis.data.seeds import Seeds
+from themis.progress import advance, step
 
 STEP_BYTES = 16 << 20
 """Size of the inputs that are read and hashed at a time."""
@@ -31,9 +32,11 @@ def input_hashes(inputs: Tensor | Rows) -> Hashes:
     An 8-bit picture has the same hash in 0..1 and in 0..255, however it was divided.
     """
     hashes = np.empty(len(inputs), np.uint64)
-    for start, block in _blocks(inputs):
-        digests = [hashlib.blake2b(content, digest_size=8).digest() for content in _contents(block)]
-        hashes[start : start + len(block)] = np.frombuffer(b"".join(digests), "<u8")
+    with step("hashing the inputs"):
+        for start, block in _blocks(inputs):
+            digests = [hashlib.blake2b(content, digest_size=8).digest() for content in _contents(block)]
+            hashes[start : start + len(block)] = np.frombuffer(b"".join(digests), "<u8")
+            advance(start, len(inputs), "inputs")
     return hashes
 
 

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from themis.data.memory import available_bytes
 from themis.errors import DataError
+from themis.progress import advance, step
 
 HELD_BYTES = 1 << 30
 """Data up to this size (and up to a quarter of the available memory) is read once and then held in memory."""
 CACHE_BYTES = 256 << 20
 """For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
+AT_ONCE = 64
+"""Rows that are read at a time into memory."""
 
 Numbers = NDArray[Any]
 Read = Callable[[int], Tensor | Numbers]
@@ -113,7 +116,14 @@ class Rows:
 
     def in_memory(self) -> Tensor | Rows:
         """All rows as a tensor, if they fit in memory."""
-        return self[:] if self.nbytes <= held_bytes() else self
+        if self.nbytes > held_bytes():
+            return self
+        with step("reading the inputs"):
+            inputs = torch.empty(self.shape, device=self._device)
+            for first in range(0, len(self), AT_ONCE):
+                inputs[first : first + AT_ONCE] = self[first : first + AT_ONCE]
+                advance(first, len(self), "inputs")
+        return inputs
 
     def _row(self, k: int) -> Numbers:
         row = self._cache.get(k)

@@ -56,7 +56,7 @@ def read_wav(path: Path) -> tuple[Numbers, int]:
     """The samples `[channels, samples]` in -1..1 as float32, and the sampling rate."""
     with data_errors(path, FORM), path.open("rb") as file:
         content = read_exactly(file, path.stat().st_size, path)
-    with data_errors(path, FORM), wave.open(io.BytesIO(content)) as sound:
+    with data_errors(path, FORM), wave.open(io.BytesIO(content.data)) as sound:
         channels, width, rate = sound.getnchannels(), sound.getsampwidth(), sound.getframerate()
         check_memory(4 * len(content) // width, str(path))
         frames = sound.readframes(sound.getnframes())

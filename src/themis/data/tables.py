@@ -18,6 +18,7 @@ from themis.data.memory import check_disk, check_memory
 from themis.data.rows import Numbers, held_bytes
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
+from themis.progress import advance
 
 SEPARATORS = (",", ";", "\t")
 MAX_LINE = 1 << 24
@@ -53,7 +54,7 @@ def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: s
         columns = Columns(table.schema_arrow.names, path, label, drop)
         check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))
         check_memory(max(_group_bytes(table.metadata), default=0), f"{path}, a row group")
-        return _seeds(path, columns, _parquet_blocks(table, columns))
+        return _seeds(path, columns, _parquet_blocks(table, columns), table.metadata.num_rows)
 
 
 class Columns:
@@ -89,8 +90,11 @@ class Columns:
         return candidates[0] if candidates else None
 
 
-def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[Any]]]) -> Seeds:
-    """Seeds from blocks of features and labels; a large table is written to an unnamed temporary file."""
+def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[Any]]], n_rows: int = 0) -> Seeds:
+    """Seeds from blocks of features and labels; a large table is written to an unnamed temporary file.
+
+    n_rows: the number of all rows, 0 if it is unknown.
+    """
     labels: list[Any] = []
     parts: list[Numbers] = []
     n, width, max_bytes = 0, len(columns.features), held_bytes()
@@ -100,6 +104,7 @@ def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[An
             labels += block_labels
             parts.append(np.ascontiguousarray(features, np.float32))
             n += len(features)
+            advance(n, n_rows, "rows")
             if n * width * 4 > max_bytes:
                 file = file or stack.enter_context(tempfile.TemporaryFile())
                 file.writelines(part.data for part in parts)

@@ -34,6 +34,7 @@ from themis.measure.tests import Bools, FaultDetails, Ints, Results, Tests
 from themis.oracle import Motion, Oracle
 from themis.oracle.oracle import KEPT, Verdict, are_all_finite, are_finite
 from themis.perturb import Context, Perturbation, perturb
+from themis.progress import advance, step
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox, fresh_answers
 from themis.target.gradient import is_differentiable
@@ -42,6 +43,7 @@ from themis.target.target import AnyTarget, Target
 
 TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
+SWEEP = "running the model on the clean inputs"
 PROBED = 2
 """Tests that `probe_gradient` runs."""
 REPEATED = 2
@@ -224,7 +226,8 @@ class Calculator:
             within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
         before = target.requests.sent if isinstance(target, BlackBox) else Sent()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
-        layers = target.find_layers(seeds.inputs[0].to(target.device))
+        with step("running the model on the first inputs"):
+            layers = target.find_layers(seeds.inputs[0].to(target.device))
         calculator = Calculator(
             target,
             seeds,
@@ -295,7 +298,8 @@ class Calculator:
         Returns the moments of the clean activations themselves.
         """
         before = self.passes
-        moments, outputs = self._memory.attempt(self._sweep)
+        with step(SWEEP):
+            moments, outputs = self._memory.attempt(self._sweep)
         self.passes = before
         return self.take_sweep(moments, outputs)
 
@@ -341,6 +345,7 @@ class Calculator:
     def _sweep_chunk(self, first: int, moments: Accumulator) -> Tensor:
         rows = torch.arange(first, min(first + self.chunk, len(self.inputs)), device=self.device)
         n = len(rows)
+        advance(first, len(self.inputs), "inputs")
 
         def keep(layer: Layer, activations: Tensor) -> None:
             self.kept.keep(layer.name, first, activations[:n])

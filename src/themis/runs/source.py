@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import UsageError, first_line, nearest
 from themis.options import option
+from themis.progress import step
 from themis.runs.named_code import CODE_OPTIONS, names_code, pickled_files
 from themis.runs.trust import Permission
 from themis.user_code import LOG, imported_anew, looked_up_in, working_in
@@ -147,7 +148,7 @@ class Origin:
         from themis.target.target import AnyTarget, Target
 
         trust = self._trust()
-        with self.in_folder():
+        with self.in_folder(), step("loading the model"):
             model, version, statistics = load_model(self.model, trust, has_weights=self.weights is not None)
             if isinstance(model, AnyTarget):
                 self._refuse_options_of_target()
@@ -281,7 +282,7 @@ class Origin:
         from themis.target.loaders.factory import call_factory
 
         name, _, rest = text.partition(":")
-        with self.in_folder():
+        with self.in_folder(), step("reading the data"):
             return read_data(text) if name in READERS or not rest else call_factory(text, flag, READERS)
 
     def weights_path(self) -> Path | None:

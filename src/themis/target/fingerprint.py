@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from themis.data.seeds import Seeds
+from themis.progress import advance, step
 from themis.reading import open_regular
 
 STEP_BYTES = 16 << 20
@@ -32,9 +33,11 @@ def hash_seeds(seeds: Seeds) -> str:
     """Return the SHA-256 of inputs, labels and seed ids; inputs are read in steps."""
     digest = hashlib.sha256()
     digest.update(f"inputs {torch.float32} {list(seeds.shape)};".encode())
-    step = max(1, STEP_BYTES * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
-    for first in range(0, len(seeds), step):
-        digest.update(_bytes(seeds.take(torch.arange(first, min(first + step, len(seeds))))))
+    size = max(1, STEP_BYTES * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
+    with step("hashing the inputs"):
+        for first in range(0, len(seeds), size):
+            digest.update(_bytes(seeds.take(torch.arange(first, min(first + size, len(seeds))))))
+            advance(first, len(seeds), "inputs")
     # Asked for after the inputs, since some readers only learn the labels while reading them.
     labels = torch.empty(0) if seeds.labels is None else seeds.labels
     others = [] if seeds.others is None else [(f"input {key}", value) for key, value in seeds.others.tensors.items()]
