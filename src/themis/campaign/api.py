@@ -164,6 +164,7 @@ def resume(
             check_workers(workers, rebuilt.target, chosen, settings)
         with threads(n_threads):
             environment = _check_environment(rebuilt, run)
+            rebuilt.check_same_tests()
         with (
             threads(n_threads),
             hired(workers, rebuilt.target, rebuilt.seeds, rebuilt.perturbation, settings, rebuilt.origin) as hire,

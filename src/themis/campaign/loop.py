@@ -20,6 +20,7 @@ from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
 from themis.runs.run import Run, Start
+from themis.runs.same import record_samples
 
 DRAWN = (Detection, KeyPoints)
 """Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
@@ -28,7 +29,7 @@ DRAWN = (Detection, KeyPoints)
 def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
     """Run rounds until there is a reason to stop."""
     start = describe_start(setup, state.tally.tests)
-    recorder.start(start)
+    recorder.start(start, lambda: record_samples(setup.calculator))
     with foreground(setup.calculator.device), recorder.interrupts.handled():
         try:
             run = _run_rounds(setup, state, recorder, start)

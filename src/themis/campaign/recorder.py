@@ -45,9 +45,10 @@ class Recorder:
             yield
             self.is_torn = False
 
-    def start(self, start: Start) -> None:
-        """Record the start of a campaign."""
+    def start(self, start: Start, samples: Callable[[], dict[str, Any]]) -> None:
+        """Record the start of a campaign, and by which tests its model is known again."""
         if self.store:
+            self.store.note("samples", samples())
             self.store.note("start", start.as_dict())
         self.callbacks.call("on_start", start)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from themis.perturb import Perturbation
 from themis.runs.environment import describe_environment, describe_run, describe_tested
 from themis.runs.parts import SeedSplit
 from themis.runs.run import Run
+from themis.runs.same import check_same_tests
 from themis.runs.source import Origin
 from themis.runs.store import Reader, Writer
 from themis.search import choose_policy
@@ -52,10 +53,13 @@ class CampaignSeries:
     clean: CleanSweep
     is_trusted: bool = True
     """Whether the code that stored campaigns name may run, so that their folders are signed again."""
+    checked: set[Path] = field(default_factory=set)
+    """Folders whose tests are known to be those of this model."""
 
     def run(self, perturbation: Perturbation, out: Path, callbacks: Iterable[Callback] = (), **options: Any) -> Run:
         """Run a campaign in a new folder; options are settings that differ from the common ones."""
         settings = replace(self.settings, **options)
+        self.checked.add(out)
         with closing(Writer(out)) as store:
             record = self._record(perturbation, settings)
             record["parts"] = None if self.split is None else self.split.describe()
@@ -69,7 +73,9 @@ class CampaignSeries:
     def resume(self, perturbation: Perturbation, out: Path, callbacks: Iterable[Callback] = (), **options: Any) -> Run:
         """Continue the campaign in a folder; options are limits that differ from those before."""
         with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
-            self._check_same(run, perturbation)
+            if out not in self.checked:
+                self._check_same(run, perturbation)
+                self.checked.add(out)
             settings = Settings.recorded({**run.record["settings"], **options})
             record = self._record(perturbation, settings)
             record["environment"] = run.record["environment"]
@@ -111,6 +117,7 @@ class CampaignSeries:
                 f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
                 f"{perturbation.name!r}: pass the same one, or choose another folder"
             )
+        check_same_tests(run, self.target, self.seeds, perturbation, self.clean.calculator.oracle)
 
 
 @contextmanager

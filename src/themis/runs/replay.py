@@ -31,6 +31,7 @@ from themis.runs.faults import Fault, FaultInputs, Replay, RunHandle
 from themis.runs.named_code import names_code, perturbation_code
 from themis.runs.parts import read_split
 from themis.runs.run import Run
+from themis.runs.same import check_same_tests
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
@@ -146,6 +147,7 @@ class Replayer:
         is_of_this_run = own is not None and os.path.realpath(own.folder) == os.path.realpath(run.path)
         self.permission = own if own is not None and is_of_this_run else permit(run.path, run.record, trust)
         self.origin = origin or recorded_origin(run.record, self.permission)
+        self._is_checked = False
 
     @cached_property
     def target(self) -> AnyTarget:
@@ -207,10 +209,19 @@ class Replayer:
             changes.append("the table's features have changed")
         return changes
 
+    def check_same_tests(self) -> None:
+        """Refuse code of the model or the perturbation that has changed since the run; see `themis.runs.same`."""
+        environment = self.run.record["environment"]
+        if "start" not in self.run.record or self.target.fingerprint() != environment["model_sha256"]:
+            return
+        with threads(environment["threads"]):
+            check_same_tests(self.run, self.target, self.seeds, self.perturbation, self.oracle)
+
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
         """A calculator of these seeds with their clean outputs, with the recorded number of threads."""
         record = self.run.record
+        self._check_once()
         with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = self._calculator(seed_id, chunk)
             outputs = _clean_outputs(calculator)
@@ -221,6 +232,7 @@ class Replayer:
 
     def swept(self, seed_id: Ints) -> Calculator:
         """A calculator that has swept these seeds."""
+        self._check_once()
         with self.target.opened():
             calculator = self._calculator(seed_id)
             calculator.sweep()
@@ -255,6 +267,12 @@ class Replayer:
         low, high = start["bounds"]
         boxes = stored_boxes(stored, start["oracle"])
         return FaultInputs(stored.clean_inputs[0], stored.inputs[0], (low, high), boxes)
+
+    def _check_once(self) -> None:
+        """Refuse a model whose code has changed unless the caller passed it, who may want to see what has changed."""
+        if not self._is_checked and self._target is None:
+            self.check_same_tests()
+        self._is_checked = True
 
     def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
         record, seeds = self.run.record, self.seeds

@@ -299,9 +299,12 @@ class Target:
                 tensor.restore()
 
     def changed_tensors(self) -> list[str]:
-        """Names of the parameters and buffers that forward passes have changed since the target was opened."""
+        """Names of parameters and buffers that forward passes have changed since the target was opened.
+
+        Integers are left out: they count passes, and answers hardly depend on them.
+        """
         kept: list[_Kept] = self.__dict__.get("_kept", [])
-        return [tensor.name for tensor in kept if tensor.has_changed()]
+        return [each.name for each in kept if each.tensor.is_floating_point() and each.has_changed()]
 
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.

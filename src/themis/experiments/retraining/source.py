@@ -220,6 +220,7 @@ def _from_folder(
         )
     settings = Settings.recorded(run.record["settings"])
     _check_searched(run, replayer.seeds)
+    replayer.check_same_tests()
     tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
     parts = _parts(run, settings, replayer.all_seeds, judge)
     return Source(

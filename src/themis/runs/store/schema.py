@@ -49,7 +49,7 @@ _ESTIMATES = """
   , estimates TEXT             -- JSON, name to value, low and high; NULL in rounds of version 3"""
 _TABLES = """
 CREATE TABLE run (           -- the record of the campaign; written once
-  name TEXT PRIMARY KEY,     -- settings, origin, start, environment, parts, tag (signs what names code)
+  name TEXT PRIMARY KEY,     -- settings, origin, start, samples, environment, parts, tag (signs what names code)
   value TEXT NOT NULL        -- JSON
 ) WITHOUT ROWID;
 

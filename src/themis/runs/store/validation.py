@@ -205,6 +205,13 @@ def _environment(value: Any, place: str) -> None:
     values_of(SCALAR)(value, place)
 
 
+def _rows(value: Any, place: str) -> None:
+    """A table of numbers."""
+    items(items(number()))(value, place)
+    if len({len(row) for row in value}) != 1:
+        raise ValueError(f"{place} must have rows of one length")
+
+
 RECORD = record(
     {
         "settings": _settings,
@@ -219,6 +226,7 @@ RECORD = record(
     },
     {
         "start": START,
+        "samples": record({"outputs": _rows, "inputs": optional(_rows)}),
         "tag": optional(HASH),
         "failed": optional(text(1 << 20)),
         "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH})),
@@ -227,7 +235,8 @@ RECORD = record(
         "feature_axes": values_of(items(number())),
     },
 )
-"""The table `run`, by name. `start` is added once the clean inputs have been run, `failed` if the campaign fails."""
+"""The table `run`, by name. `samples` and `start` are added once the clean inputs have been run, and `failed` if the
+campaign fails."""
 
 ESTIMATE = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
 SECONDS = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
