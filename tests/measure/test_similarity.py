@@ -1,5 +1,10 @@
 """Tests that are too dissimilar from their seed are dropped and counted."""
 
+import math
+import warnings
+from contextlib import closing
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +13,12 @@ from torch import nn
 import themis
 from themis import Target, UsageError
 from themis.measure.distance import ssim
+from themis.measure.similarity import change_of_contrast
+from themis.perturb import PERTURBATIONS
+from themis.report.view import read_view
+from themis.runs.display.text import opening
+from themis.runs.replay import Replayer
+from themis.runs.store import Reader
 
 INPUTS = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 LEAST = 0.9
@@ -102,3 +113,65 @@ def test_a_fault_records_its_distance_from_the_seed(target):
     change = (replay.inputs - replay.clean_inputs).abs()
     assert fault.linf == pytest.approx(float(change.max()))
     assert fault.distance == pytest.approx(float(change.square().sum().sqrt()), rel=1e-5)
+
+
+SLIGHT = "pixelate(block=0:0.05)"  # on pictures of 8 pixels
+
+
+@pytest.fixture(scope="module")
+def small():
+    from sklearn.datasets import load_digits
+
+    return torch.from_numpy(load_digits().images[:60, None]).float() / 16
+
+
+def run_on(small, perturbation, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    return themis.run(net, small, perturbation, max_tests=100, **options)
+
+
+def test_a_disturbance_that_hardly_changes_the_inputs_is_warned_of(small, tmp_path):
+    rule = r"at its strongest, by 1\.\d% of their contrast .*, less than 2%: raise the magnitude, or widen the range"
+    with pytest.warns(RuntimeWarning, match=rule):
+        run = run_on(small, SLIGHT, out=tmp_path / "run")
+    assert run.start.slight.startswith(f"{SLIGHT} hardly changes the inputs: at its strongest, by 1.")
+    with closing(Reader(tmp_path / "run")) as stored:
+        assert read_view(stored).slight == run.start.slight
+
+
+def test_attacks_and_default_ranges_are_not_warned_of(small):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for perturbation in ("pixelate", "gaussian_blur", "gaussian", "fgsm(radius=0:0.001)"):
+            assert run_on(small, perturbation).start.slight is None
+    assert not [warning for warning in caught if "hardly" in str(warning.message)]
+
+
+def test_the_change_is_relative_to_the_contrast_of_all_inputs_or_of_each_feature():
+    pictures = torch.tensor([0.0, 1.0]).repeat(8).view(1, 1, 4, 4)
+    assert change_of_contrast(pictures, pictures + 0.1) == pytest.approx(0.2)
+    table = torch.tensor([[0.0, 0.0, 5.0], [1.0, 1000.0, 5.0]])
+    assert change_of_contrast(table, table + torch.tensor([0.1, 100.0, 1.0])) == pytest.approx(0.2)
+    assert change_of_contrast(torch.ones(2, 1, 4, 4), torch.ones(2, 1, 4, 4)) == math.inf
+
+
+def test_the_opening_names_the_range_in_pixels(small):
+    assert "pixelate with block 0 to 0.25 (share of the shorter side: 0 to 2 px);" in opening(
+        run_on(small, "pixelate").start
+    )
+    many = opening(run_on(small, "fog").start)
+    assert "scale 0.2 to 1 (1.6 to 8 px);" in many
+
+
+def test_runs_whose_default_range_was_another_are_replayed_and_resumed(small, tmp_path):
+    block = PERTURBATIONS["pixelate"].theta[0].between(0.0, 0.2)
+    before = replace(PERTURBATIONS["pixelate"], theta=(block,))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    themis.run(net, small, before, max_tests=200, tolerance=1e-9, plateau=None, out=tmp_path / "run")
+    with closing(Reader(tmp_path / "run")) as stored:
+        faults = Replayer(stored, Target(net), small)
+        assert faults.perturbation.theta[0].high == 0.2
+    run = themis.resume(tmp_path / "run", net, small, max_tests=400)
+    assert (run.rounds[-1].tests, run.start.theta[0].high) == (400, 0.2)

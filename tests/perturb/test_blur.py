@@ -8,7 +8,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from scipy.special import ive
 
-from themis.perturb import Context, perturb
+from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
 from themis.perturb.blur import BLUR
 from themis.perturb.combine import combine
 from themis.perturb.light import LIGHT
@@ -151,3 +151,44 @@ def test_perturbations_before_a_blur_keep_their_slope(name):
         step[0, k] = 1e-6 * max(1, middle[0, k])
         expected = (value(middle + step) - value(middle - step)) / (2 * step[0, k])
         torch.testing.assert_close(slope[0, k], expected, rtol=1e-4, atol=1e-6)
+
+
+WIDE = {
+    "gaussian_blur": "gaussian_blur(sigma=0:0.2)",
+    "motion_blur": "motion_blur(length=0:0.5)",
+    "defocus_blur": "defocus_blur(radius=0:0.2)",
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_wider_range_gives_the_same_result_where_both_are_defined(name):
+    picture = torch.rand(3, 1, 57, 64, generator=torch.Generator().manual_seed(0))
+    theta = {PERTURBATIONS[name].theta[0].name: torch.tensor([0.005, 0.01, 0.02])}
+    assert torch.equal(disturb(WIDE[name], picture, theta), disturb(name, picture, theta))
+
+
+@pytest.mark.parametrize(
+    "perturbation",
+    [
+        choose_perturbation("gaussian_blur(sigma=0:0.08)"),
+        choose_perturbation("gaussian_blur", 4),
+        choose_perturbation("gaussian_blur + brightness", 4),
+        choose_perturbation("brightness + gaussian_blur(sigma=0:0.08)"),
+    ],
+    ids=lambda each: each.name,
+)
+def test_kernels_are_large_enough_for_any_range(perturbation):
+    picture = torch.zeros(1, 1, SIDE, SIDE, dtype=torch.float64)
+    picture[..., SIDE // 2, SIDE // 2] = 1
+    kernel = disturb(perturbation, picture, {"sigma": 0.08})[0, 0].numpy()
+    np.testing.assert_allclose(spread(kernel)[:2], (0.08 * SIDE) ** 2, rtol=2e-2)
+
+
+def test_kernels_are_large_enough_where_theta_is_held_or_changes_over_time():
+    picture = torch.zeros(1, 1, SIDE, SIDE, dtype=torch.float64)
+    picture[..., SIDE // 2, SIDE // 2] = 1
+    line = disturb("motion_blur(length=0.4)", picture, {"angle": 0.0})[0, 0].numpy()
+    assert (line.sum(0) > 1e-6).sum() == pytest.approx(0.4 * SIDE, abs=2)
+    clip = choose_perturbation("over_time(gaussian_blur)", 4)
+    frames = disturb(clip, picture[:, None].expand(1, 2, 1, SIDE, SIDE), {"sigma_first": 0.0, "sigma_last": 0.08})
+    np.testing.assert_allclose(spread(frames[0, 1, 0].numpy())[:2], (0.08 * SIDE) ** 2, rtol=2e-2)

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from perturbation_cases import pictures
 from torch import nn
 
 from themis import Perturbation, Target, Theta, UsageError
 from themis.errors import ModelError
-from themis.perturb import PERTURBATIONS, Context, choose_perturbation, perturb
+from themis.measure.similarity import change_of_contrast
+from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
 from themis.perturb.perturbation import column
+from themis.report.sheet import strengthened
 from themis.zoo import lenet5
 
 
@@ -120,3 +123,36 @@ def test_a_theta_without_a_valid_range_is_rejected(bad):
     low, high, identity = bad
     with pytest.raises(UsageError, match="theta 't' must have"):
         Theta("t", low, high, identity)
+
+
+def high(perturbation, shape):
+    return choose_perturbation(perturbation).fitted(shape).theta[0].high
+
+
+def test_default_ranges_reach_some_pixels_in_small_pictures():
+    assert high("pixelate", (3, 224, 300)) == 0.05
+    assert high("pixelate", (1, 28, 28)) * 28 == pytest.approx(3)
+    assert high("pixelate", (1, 8, 8)) * 8 == pytest.approx(2), "at most a quarter of the side"
+    assert high("gaussian_blur", (1, 28, 28)) * 28 == pytest.approx(1.25)
+    assert high("pixelate(block=0:0.01)", (1, 8, 8)) == 0.01, "what a user asks for stays"
+    assert choose_perturbation("pixelate", 0.5).fitted((1, 8, 8)).theta[0].high * 8 == pytest.approx(1)
+    both = choose_perturbation("gaussian + pixelate").fitted((1, 8, 8))
+    assert [theta.high for theta in both.theta] == [0.1, 0.25]
+    assert [theta.high for theta in choose_perturbation("over_time(pixelate)").fitted((5, 1, 8, 8)).theta] == [0.25] * 2
+    assert high("gaussian", (1, 8, 8)) == 0.1
+
+
+@pytest.mark.parametrize("side", [8, 32])
+def test_every_default_changes_small_pictures_visibly(side):
+    for name, perturbation in PERTURBATIONS.items():
+        if perturbation.inputs in ("any", "picture") and not perturbation.needs_gradient:
+            inputs = pictures(shape=(3, side, side))
+            theta = strengthened(perturbation.fitted((3, side, side)), 1.0)
+            assert change_of_contrast(inputs, disturb(name, inputs, theta)) > 0.05, name
+
+
+def test_units_name_pixels_once_the_pictures_are_known():
+    shift = choose_perturbation("shift").fitted((1, 20, 30))
+    assert shift.theta[0].unit == "share of the shorter side, to the right: -4 to 4 px"
+    assert shift.fitted((1, 20, 30)) == shift
+    assert choose_perturbation("rotate").fitted((1, 20, 30)) == PERTURBATIONS["rotate"]

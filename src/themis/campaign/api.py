@@ -94,6 +94,7 @@ def run(
     chosen = choose_perturbation(perturbation, settings.magnitude)
     tested = read_tested(target, data, [chosen], settings, origin, features, classes)
     target, seeds, split, origin, class_names = tested
+    chosen = chosen.fitted(tuple(seeds.shape[1:]))
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     workers = choose_executor(executor)
     if workers is not None:
@@ -171,7 +172,8 @@ def resume(
             _opened(rebuilt.target, chosen),
         ):
             own_criterion = _recorded_criterion(run, criterion, rebuilt, chosen, settings, train)
-            record = describe_run(settings, rebuilt.origin, rebuilt.perturbation, run.record["environment"])
+            fitted = rebuilt.perturbation.fitted(tuple(rebuilt.seeds.shape[1:]))
+            record = describe_run(settings, rebuilt.origin, fitted, run.record["environment"])
             checkpoint = run.checkpoint()
             chunk = None if checkpoint is None else saved_chunk(checkpoint)
             class_names = run.record.get("start", {}).get("classes") or rebuilt.seeds.classes

@@ -73,6 +73,7 @@ class CampaignSeries:
     def resume(self, perturbation: Perturbation, out: Path, callbacks: Iterable[Callback] = (), **options: Any) -> Run:
         """Continue the campaign in a folder; options are limits that differ from those before."""
         with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
+            perturbation = perturbation.within(run.ranges)
             if out not in self.checked:
                 self._check_same(run, perturbation)
                 self.checked.add(out)
@@ -87,7 +88,8 @@ class CampaignSeries:
             return continue_campaign(setup, clock, run, store, record, checkpoint, called, signs=self.is_trusted)
 
     def _record(self, perturbation: Perturbation, settings: Settings) -> dict[str, Any]:
-        record = describe_run(settings, self.origin, perturbation, self.environment)
+        fitted = perturbation.fitted(tuple(self.seeds.shape[1:]))
+        record = describe_run(settings, self.origin, fitted, self.environment)
         return {**record, **describe_features(perturbation, self.seeds), **NO_HASHES}
 
     def _prepare(self, perturbation: Perturbation, settings: Settings, chunk: int | None = None) -> Setup:

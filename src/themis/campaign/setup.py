@@ -22,6 +22,7 @@ from themis.judge.scale import relative_scale
 from themis.measure.calculator import BATCH_TOLERANCE, REPEAT_TOLERANCE, Calculator
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
+from themis.measure.similarity import SLIGHT, change_of_contrast
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, choose_oracle
 from themis.perturb import Perturbation
@@ -42,6 +43,8 @@ from themis.target.target import AnyTarget
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
+LOOKED_AT = 16
+"""Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
 """Seeds on which a perturbation of the user's own is tried twice."""
 Hire = Callable[[Calculator], Measurer]
@@ -82,6 +85,8 @@ class Setup:
     panel_neurons: Tensor
     space: Space
     facts: SeedFacts
+    slight: str | None
+    """That the perturbation hardly changes the inputs, if so."""
 
     @property
     def covers_neurons(self) -> bool:
@@ -189,6 +194,9 @@ def prepare(
         sweep, calculator = shared, shared.calculator.under(perturbation)
         measurer = LocalMeasurer(calculator)
     _check_perturbation(calculator)
+    slight = _describe_slight_change(calculator)
+    if slight is not None:
+        warn(f"{slight}: raise the magnitude, or widen the range of theta, as in gaussian_blur(sigma=0:0.2)")
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
         warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     view, clean = sweep.view, sweep.moments
@@ -200,7 +208,7 @@ def prepare(
     setup = Setup(
         target=target,
         seeds=seeds,
-        perturbation=perturbation,
+        perturbation=calculator.perturbation,
         policy=policy,
         settings=settings,
         environment=environment,
@@ -214,6 +222,7 @@ def prepare(
         panel_neurons=panel_neurons,
         space=_search_space(calculator, policy, facts, margin, settings.random_seed),
         facts=facts,
+        slight=slight,
     )
     if settings.max_passes is not None and settings.max_passes < calculator.passes + setup.test_cost:
         raise UsageError(
@@ -256,6 +265,31 @@ def _check_perturbation(calculator: Calculator) -> None:
             f"{rule} it gives an input another result alone than in a batch: treat each input by itself, as in "
             "inputs.amax((1, 2, 3), keepdim=True) instead of inputs.max()"
         )
+
+
+def _describe_slight_change(calculator: Calculator) -> str | None:
+    """Why faults can hardly be expected, if even the strongest theta hardly changes the inputs; None if it does.
+
+    Attacks, which take passes and are meant to change little, are not examined.
+    """
+    perturbation, rows = calculator.perturbation, calculator.usable[:LOOKED_AT]
+    if perturbation.passes or perturbation.needs_gradient or not len(rows):
+        return None
+    number = torch.arange(len(rows), device=calculator.device)
+    ends = []
+    for k, theta in enumerate(perturbation.theta):  # of two ends, seeds take turns
+        is_up = (number >> k) % 2 == 0 if theta.low < theta.identity < theta.high else theta.identity == theta.low
+        ends.append(torch.where(torch.as_tensor(is_up, device=calculator.device), theta.high, theta.low))
+    strongest = torch.stack([end.expand(len(rows)) for end in ends], 1).float()
+    with torch.no_grad():
+        inputs, disturbed, _ = calculator.disturb(rows, strongest, number, len(rows))
+    share = change_of_contrast(inputs, disturbed)
+    if not share < SLIGHT:
+        return None
+    return (
+        f"{perturbation.name} hardly changes the inputs: at its strongest, by {share:.1%} of their contrast (root mean "
+        f"square of the change, relative to the standard deviation of the inputs), less than {SLIGHT:.0%}"
+    )
 
 
 def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
@@ -331,6 +365,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         perturbed=None if setup.seeds.others is None else setup.seeds.others.describe(),
         entry=getattr(setup.target, "entry", None),
         clean_map=grade.get("map"),
+        slight=setup.slight,
     )
 
 

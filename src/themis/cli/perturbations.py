@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,8 @@ themis perturbations rain fog
 themis perturbations --family weather --sheet weather.png
 themis perturbations 'rain + motion_blur' --sheet mine.png --data images:photos --index 3
 """
+SIDES = (32, 224)
+"""Shorter sides in pixels, for which ranges that are shares of the side are listed in pixels too."""
 FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table", "signal")
 
 
@@ -110,13 +111,17 @@ def _format_list(perturbations: list[Perturbation]) -> str:
 
 def _format_range(theta: Theta) -> str:
     unit = f" ({theta.unit})" if theta.unit else ""
-    return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
+    sizes = [(theta.fitted(side).pixels, side) for side in SIDES]
+    pixels = "; ".join(f"{pixels} of {side}" for pixels, side in sizes if pixels)
+    return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}" + (
+        f"; {pixels}" if pixels else ""
+    )
 
 
 def _as_object(perturbation: Perturbation) -> dict[str, Any]:
     names = ("name", "family", "about", "inputs", "channels", "is_random", "passes", "needs_gradient", "is_smooth")
     theta = [
-        {**asdict(dimension), "limits": [str(end) for end in dimension.limits]} for dimension in perturbation.theta
+        {**dimension.as_dict(), "limits": [str(end) for end in dimension.limits]} for dimension in perturbation.theta
     ]
     return {**{name: getattr(perturbation, name) for name in names}, "theta": theta}
 

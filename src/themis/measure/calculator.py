@@ -180,7 +180,8 @@ class Calculator:
         min_ssim: float | None = None,
     ) -> None:
         """`chunk` is the number of tests per forward pass if an earlier campaign has determined it."""
-        self.target, self.perturbation, self.oracle, self.device = target, perturbation, oracle, target.device
+        self.target, self.oracle, self.device = target, oracle, target.device
+        self.perturbation = perturbation.fitted(tuple(seeds.shape[1:]))
         self.seeds, self.min_ssim, self.layers, self.clean_bytes = seeds, min_ssim, layers, clean_bytes
         inputs = seeds.inputs
         if isinstance(inputs, Tensor):
@@ -249,7 +250,8 @@ class Calculator:
         It has spent no passes, and neither measures nor releases anything of this one.
         """
         other = copy(self)
-        other.perturbation, other._own_passes, other.passes = perturbation, perturbation.passes, 0
+        other.perturbation = perturbation.fitted(tuple(self.seeds.shape[1:]))
+        other._own_passes, other.passes = perturbation.passes, 0
         other._memory = ChunkBuffers(self.layers, self.chunk, self.dtype, self.device)
         other.has_gradient = self.target.has_gradient
         if isinstance(self.target, BlackBox):

@@ -1,12 +1,31 @@
-"""Tests that are too dissimilar from their seed: dropped before the model sees them."""
+"""Disturbed inputs that are too dissimilar from their seed, which are dropped, or hardly differ from it."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from themis.errors import UsageError
 from themis.measure.distance import WINDOW, ssim
+
+SLIGHT = 0.02
+"""A disturbance that changes inputs by less than this share of their contrast is slight."""
+
+
+def change_of_contrast(inputs: Tensor, disturbed: Tensor) -> float:
+    """The root mean square of the change, relative to the standard deviation of the inputs; of a table, by feature.
+
+    It is infinite if all inputs are the same.
+    """
+    inputs, change = inputs.double(), (disturbed - inputs).double()
+    if inputs.ndim == 2:
+        contrast = inputs.std(0, correction=0)
+        inputs, change, contrast = inputs[:, contrast > 0], change[:, contrast > 0], contrast[contrast > 0]
+    else:
+        contrast = inputs.std(correction=0)
+    return float((change / contrast).square().mean().sqrt()) if contrast.sum() > 0 else math.inf
 
 
 def check_similarity(min_ssim: float | None, shape: tuple[int, ...]) -> None:

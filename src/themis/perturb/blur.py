@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,14 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
 from themis.perturb.picture import convolve, places, side
 
-MAX_SIGMA, MAX_LENGTH, MAX_RADIUS = 0.04, 0.1, 0.04
-"""The strongest blurs, in shares of the shorter side: they determine the size of the largest kernels."""
+USUAL_SIGMA, USUAL_LENGTH, USUAL_RADIUS = 0.04, 0.1, 0.04
+"""Blurs in shares of the shorter side up to which the sizes of kernels are the same whatever the range of theta is."""
 TAIL = 3.5
 """Standard deviations of a Gaussian that its kernel covers: 0.05% lie beyond."""
 SMALL_REACH = 6
 """Radius of a kernel in pixels below which a smaller kernel is not faster."""
+SIZE_STEP = 1.6
+"""The reach of a kernel relative to that of the next smaller one."""
 PIXELS_PER_COPY = 32
 """Pixels of the shorter side per copy of zoom blur: by default, copies are at most about 2 pixels apart."""
 
@@ -41,7 +43,7 @@ def gaussian_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -
             result = _with_slopes(result, theta, [down + convolve(across.detach(), slope[:, :, None])])
         return result
 
-    return _by_reach(pictures, theta, TAIL * unit * theta[:, 0], TAIL * unit * MAX_SIGMA, blurred)
+    return _by_reach(pictures, theta, context, USUAL_SIGMA, lambda sigma: TAIL * unit * sigma, blurred)
 
 
 def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -57,8 +59,8 @@ def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
         weight = (1 - beyond**2 - off**2).clamp_min(0) ** 2  # falls to zero at one pixel from the line
         return weight / weight.sum((1, 2), keepdim=True)
 
-    needed, largest = _half_length(theta[:, 0] * unit), _half_length(MAX_LENGTH * unit)
-    return _by_reach(pictures, theta, needed, largest, partial(_convolved, kernel))
+    blurred = partial(_convolved, kernel)
+    return _by_reach(pictures, theta, context, USUAL_LENGTH, lambda length: _half_length(length * unit), blurred)
 
 
 def defocus_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -72,7 +74,8 @@ def defocus_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) ->
         weight = inside * inside * (3 - 2 * inside)
         return weight / weight.sum((1, 2), keepdim=True)
 
-    return _by_reach(pictures, theta, theta[:, 0] * unit, MAX_RADIUS * unit, partial(_convolved, kernel))
+    blurred = partial(_convolved, kernel)
+    return _by_reach(pictures, theta, context, USUAL_RADIUS, lambda radius: radius * unit, blurred)
 
 
 def zoom_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -129,15 +132,24 @@ def _kernel_and_slopes(kernel: Callable[[Tensor], Tensor], theta: Tensor) -> lis
 
 
 def _by_reach(
-    pictures: Tensor, theta: Tensor, needed: Tensor, largest: float, blur: Callable[[Tensor, Tensor, int], Tensor]
+    pictures: Tensor,
+    theta: Tensor,
+    context: Context,
+    usual: float,
+    reach_of: Callable[[Any], Any],
+    blur: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Tensor:
-    """`blur(pictures, theta, reach)` with kernels whose reach, in pixels, is as large as needed and at most `largest`.
+    """`blur(pictures, theta, reach)` with kernels whose reach, in pixels, is as large as needed.
 
-    On a CPU each test gets the smallest of a few kernel sizes that is sufficient, which depends only on its own theta.
+    `reach_of` maps the first theta to what it needs. On a CPU each test gets the smallest of a few kernel sizes that is
+    sufficient, which depends only on its own theta.
     """
-    sizes = [max(1, math.ceil(largest))]
+    needed = reach_of(theta[:, 0])
+    sizes = [max(1, math.ceil(reach_of(usual)))]
     while sizes[0] > SMALL_REACH:
-        sizes.insert(0, math.ceil(sizes[0] / 1.6))
+        sizes.insert(0, math.ceil(sizes[0] / SIZE_STEP))
+    while context.highest and sizes[-1] < reach_of(context.highest[0]):
+        sizes.append(math.ceil(sizes[-1] * SIZE_STEP))
     if pictures.is_cuda or len(sizes) == 1:  # selecting sizes would wait for the GPU
         return blur(pictures, theta, sizes[-1])
     size = torch.bucketize(needed.detach(), needed.new_tensor(sizes)).clamp_(max=len(sizes) - 1)
@@ -175,25 +187,25 @@ _camera = partial(Perturbation, is_random=False, inputs="picture", family="camer
 BLUR = (
     _camera(
         "gaussian_blur",
-        (Theta("sigma", 0.0, 0.02, unit="share of the shorter side", limits=(0, MAX_SIGMA)),),
+        (Theta("sigma", 0.0, 0.02, unit="share of the shorter side", limits=(0, 1), small=(1.25, 0.25)),),
         gaussian_blur,
     ),
     _camera(
         "motion_blur",
         (
-            Theta("length", 0.0, 0.08, unit="share of the shorter side", limits=(0, MAX_LENGTH)),
+            Theta("length", 0.0, 0.08, unit="share of the shorter side", limits=(0, 1), small=(4.0, 0.25)),
             Theta("angle", -90.0, 90.0, unit="degrees from level, anticlockwise", limits=(-360, 360)),
         ),
         motion_blur,
     ),
     _camera(
         "defocus_blur",
-        (Theta("radius", 0.0, 0.025, unit="share of the shorter side", limits=(0, MAX_RADIUS)),),
+        (Theta("radius", 0.0, 0.025, unit="share of the shorter side", limits=(0, 1), small=(2.0, 0.25)),),
         defocus_blur,
     ),
     _camera(
         "zoom_blur",
-        (Theta("amount", 0.0, 0.15, unit="share by which the picture grows", limits=(0, 0.5)),),
+        (Theta("amount", 0.0, 0.15, unit="share by which the picture grows", limits=(0, 1)),),
         zoom_blur,
     ),
 )

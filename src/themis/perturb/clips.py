@@ -28,7 +28,8 @@ def over_time(perturbation: Perturbation) -> Perturbation:
     def apply(clips: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         share = torch.linspace(0, 1, clips.shape[1], dtype=theta.dtype, device=theta.device)[:, None]
         by_frame = torch.lerp(theta[:, None, :size], theta[:, None, size:], share)
-        return apply_to_frames(perturbation, clips, by_frame, rng, context)
+        wide = perturbation.reaching(tuple(map(max, context.highest[:size], context.highest[size:])))
+        return apply_to_frames(wide, clips, by_frame, rng, context)
 
     apply.__qualname__ = f"{OVER_TIME}({perturbation.code})"
     apply.__doc__ = f"{perturbation.about.rstrip('.')}; it changes steadily from the first frame to the last."

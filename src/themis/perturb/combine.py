@@ -41,9 +41,10 @@ def combine(*parts: Perturbation) -> Perturbation:
         raise UsageError(f"a combination must have at most {MOST_THETA} theta, got {sum(sizes)}: combine fewer parts")
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-        first = 0
+        first, highest = 0, context.highest
         for part, size in zip(parts, sizes, strict=True):
-            inputs = apply_inside(part, inputs, theta[:, first : first + size], rng, context)
+            wide = part.reaching(highest[first : first + size])
+            inputs = apply_inside(wide, inputs, theta[:, first : first + size], rng, context)
             first += size
         return inputs
 
@@ -130,6 +131,8 @@ def _format_number(value: float) -> str:
 
 def _with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+        free = iter(context.highest)
+        context.highest = tuple(held[k] if k in held else next(free) for k in range(len(perturbation.theta)))
         return perturbation.apply(inputs, _all_columns(perturbation, theta, held), rng, context)
 
     apply.__doc__, apply.__module__ = perturbation.apply.__doc__, perturbation.apply.__module__

@@ -38,6 +38,8 @@ class Context:
     margin: Callable[[Tensor], Tensor] | None = None
     """The oracle's margin `[tests]` of outputs: how far the answer is from being a fault, negative if it is one."""
     features: Features | None = None
+    highest: tuple[float, ...] = ()
+    """The upper end of the range of each theta; a kernel for all tests of a batch must be large enough for it."""
     passes: int = 0
     motion: Motion | None = None
     """How the pictures have moved so far; None if that is not followed, because no answer says where something is."""

@@ -37,6 +37,7 @@ def disturb(
     """
     perturbation = choose_perturbation(perturbation)
     check_fits(perturbation, tuple(inputs.shape[1:]))
+    perturbation = perturbation.fitted(tuple(inputs.shape[1:]))
     if not inputs.is_floating_point():
         raise UsageError(f"inputs must be floating-point numbers, got {inputs.dtype}: write inputs.float() / 255")
     values = _theta_columns(perturbation, theta, inputs)

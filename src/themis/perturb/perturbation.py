@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ class Theta:
         high: Upper end of that range.
         identity: The value that changes nothing, or least.
         unit: Shown to users.
-        limits: The meaningful values, which no range may exceed.
+        limits: The values that mathematics allows, which no range may exceed.
+        small: Pixels and a share of the shorter side: in a small picture the default range reaches so many pixels, but
+            at most that share. None for a theta whose range is the same for pictures of any size.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Theta:
     identity: float = 0.0
     unit: str = ""
     limits: tuple[float, float] = (-math.inf, math.inf)
+    small: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -74,7 +77,33 @@ class Theta:
 
     def between(self, low: float, high: float) -> Theta:
         """The same theta with a different range; its identity is the nearest value in it."""
-        return replace(self, low=low, high=high, identity=min(max(self.identity, low), high))
+        return replace(self, low=low, high=high, identity=min(max(self.identity, low), high), small=None)
+
+    def scaled(self, magnitude: float) -> Theta:
+        """The same theta with its range scaled around its identity."""
+        low, high = (self.identity + magnitude * (end - self.identity) for end in (self.low, self.high))
+        small = None if self.small is None else (magnitude * self.small[0], magnitude * self.small[1])
+        return replace(self, low=low, high=high, small=small)
+
+    def fitted(self, side: int) -> Theta:
+        """The same theta for pictures whose shorter side has so many pixels: its unit then names pixels as well."""
+        high = self.high
+        if self.small is not None:
+            pixels, share = self.small
+            high = min(max(high, min(pixels / side, share)), self.limits[1])
+        unit = self.unit
+        if "the shorter side" in unit and not self.pixels:
+            unit = f"{unit}: {self.low * side:.3g} to {high * side:.3g} px"
+        return replace(self, high=high, unit=unit, small=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The theta as plain data; what applies to small pictures is not part of it, as a run records fitted ranges."""
+        return {name: value for name, value in asdict(self).items() if name != "small"}
+
+    @property
+    def pixels(self) -> str:
+        """The range in pixels, if the unit names it."""
+        return self.unit.rpartition(": ")[2] if self.unit.endswith(" px") else ""
 
 
 @dataclass(frozen=True)
@@ -149,11 +178,30 @@ class Perturbation:
         if self.theta_is_magnitude:
             return replace(self, theta=tuple(replace(theta, high=magnitude) for theta in self.theta), parts=())
 
-        def scaled(theta: Theta) -> Theta:
-            low, high = (theta.identity + magnitude * (end - theta.identity) for end in (theta.low, theta.high))
-            return replace(theta, low=low, high=high)
+        return replace(self, theta=tuple(theta.scaled(magnitude) for theta in self.theta), parts=())
 
-        return replace(self, theta=tuple(scaled(theta) for theta in self.theta), parts=())
+    def fitted(self, shape: tuple[int, ...]) -> Perturbation:
+        """The same perturbation with its range for inputs `[...]` of this shape, see `Theta.fitted`."""
+        if self.inputs not in ("picture", "clip") or len(shape) < 3:
+            return self
+        theta = tuple(theta.fitted(min(shape[-2:])) for theta in self.theta)
+        return replace(self, theta=theta, parts=tuple(part.fitted(shape) for part in self.parts))
+
+    def within(self, ranges: Sequence[tuple[str, float, float]]) -> Perturbation:
+        """The same perturbation with the recorded ranges of its theta; itself if it has them, or has other theta."""
+        if [name for name, _, _ in ranges] != [theta.name for theta in self.theta]:
+            return self
+        pairs = list(zip(self.theta, ranges, strict=True))
+        if all((theta.low, theta.high) == (low, high) for theta, (_, low, high) in pairs):
+            return replace(self, theta=tuple(replace(theta, small=None) for theta in self.theta))
+        return replace(self, theta=tuple(theta.between(low, high) for theta, (_, low, high) in pairs), parts=())
+
+    def reaching(self, highest: tuple[float, ...]) -> Perturbation:
+        """The same perturbation with ranges that end at these values or beyond."""
+        if all(value <= theta.high for value, theta in zip(highest, self.theta, strict=True)):
+            return self
+        pairs = zip(self.theta, highest, strict=True)
+        return replace(self, theta=tuple(replace(theta, high=max(theta.high, value)) for theta, value in pairs))
 
     @property
     def code(self) -> str:
@@ -264,6 +312,7 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     if context.motion is not None and (perturbation.passes or perturbation.needs_gradient):
         context.follow_motion()
     drawn = rng.drawn
+    context.highest = tuple(theta.high for theta in perturbation.theta)
     disturbed = _applied(perturbation, passed, theta, rng, context)
     if context.motion is not None and not perturbation.is_combination:
         context.motion = _motion_after(perturbation, context.motion, inputs, theta, rng, drawn)

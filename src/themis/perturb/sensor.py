@@ -112,7 +112,7 @@ _camera = partial(Perturbation, inputs="picture", family="camera", moves=False)
 SENSOR = (
     _camera(
         "pixelate",
-        (Theta("block", 0.0, 0.05, unit="share of the shorter side", limits=(0, 1)),),
+        (Theta("block", 0.0, 0.05, unit="share of the shorter side", limits=(0, 1), small=(3.0, 0.25)),),
         pixelate,
         is_random=False,
     ),

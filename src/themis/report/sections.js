@@ -2,7 +2,7 @@
 function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.verdict.tone}` }, view.verdict.text),
     el('p', { class: 'stop' }, view.stop),
-    view.fault ? note(`A fault is ${view.fault}.`) : null);
+    view.slight ? note(`${view.slight}.`) : null, view.fault ? note(`A fault is ${view.fault}.`) : null);
 }
 
 function drawNumbers(view) {

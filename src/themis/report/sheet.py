@@ -55,6 +55,7 @@ def draw_sheet(
     """
     if not perturbations:
         raise UsageError("there is no perturbation to draw: choose perturbations of pictures that need no model")
+    perturbations = [perturbation.fitted(tuple(picture.shape)) for perturbation in perturbations]
     names = [wrap(perturbation.name, 24) for perturbation in perturbations]
     thetas = [wrap(", ".join(theta.name for theta in perturbation.theta), 42) for perturbation in perturbations]
     n_lines = max(len(name) * 1.6 + len(theta) for name, theta in zip(names, thetas, strict=True))

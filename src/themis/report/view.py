@@ -140,6 +140,8 @@ class ReportView:
     task: str
     fault: str | None
     """What counts as a fault, in words."""
+    slight: str | None
+    """That the perturbation hardly changes the inputs, if so."""
     perturbation: str
     subject: str
     """The name of the model."""
@@ -236,6 +238,7 @@ def read_view(
         state=state,
         task=task,
         fault=start.get("fault"),
+        slight=start.get("slight"),
         perturbation=perturbation,
         subject=_subject(run),
         theta=[ThetaRow(*(theta[field.name] for field in fields(ThetaRow))) for theta in run.record["theta"]],

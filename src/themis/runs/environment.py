@@ -90,7 +90,7 @@ def describe_run(
         "origin": None if origin is None else origin.as_dict(),
         "perturbation": perturbation.name,
         "perturbation_code": perturbation.code,
-        "theta": [asdict(theta) for theta in perturbation.theta],
+        "theta": [theta.as_dict() for theta in perturbation.theta],
         "environment": environment,
     }
 

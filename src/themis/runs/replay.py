@@ -432,23 +432,25 @@ def _settled_oracle(spec: str) -> Oracle:
 def recorded_perturbation(run: Reader, requested: str | Perturbation | None, permission: Permission) -> Perturbation:
     """The run's perturbation by its name, or the requested one if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
-    recorded = [(theta["name"], theta["low"], theta["high"]) for theta in run.record["theta"]]
     reason = "the name now belongs to another perturbation"
     if requested is None:
         permission.require(perturbation_code(name))
     try:
         imports = requested is not None or permission.is_granted
         chosen = choose_perturbation(requested or name, magnitude, imports=imports)
+        has_default = not isinstance(requested, Perturbation) or any(theta.small for theta in chosen.theta)
+        if has_default and chosen.family != "own":
+            chosen = chosen.within(run.ranges)  # defaults depend on the pictures, and on the version of Themis
         ranges = [(theta.name, theta.low, theta.high) for theta in chosen.theta]
         is_same = requested is not None or chosen.code == run.record["perturbation_code"]
-        if is_same and (chosen.name, ranges) == (name, recorded):
+        if is_same and (chosen.name, ranges) == (name, run.ranges):
             return chosen
     except UsageError as error:
         reason = str(error)
     if requested is None:
         raise UsageError(f"the run's perturbation {name!r} is not known by name here: pass perturbation=... ({reason})")
     raise UsageError(
-        f"the perturbation must be the run's {name!r} with theta {recorded}, got {chosen.name!r} with {ranges}"
+        f"the perturbation must be the run's {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}"
     )
 
 

@@ -64,6 +64,8 @@ class Start:
     """Which entry of the model's result holds its scores, in words; None if the result is a tensor."""
     clean_map: float | None = None
     """Mean average precision on clean inputs, as COCO defines it, in tasks whose answers are boxes."""
+    slight: str | None = None
+    """That the perturbation hardly changes the inputs, if so."""
 
     @property
     def task(self) -> str:

@@ -199,11 +199,12 @@ def _run(
     perturbations = [member.perturbation for member in suite.members]
     with closing(SuiteFolder(out)) as folder:
         stored = folder.read()
-        if stored is not None:
-            _check_same(stored, suite, options, settings, folder.path)
         with open_series(
             target, data, perturbations, settings, origin=origin, features=features, classes=classes
         ) as series:
+            suite = suite.fitted(tuple(series.seeds.shape[1:]))
+            if stored is not None:
+                _check_same(stored, suite, options, settings, folder.path)
             columns = _slice_columns(series, metadata)
             series = replace(series, is_trusted=is_trusted)
             record = stored or _new_record(suite, options, settings, series, classes)

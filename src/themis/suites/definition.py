@@ -65,6 +65,11 @@ class SuiteDefinition:
     members: tuple[SuiteMember, ...]
     notes: tuple[str, ...] = field(default=())
 
+    def fitted(self, shape: tuple[int, ...]) -> SuiteDefinition:
+        """The suite with ranges of theta for inputs `[...]` of this shape."""
+        members = (replace(member, perturbation=member.perturbation.fitted(shape)) for member in self.members)
+        return replace(self, members=tuple(members))
+
     def plain(self) -> dict[str, Any]:
         """The definition as a YAML file has it."""
         return {"name": self.name, "members": [member.plain() for member in self.members]}

@@ -69,7 +69,7 @@ CORRUPTIONS = (
         ("radius",),
         _one(0.0134, 0.0179, 0.0268, 0.0357, 0.04),
         _one(0.0094, 0.0125, 0.0156, 0.0313, 0.04),
-        f"{CLOSE}: a disc of the published radius; severity 5 is weaker, as the largest disc of Themis is smaller",
+        f"{CLOSE}: a disc of the published radius; severity 5 is weaker, a radius of 0.04",
     ),
     Corruption(
         "glass_blur",
@@ -98,7 +98,7 @@ CORRUPTIONS = (
         ((0.03, ANGLES), (0.048, ANGLES), (0.076, ANGLES), (0.09, ANGLES), (0.1, ANGLES)),
         ((0.06, ANGLES), (0.07, ANGLES), (0.08, ANGLES), (0.09, ANGLES), (0.1, ANGLES)),
         f"{CLOSE}: an even line of the same spread, instead of one that fades; severities 4 and 5 are weaker, for "
-        "small pictures all, as the longest line of Themis is shorter",
+        "small pictures all, with lines of at most 0.1",
     ),
     Corruption(
         "zoom_blur",

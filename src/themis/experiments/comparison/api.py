@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ class ComparisonSetup:
             "plan": self.plan.as_dict(),
             "perturbation": self.perturbation.name,
             "perturbation_code": self.perturbation.code,
-            "theta": [asdict(theta) for theta in self.perturbation.theta],
+            "theta": [theta.as_dict() for theta in self.perturbation.theta],
             **tested,
             "train": train,
             "rivals": rivals,

@@ -133,8 +133,10 @@ def about(forecast: int) -> str:
 def opening(start: Start) -> str:
     """What the campaign is about to test, in three lines."""
     shows_units = len(start.theta) <= 2  # more units would hide the rest
+    units = [theta.unit if shows_units else theta.pixels for theta in start.theta]
     theta = ", ".join(
-        f"{t.name} {t.low:g} to {t.high:g}{f' ({t.unit})' if t.unit and shows_units else ''}" for t in start.theta
+        f"{t.name} {t.low:g} to {t.high:g}{f' ({unit})' if unit else ''}"
+        for t, unit in zip(start.theta, units, strict=True)
     )
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     layers = f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')},"

@@ -120,6 +120,11 @@ class Reader:
         return record
 
     @property
+    def ranges(self) -> list[tuple[str, float, float]]:
+        """The name and the range of each theta."""
+        return [(theta["name"], theta["low"], theta["high"]) for theta in self.record["theta"]]
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Names of the layers; empty until the clean sweep is done."""
         return tuple(layer["name"] for layer in self.record.get("start", {"layers": ()})["layers"])

@@ -176,6 +176,7 @@ START = record(
         "entry": optional(text()),
         "perturbed": optional(text()),
         "clean_map": optional(SHARE),
+        "slight": optional(text()),
     },
     is_closed=True,
 )
