@@ -1,6 +1,7 @@
 """Planted mistakes in inputs and labels are found and named."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -157,3 +158,71 @@ def test_check_prints_json(here, capsys):
     seen = json.loads(capsys.readouterr().out)
     assert seen["start"]["n_neurons"] == 19
     assert seen["suspicions"] == []
+
+
+class Configured(nn.Module):
+    """Returns whether a picture is brighter than the mean that its configuration names, as models of timm do."""
+
+    def __init__(self, mean=(0.4, 0.5, 0.6)):
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.pretrained_cfg = {"mean": mean, "std": (0.2, 0.2, 0.2), "input_size": (3, 4, 4)}
+
+    def forward(self, x):
+        score = self.relu(x.mean((1, 2, 3)) + 10) - 10
+        return torch.stack([-score, score], 1)
+
+
+def bright_and_dark(scale=1.0, n=48):
+    labels = torch.arange(n) % 2
+    noise = 0.05 * torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    return scale * (0.35 + 0.25 * labels.view(-1, 1, 1, 1) + noise), labels
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_a_normalisation_that_the_model_names_and_needs_is_warned_of(scale):
+    inputs, labels = bright_and_dark(scale)
+    target = Target(Configured(), bounds=(0, scale))
+    remedy = "" if scale == 1 else r", \(0, 255\)"
+    rule = (
+        "the configuration of Configured names a normalisation, which is not applied: with it, the model answers "
+        r"100.0% of 48 clean inputs correctly instead of 50.0%; pass preprocess="
+        rf"themis.Normalize.of\(model{remedy}\) \(--mean "
+    )
+    with pytest.warns(RuntimeWarning, match=rule):
+        run = themis.run(target, (inputs, labels), "gaussian", max_tests=64)
+    norm = themis.Normalize.of(target.module, target.bounds)
+    right = themis.run(replace(target, preprocess=norm), (inputs, labels), "gaussian", max_tests=64)
+    assert (run.start.clean_accuracy, right.start.clean_accuracy) == (0.5, 1.0)
+
+
+def test_without_labels_a_normalisation_that_is_not_applied_is_named():
+    inputs, _ = bright_and_dark()
+    with pytest.warns(RuntimeWarning, match=r"cannot tell .*: pass preprocess=.*--mean 0.4,0.5,0.6 --std 0.2,0.2,0.2"):
+        themis.run(Configured(), inputs, "gaussian", max_tests=64)
+
+
+class TrainedFurther(Configured):
+    """Is right without the normalisation that its configuration still names."""
+
+    def forward(self, x):
+        return super().forward(x - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        (TrainedFurther(), {}),
+        (Configured(mean=(0.5,) * 4), {}),
+        (Configured(), {"preprocess": themis.Normalize(0.3, 0.5)}),
+        (nn.Sequential(Configured()), {}),
+    ],
+    ids=["trained further", "other channels", "normalised", "part of a model"],
+)
+def test_a_normalisation_is_not_mentioned_where_it_is_not_known_to_help(model, how):
+    themis.run(Target(model, **how), bright_and_dark(), "gaussian", max_tests=64)
+
+
+def test_check_names_a_missing_normalisation():
+    seen = check(Target(Configured()), bright_and_dark())
+    assert any("the configuration of Configured names a normalisation" in each for each in seen.warnings)

@@ -32,17 +32,21 @@ from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
 from themis.target.diagnose import (
+    missing_normalisation,
     warn_of_batch_dependence,
     warn_of_chance,
     warn_of_changes,
+    warn_of_missing_normalisation,
     warn_of_normalisation,
     warn_of_unequal_ranges,
     warn_of_unused_outputs,
 )
-from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget, Target
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
+NORMALISED = 128
+"""Seeds that are run with the normalisation that a model names but does not get."""
 LOOKED_AT = 16
 """Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
@@ -156,9 +160,24 @@ def sweep_clean(
     with step("running the model on the first inputs again"):
         calculator.check_repeats()
         warn_of_normalisation(target, seeds.shape[1:])
+        _warn_of_missing_normalisation(calculator)
         warn_of_batch_dependence(calculator.batch_dependence())
     _warn_of_guesses(calculator)
     return CleanSweep(calculator, measurer, moments, view)
+
+
+def _warn_of_missing_normalisation(calculator: Calculator) -> None:
+    """Run some clean inputs with the normalisation that the model's own configuration names, if it has none."""
+    target, seeds = calculator.target, calculator.seeds
+    norm = missing_normalisation(target, tuple(seeds.shape[1:]))
+    if norm is None or not isinstance(target, Target) or seeds.others is not None:
+        return
+    n = min(len(seeds), NORMALISED)
+    labels = None if calculator.labels is None else calculator.labels[:n]
+    calculator.passes += n
+    with torch.no_grad():
+        inputs, outputs = seeds.take(torch.arange(n)), calculator.clean_outputs[:n]
+        warn_of_missing_normalisation(target, norm, inputs, outputs, labels, calculator.chunk)
 
 
 def _warn_of_guesses(calculator: Calculator) -> None:

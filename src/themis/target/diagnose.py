@@ -8,7 +8,7 @@ not guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import warn
+from themis.target.normalisation import own_statistics
 from themis.target.target import AnyTarget, Normalize, Target
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -94,6 +95,50 @@ def warn_of_normalisation(target: AnyTarget, shape: Sequence[int]) -> None:
             f"deviation of {max(std):.4g} are those of inputs in 0..1, and give the model values up to "
             f"{(high - max(mean)) / max(std):.4g}: pass {values}, or divide the inputs by {high:g} and pass bounds 0,1"
         )
+
+
+def missing_normalisation(target: AnyTarget, shape: tuple[int, ...]) -> Normalize | None:
+    """Return the normalisation in the configuration of a model that gets pictures of a shape without any.
+
+    None if the target has a preprocessing, or if the model names none for so many channels.
+    """
+    is_known = isinstance(target, Target) and target.preprocess is None and target.bounds in ((0, 1), (0, 255))
+    statistics = own_statistics(target.module, is_local=True) if isinstance(target, Target) and is_known else None
+    if statistics is None or len(shape) != 3 or any(len(values) not in (1, shape[0]) for values in statistics):
+        return None
+    return Normalize.within(target.bounds, *statistics)
+
+
+def warn_of_missing_normalisation(
+    target: Target, norm: Normalize, inputs: Tensor, outputs: Tensor, labels: Tensor | None, chunk: int
+) -> None:
+    """Warn if an open classifier answers inputs better with a normalisation, or if that cannot be known.
+
+    The configuration of a model that was trained further is still that of the original, so nothing is applied unasked.
+    """
+    low, high = target.bounds
+    python = "themis.Normalize.of(model)" if high == 1 else f"themis.Normalize.of(model, ({low:g}, {high:g}))"
+    mean, std = (",".join(f"{number:.4g}" for number in values.tolist()) for values in (norm.mean, norm.std))
+    finding = f"the configuration of {type(target.module).__name__} names a normalisation, which is not applied"
+    remedy = f"pass preprocess={python} (--mean {mean} --std {std})"
+    if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2:
+        finding += ", and without labels of classes Themis cannot tell whether the model needs it"
+        warn(f"{finding}: {remedy}, or preprocess=themis.Normalize(0, 1) (--mean 0 --std 1) if it does not")
+        return
+    normalised = replace(target, preprocess=norm)
+    scores = torch.cat([normalised.forward(part.to(outputs.device)) for part in torch.split(inputs, chunk)])
+    was, now = outputs.argmax(1) == labels, scores.argmax(1) == labels
+    if _is_better(int((now & ~was).sum()), int((was & ~now).sum())):
+        before, after = (f"{float(right.double().mean()):.1%}" for right in (was, now))
+        finding += f": with it, the model answers {after} of {len(inputs)} clean inputs correctly instead of {before}"
+        warn(f"{finding}; {remedy}")
+
+
+def _is_better(n_gained: int, n_lost: int) -> bool:
+    """Return whether so many answers would become correct rather than wrong by chance with a probability below 0.01."""
+    from scipy.stats import binom
+
+    return bool(binom.sf(n_gained - 1, n_gained + n_lost, 0.5) < 0.01)
 
 
 def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float]) -> None:

@@ -9,10 +9,11 @@ Statistics = tuple[list[float], list[float]]
 """The mean and the standard deviation of each channel, for inputs in 0..1."""
 
 
-def own_statistics(model: Any) -> Statistics | None:
+def own_statistics(model: Any, *, is_local: bool = False) -> Statistics | None:
     """Return the normalisation that the configuration of a model of timm or transformers names; None if it has none.
 
-    transformers stores it with the image processor, which is read from where the model was loaded.
+    transformers stores it with the image processor, which is read from where the model was loaded; `is_local`: only if
+    that is on this machine.
     """
     for name in ("pretrained_cfg", "default_cfg"):
         config = getattr(model, name, None)
@@ -22,14 +23,14 @@ def own_statistics(model: Any) -> Statistics | None:
     folder = getattr(getattr(model, "config", None), "_name_or_path", None)
     if not folder or type(model).__module__.partition(".")[0] != "transformers":
         return None
-    return _of_processor(folder)
+    return _of_processor(folder, is_local=is_local)
 
 
-def _of_processor(folder: str) -> Statistics | None:
+def _of_processor(folder: str, *, is_local: bool) -> Statistics | None:
     from transformers import AutoImageProcessor  # type: ignore[import-not-found, unused-ignore]
 
     try:
-        processor = AutoImageProcessor.from_pretrained(folder)
+        processor = AutoImageProcessor.from_pretrained(folder, local_files_only=is_local)
     except (OSError, ValueError):  # the folder has no image processor
         return None
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
