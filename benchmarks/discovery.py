@@ -36,7 +36,7 @@ from themis.campaign.stop import is_little_left
 from themis.judge.estimate import Estimate
 from themis.judge.reach import FACTOR, forecast
 from themis.judge.risk import residual_risk
-from themis.zoo import data, load
+from themis_lab.zoo import data, load
 
 RESULTS = Path(__file__).parent / "results" / "discovery.json"
 BUDGET = 20_000

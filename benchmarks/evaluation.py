@@ -23,12 +23,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from themis.data import Seeds
-from themis.experiments.evaluation.figures import draw_evaluation
-from themis.experiments.evaluation.merge import merge_evaluations
-from themis.experiments.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
-from themis.experiments.evaluation.plan import EvaluationPlan
-from themis.experiments.evaluation.summary import Evaluation
-from themis.zoo.splits import ReadSplit, SplitName, read_cifar10, read_mnist, read_udacity
+from themis_lab.evaluation.figures import draw_evaluation
+from themis_lab.evaluation.merge import merge_evaluations
+from themis_lab.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
+from themis_lab.evaluation.plan import EvaluationPlan
+from themis_lab.evaluation.summary import Evaluation
+from themis_lab.zoo.splits import ReadSplit, SplitName, read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "benchmarks/evaluation.yaml"

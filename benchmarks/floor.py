@@ -37,7 +37,7 @@ from themis.measure.calculator import Calculator
 from themis.measure.fold import ChunkFold
 from themis.measure.moments import Accumulator
 from themis.runs.environment import describe_environment
-from themis.zoo import lenet5, resnet56
+from themis_lab.zoo import lenet5, resnet56
 
 AIMS = {"lenet5": 1.35, "resnet56": 1.25}
 TITLES = {"lenet5": "LeNet-5, Gaussian", "resnet56": "ResNet-56, Gaussian"}

@@ -24,6 +24,7 @@ from rich.table import Table
 from searching.arguments import add_quick, complete
 
 import themis
+import themis_lab
 from themis.cli.demo import make_data, make_model
 from themis.perturb import PERTURBATIONS
 from themis.runs.run import percent
@@ -65,7 +66,7 @@ def main() -> None:
     arguments = complete(parser.parse_args(), QUICK, FULL)
     device = torch.device(arguments.device)
     if arguments.zoo:
-        target, data = themis.zoo.load(arguments.zoo), themis.zoo.data(arguments.zoo)
+        target, data = themis_lab.zoo.load(arguments.zoo), themis_lab.zoo.data(arguments.zoo)
     else:
         target, data = themis.Target(make_model()), make_data()
     target.module.to(device)

@@ -31,7 +31,7 @@ from themis.data.readers import data_folder, read_cifar10
 from themis.data.seeds import Seeds, read_seeds
 from themis.runs.environment import describe_environment
 from themis.target.activations import Granularity
-from themis.zoo import resnet56
+from themis_lab.zoo import resnet56
 
 N_SEEDS = 2_000
 MAGNITUDE = 0.05

@@ -40,23 +40,23 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.data.datasets import BLOCK
-from themis.experiments.contest.cells import pack, unpack
-from themis.experiments.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
-from themis.experiments.retraining.batches import can_distill
-from themis.experiments.retraining.changes import Shift, paired
-from themis.experiments.retraining.checkpoint import put_weights
-from themis.experiments.retraining.examine import Column, examine
-from themis.experiments.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
-from themis.experiments.retraining.material import Material, of_tests
-from themis.experiments.retraining.plan import named_perturbation
-from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.rounds import join_material
-from themis.experiments.retraining.tune import Tuned, interpolate, tune
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
+from themis.retraining.batches import can_distill
+from themis.retraining.changes import Shift, paired
+from themis.retraining.checkpoint import put_weights
+from themis.retraining.examine import Column, examine
+from themis.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
+from themis.retraining.material import Material, of_tests
+from themis.retraining.plan import named_perturbation
+from themis.retraining.recipe import Recipe
+from themis.retraining.rounds import join_material
+from themis.retraining.tune import Tuned, interpolate, tune
 from themis.runs.parts import Parts
 from themis.target.ledger import Ledger
 from themis.target.target import Target
+from themis_lab.contest.cells import pack, unpack
+from themis_lab.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
 
 BASELINES = ("nc", "kmnc", "idc", "lsa")
 RIVALS = ("random", "augmix", "pgd", *BASELINES)

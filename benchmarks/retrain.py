@@ -31,14 +31,14 @@ from searching.files import write_results
 from searching.packs import ModelWithData, load_model, read_pack, write_pack
 
 from themis.errors import ThemisError
-from themis.experiments.contest.cells import Case, Contest, failed_cell
-from themis.experiments.contest.choosing import choose_competitor
-from themis.experiments.contest.plan import ContestCell, ContestPlan
-from themis.experiments.contest.standings import show, summarise
-from themis.experiments.executors import Failure, attempt
-from themis.experiments.retraining.recipe import Recipe
+from themis.experiments import Failure, attempt
 from themis.perturb import choose_perturbation
+from themis.retraining.recipe import Recipe
 from themis.target.ledger import Ledger
+from themis_lab.contest.cells import Case, Contest, failed_cell
+from themis_lab.contest.choosing import choose_competitor
+from themis_lab.contest.plan import ContestCell, ContestPlan
+from themis_lab.contest.standings import show, summarise
 
 EVERY = 10
 """The intervals of an incomplete row are updated after this many cells."""

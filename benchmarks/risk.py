@@ -30,7 +30,7 @@ from searching.files import write_results
 import themis
 from themis.judge.estimate import Estimate
 from themis.judge.risk import unseen_mass
-from themis.zoo import data, load
+from themis_lab.zoo import data, load
 
 ROWS = {
     "lenet5 gaussian 0.6": ("lenet5-mnist", "gaussian", 0.6),

@@ -34,7 +34,7 @@ from torch.utils.data import Dataset
 
 import themis
 from themis import Target
-from themis.zoo import densenet121
+from themis_lab.zoo import densenet121
 
 SIDE, CLASSES = 32, 10
 CURVES = {

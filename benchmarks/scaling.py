@@ -41,7 +41,7 @@ from themis.campaign import hiring, remote
 from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
 from themis.data import Seeds
 from themis.measure.moments import Accumulator
-from themis.zoo import data, load, resnet56
+from themis_lab.zoo import data, load, resnet56
 
 LATENCY = 2e-3
 """Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""

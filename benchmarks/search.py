@@ -38,7 +38,7 @@ from searching.campaigns import Task, counts, make_policy, run_tasks
 from searching.files import read_results, write_results
 from searching.rows import ATTACK_ROWS, ROWS, Row, write_pack
 
-from themis.criteria.names import PAPER
+from themis_lab.criteria import PAPER
 
 POLICIES = ("random", "corners", "paper", "scheduled")
 QUICK: dict[str, Any] = {"rows": ["lenet5*", "pdf*"], "random_seeds": 2, "passes": 5_000, "seeds": 1_000}

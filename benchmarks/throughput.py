@@ -24,7 +24,7 @@ from torch import nn
 import themis
 from themis import Target
 from themis.target.activations import Granularity
-from themis.zoo import lenet5, resnet50, resnet56
+from themis_lab.zoo import lenet5, resnet50, resnet56
 
 SMALL, LARGE = (3, 32, 32), (3, 224, 224)
 Row = tuple[Callable[[], nn.Module], tuple[int, ...], int, int, Granularity, int, str, float | None, str, float]

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import themis
-from themis.criteria import KMNC, NC, apfd, rank
+from themis_lab.criteria import KMNC, NC, apfd, rank
 
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 4)).eval()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import themis
+import themis_lab
 
 pytestmark = pytest.mark.quick
 
@@ -20,7 +21,8 @@ def test_every_public_name_is_there():
 
 def test_folders_are_public_too():
     assert "gaussian" in themis.perturb.PERTURBATIONS
-    assert themis.zoo.lenet5() is not None
+    assert themis_lab.zoo.lenet5() is not None
+    assert "kmnc" in themis_lab.criteria.CRITERIA
 
 
 def test_importing_it_imports_no_torch():

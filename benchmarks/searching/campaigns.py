@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 import themis
 from searching.rows import Row, fitted, make_bench
 from themis.campaign.budget import stage_end
-from themis.criteria.names import PAPER
 from themis.perturb import choose_perturbation
 from themis.search import Policy, choose_policy
+from themis_lab.criteria import PAPER
 
 AT = {"passes": (2_000, 5_000, 10_000, 20_000), "tests": (25, 50, 100, 200, 500, 1_000)}
 """Numbers of passes, or of tests, at which results are compared."""

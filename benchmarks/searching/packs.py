@@ -16,7 +16,7 @@ from torch import Tensor
 from searching.rows import TARGET, _pack, _seeds
 from themis.data.hashes import seed_hashes
 from themis.data.seeds import Seeds, read_seeds
-from themis.experiments.retraining.grading import with_settled_oracle
+from themis.retraining.grading import with_settled_oracle
 from themis.runs.parts import Parts, choose_part
 from themis.runs.source import Origin
 from themis.target.target import Target

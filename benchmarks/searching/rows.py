@@ -14,11 +14,12 @@ from torch import Tensor
 
 from themis.criteria.criterion import Criterion
 from themis.criteria.fitting import fit_to
-from themis.criteria.names import PAPER, choose_criterion
+from themis.criteria.names import choose_criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.oracle import choose_oracle
 from themis.runs.source import Origin
 from themis.target.target import AnyTarget, Target
+from themis_lab.criteria import PAPER
 
 SIX = "rotate + shift + brightness + contrast + gaussian_blur"
 TRAIN_INPUTS = 10_000

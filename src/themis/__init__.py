@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from themis.compute.cluster import RayExecutor
     from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
-    from themis.experiments.comparison.api import compare
-    from themis.experiments.retraining.api import retrain
     from themis.judge.coverage import Coverage
     from themis.measure.moments import Moments
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
+    from themis.retraining.api import retrain
     from themis.runs.faults import Fault
     from themis.runs.open import open_run
     from themis.runs.run import Run
@@ -58,13 +57,12 @@ _HOMES = {
     "ThemisError": "errors",
     "Theta": "perturb",
     "UsageError": "errors",
-    "compare": "experiments.comparison.api",
     "diff": "suites.diff",
     "open_run": "runs.open",
     "open_suite": "suites.result",
     "resume": "campaign.api",
     "resume_suite": "suites.api",
-    "retrain": "experiments.retraining.api",
+    "retrain": "retraining.api",
     "run": "campaign.api",
     "run_suite": "suites.api",
 }
@@ -91,7 +89,6 @@ __all__ = [
     "Theta",
     "UsageError",
     "__version__",
-    "compare",
     "diff",
     "open_run",
     "open_suite",
@@ -103,7 +100,7 @@ __all__ = [
 ]
 
 
-_FOLDERS = ("criteria", "perturb", "zoo")
+_FOLDERS = ("criteria", "perturb")
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,10 @@ class Settings:
     magnitude: float | None = option(
         None, "largest strength of the perturbation; for noise and attacks, the upper end of theta"
     )
-    policy: Any = option("scheduled", "how tests are chosen: random, corners, paper, scheduled, fuzz or deepxplore")
+    policy: Any = option(
+        "scheduled",
+        "how tests are chosen: random, corners, paper, scheduled, or a policy that a package adds, such as fuzz",
+    )
     criterion: Any | None = option(
         None,
         "criterion that guides policy fuzz, which is then the default, or observes another policy: kmnc, "

@@ -54,6 +54,12 @@ def percent(share: float, digits: int = 1) -> str:
     return text
 
 
+def split_list(text: str) -> list[str]:
+    """The parts of a list, separated by commas outside brackets."""
+    parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
+    return [part for part in parts if part]
+
+
 def csv_cell(value: Any) -> Any:
     """A cell of a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front of it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

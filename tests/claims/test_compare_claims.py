@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from themis.experiments.comparison.statistics import Weights, agreed_lead, measure_correlation, measure_total
+from themis_lab.comparison.statistics import Weights, agreed_lead, measure_correlation, measure_total
 
 MAGNITUDES = np.linspace(0.1, 1, 8)[:, None]
 N_SEEDS, N_CAMPAIGNS = 200, 3

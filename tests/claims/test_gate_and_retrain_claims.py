@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from themis.experiments.retraining.changes import paired
-from themis.experiments.retraining.table import _gain
 from themis.judge.risk import fault_rate
+from themis.retraining.changes import paired
+from themis.retraining.table import _gain
 from themis.runs.verdict import CleanScores, Counts, write_verdict
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from themis.cli import COMMANDS, completion, main
-from themis.experiments.retraining.recipe import OPTIMISERS, SCHEDULES
+from themis.retraining.recipe import OPTIMISERS, SCHEDULES
 
 pytestmark = pytest.mark.xdist_group("retrain_command")
 
@@ -137,7 +137,6 @@ def test_several_runs_are_retrained_on_together_and_graded_one_by_one(home, caps
     for words, why in (
         (["run", "run"], "runs must differ in their perturbation or magnitude, but 2 of them have gaussian:0.6"),
         (["run", "light", "--rounds", "2"], "rounds must be 1 for several runs"),
-        (["run", "light", "--from", "themis,random"], "--from must come with one run"),
         (["run", "whole"], "--split"),
     ):
         assert main(["retrain", *words, "--out", "refused", *QUICK]) == 2
@@ -145,17 +144,28 @@ def test_several_runs_are_retrained_on_together_and_graded_one_by_one(home, caps
 
 
 def test_techniques_are_compared(home, capsys):
-    command = ["retrain", "run", "--from", "themis,random", "--out", "contest", "--random-seeds", "2", "--epochs", "1"]
-    assert main([*command, "--limit", "20", "--draws", "2"]) == 0
+    command = [
+        "contest",
+        "run",
+        "--techniques",
+        "themis,random",
+        "--out",
+        "contest",
+        "--random-seeds",
+        "2",
+        "--epochs",
+        "1",
+    ]
+    assert main([*command, "--epochs", "1", "--inputs", "20", "--draws", "2"]) == 0
     assert "Results in contest" in capsys.readouterr().out
     kept = json.loads((home / "contest/contest.json").read_text())
     assert {each["technique"] for each in kept["standings"]} == {"themis", "random"}
-    assert main([*command, "--rounds", "2"]) == 2
-    assert "--rounds must be left out with --from" in capsys.readouterr().err
+    assert main([*command, "--epochs", "1", "--inputs", "20", "--draws", "2"]) == 0
+    assert "4 trainings, 4 already finished" in capsys.readouterr().out
 
 
 def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
-    from themis.experiments.progress import ShowCells
+    from themis.report.cells import ShowCells
 
     def stop(self, end):
         raise KeyboardInterrupt
@@ -172,7 +182,6 @@ def test_bad_options_are_one_line(home, capsys):
     for words, why in (
         (["retrain", "run", "--mix", "2"], "mix must lie in [0, 1], got 2"),
         (["retrain", "run", "--keep-clean", "0.1"], "keep_clean must be written as tolerance"),
-        (["retrain", "run", "--workers", "2"], "--workers must come with --from"),
         (["retrain", "nowhere"], "a run must be a folder with run.sqlite, but nowhere is not one"),
         (["retrain"], "RUN must be given"),
     ):

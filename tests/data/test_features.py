@@ -12,7 +12,7 @@ from themis.data.features import read_features
 from themis.data.readers import read_data
 from themis.data.rows import Rows
 from themis.runs.source import Origin
-from themis.zoo import splits
+from themis_lab.zoo import splits
 
 TABLE = torch.tensor([[0.0, 3.0, 0.5, 7.0], [1.0, -2.0, 0.25, 7.0], [0.0, 10.0, 1.5, 7.0]])
 NAMES = ("perm_sms", "n_files", "share", "version")

@@ -9,8 +9,9 @@ from documents import ROOT
 PAGES = {
     "themis": "themis.md",
     "themis.perturb": "perturb.md",
-    "themis.criteria": "criteria.md",
-    "themis.zoo": "zoo.md",
+    "themis_lab": "lab.md",
+    "themis_lab.criteria": "criteria.md",
+    "themis_lab.zoo": "zoo.md",
 }
 ALSO_DESCRIBED = {"themis.settings.Settings"}  # the options of themis.run
 

@@ -62,7 +62,7 @@ def test_the_table_of_perturbations_is_complete():
 
 
 def test_the_table_of_criteria_is_complete():
-    from themis.criteria import CRITERIA
+    from themis_lab.criteria import CRITERIA
 
     text = (ROOT / "docs/criteria.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if re.match(r"\| `\w+` \|", line)]

@@ -19,7 +19,7 @@ def script(monkeypatch):
 
 
 def test_the_page_shows_the_stored_results(script):
-    from themis.experiments.evaluation.summary import Evaluation
+    from themis_lab.evaluation.summary import Evaluation
 
     evaluation = Evaluation(json.loads(script.RESULTS.read_text()))
     page, cells = ((ROOT / f"docs/{name}.md").read_text() for name in ("evaluation", "evaluation-cells"))

@@ -19,7 +19,7 @@ def test_the_citation_names_this_version():
 
 def test_the_map_of_the_code_lists_the_layers_from_the_lowest_to_the_highest():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    layers = project["tool"]["importlinter"]["contracts"][1]["layers"]
     lowest = [f"{name.strip()}.py" for name in layers[-1].split(":")]
     modules_and_folders = [name for name in reversed(layers[:-1]) if name != "__main__"]
     source = ROOT / "src" / "themis"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from themis.criteria import names
 from themis.criteria.readings import Batch
+from themis_lab.criteria import CRITERIA
 
 N_TRAINING = 90
 CLASSES = 3
@@ -46,7 +46,7 @@ class Case:
 
     def make(self):
         """The criterion, fitted."""
-        criterion = names.CRITERIA[self.name](**dict(self.options))
+        criterion = CRITERIA[self.name](**dict(self.options))
         if not criterion.learns:
             return criterion
         with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def cases():
     """Every variant of every criterion with each of its settings."""
     return [
         Case(name, tuple({**options, **({"variant": variant} if variant else {})}.items()))
-        for name, kind in names.CRITERIA.items()
+        for name, kind in CRITERIA.items()
         for options in SETTINGS.get(name, [])
         for variant in (list(kind.variants) or [None])
     ]

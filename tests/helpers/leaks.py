@@ -3,12 +3,12 @@
 import themis
 from themis import Target
 from themis.data.hashes import seed_hashes
-from themis.experiments.retraining.examine import examine
-from themis.experiments.retraining.material import of_faults
-from themis.experiments.retraining.recipe import Recipe
-from themis.experiments.retraining.tune import tune
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
+from themis.retraining.examine import examine
+from themis.retraining.material import of_faults
+from themis.retraining.recipe import Recipe
+from themis.retraining.tune import tune
 from themis.runs.parts import PARTS, read_parts
 from themis.target.ledger import allow_trained_seeds
 

@@ -19,7 +19,7 @@ from themis.measure.tests import Tests
 from themis.oracle import Changed
 from themis.perturb import Context, choose_perturbation
 from themis.target.activations import Layer
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 CPU = torch.device("cpu")
 

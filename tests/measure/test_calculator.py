@@ -17,7 +17,7 @@ from themis.measure.moments import Moments
 from themis.measure.tests import FaultDetails, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.quick
 

@@ -16,7 +16,7 @@ from themis.measure import graphs as graphs_module
 from themis.measure.captured import capturing
 from themis.measure.kernels_cuda import ChunkFolder, can_fold, slopes
 from themis.target.activations import Layer
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 OPTIONS = {"coverage": None, "plateau": None, "max_tests": 2000}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from themis import DataError, ModelError, UsageError
-from themis.experiments.retraining.grading import grade
-from themis.experiments.retraining.losses import choose_loss
 from themis.oracle import KEPT, NOT_FINITE, Detection, choose_oracle
 from themis.oracle.detection import describe_outcome, read_outcome
+from themis.retraining.grading import grade
+from themis.retraining.losses import choose_loss
 
 CAT, DOG, OWL = 0, 1, 2
 NAMES = ["cat", "dog", "owl"]

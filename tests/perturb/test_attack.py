@@ -11,7 +11,7 @@ from themis.oracle import choose_oracle
 from themis.perturb import PERTURBATIONS, Context, perturb
 from themis.perturb.apgd import checkpoints
 from themis.perturb.attack import ATTACKS, STEPS, in_steps
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.xdist_group("attack")
 

@@ -11,12 +11,12 @@ from pixel_nets import PixelNet, RecallingNet, scenes
 import themis
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
-from themis.experiments.comparison.rates import ErrorRates
 from themis.oracle import Compare, Motion
 from themis.perturb import PERTURBATIONS, Context, Perturbation, Theta, choose_perturbation, perturb
 from themis.perturb.picture import places, warp
 from themis.perturb.signal import SIGNAL
 from themis.runs.analysis.shrink import shrink
+from themis_lab.comparison.rates import ErrorRates
 
 MOVING = [name for name, perturbation in PERTURBATIONS.items() if perturbation.moves]
 LARGE = {

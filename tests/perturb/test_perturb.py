@@ -11,7 +11,7 @@ from themis.measure.similarity import change_of_contrast
 from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
 from themis.perturb.perturbation import column
 from themis.report.sheet import strengthened
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 
 def setting(bounds=(0.0, 1.0), n=6):

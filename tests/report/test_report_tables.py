@@ -9,7 +9,7 @@ from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.report.view import read_view
 from themis.runs.store.reader import Reader
-from themis.zoo.splits import FeatureAxes
+from themis_lab.zoo.splits import FeatureAxes
 
 NAMES = [f"column <{k}>" for k in range(12)]
 

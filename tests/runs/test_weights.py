@@ -18,7 +18,7 @@ from themis.runs.source import Origin
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger, read_ledger, read_metadata
 from themis.target.loaders import load_weights
-from themis.zoo import lenet5
+from themis_lab.zoo import lenet5
 
 ABOUT = {"made_by": "a test", "what": "LeNet-5, öfter trainiert"}
 
@@ -45,7 +45,7 @@ def test_weights_are_read_back_with_their_ledger_and_load_like_any_others(tmp_pa
         load_weights(again, path)
     for name, value in net.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
-    target = Origin(model="themis.zoo:lenet5", weights=str(path)).target()
+    target = Origin(model="themis_lab.zoo:lenet5", weights=str(path)).target()
     assert target.fingerprint() == Target(net).fingerprint()
 
 

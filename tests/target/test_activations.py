@@ -10,7 +10,7 @@ from torch import nn
 
 from themis import ModelError, Target, UsageError
 from themis.target.activations import ActivationTracer, flatten
-from themis.zoo import lenet5, resnet56
+from themis_lab.zoo import lenet5, resnet56
 
 
 def names(target, example):

@@ -42,7 +42,7 @@ from themis.runs.source import Origin
 from themis.runs.store import Reader, Writer
 from themis.runs.store.writer import Checkpoint
 from themis.runs.trust import Trusted
-from themis.search import POLICIES, DeepXplore, Policy, choose_policy
+from themis.search import POLICIES, Policy, choose_policy
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
@@ -82,7 +82,7 @@ def run(
             the data by default.
         classes: Class names by number; by default those that the data has.
         train: Data that the criterion learns from; by default the clean seeds.
-        rivals: Other models of the same task, for policy `deepxplore`.
+        rivals: Other models of the same task, for a policy that compares the target with them.
         executor: Where tests run: by default in this process; `RayExecutor` runs them in workers on Ray, with the same
             results.
     """
@@ -279,9 +279,11 @@ def _hashes(settings: Settings, policy: Policy, criterion: CampaignCriterion | N
 
 def _with_rivals(policy: Policy, rivals: Iterable[AnyTarget | nn.Module]) -> Policy:
     targets = tuple(as_target(rival) for rival in rivals)
-    if not isinstance(policy, DeepXplore):
+    if not policy.takes_rivals:
         if targets:
-            raise UsageError("rivals are models that policy 'deepxplore' compares the target with: pass policy=...")
+            raise UsageError(
+                "rivals are models that some policies compare the target with, such as 'deepxplore': pass policy=..."
+            )
         return policy
     policy.rivals = targets or policy.rivals
     return policy

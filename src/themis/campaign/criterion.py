@@ -7,21 +7,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from themis.criteria.criterion import Criterion
 from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
-from themis.criteria.nc import NC
 from themis.criteria.view import View
 from themis.data.seeds import Seeds, read_seeds
-from themis.errors import DataError, ModelError, ThemisError, UsageError
+from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.progress import step
-from themis.search import DeepXplore, Policy
+from themis.search import Policy
 from themis.settings import Settings
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,8 @@ class CampaignCriterion:
         return View.of(self.criterion, calculator.target, calculator.layers, example, max_bytes)
 
     def objective(self, policy: Policy, calculator: Calculator, number: int) -> Objective | None:
-        """The objective of the tests from `number` on under policy `deepxplore`; None under other policies."""
-        if not isinstance(policy, DeepXplore):
-            return None
-        if calculator.clean_outputs.ndim != 2 or calculator.clean_outputs.shape[1] < 2:
-            raise UsageError(
-                "policy 'deepxplore' needs class scores, but this model's output has shape "
-                f"{list(calculator.clean_outputs.shape[1:])}: use policy 'fuzz' with a criterion"
-            )
-        covered = self.criterion.state.get("covered")
-        if covered is None:
-            uncovered = torch.arange(calculator.n_neurons, device=calculator.device)
-        else:
-            uncovered = (~covered).nonzero().squeeze(1)
-        is_probability = calculator.oracle.is_probability
-        return policy.objective(calculator.clean_outputs.argmax(1), uncovered, is_probability, number)
+        """What the policy maximises by the tests from `number` on; None if it has no objective of its own."""
+        return policy.objective(self.criterion, calculator, number)
 
     def describe(self) -> dict[str, Any]:
         """Plain data."""
@@ -74,17 +58,20 @@ def prepare_criterion(
     settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any
 ) -> CampaignCriterion | None:
     """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
-    if isinstance(policy, DeepXplore):
-        return _neuron_coverage(settings, policy, target, seeds)
-    if settings.criterion is None:
+    chosen = None if settings.criterion is None else choose_campaign_criterion(settings.criterion)
+    own = policy.own_criterion(target, seeds, chosen)
+    if own is not None:
+        return CampaignCriterion(own, str(own), True, None, 0)
+    if chosen is None:
         if policy.is_guided:
-            raise UsageError("policy 'fuzz' follows a criterion, got none: pass criterion=..., for example kmnc")
+            raise UsageError(
+                f"policy {settings.policy!r} follows a criterion, got none: pass criterion=..., for example kmnc"
+            )
         if train is not None:
             raise UsageError(
                 "train is data that a criterion learns from, got no criterion: pass criterion=..., for example kmnc"
             )
         return None
-    chosen = choose_campaign_criterion(settings.criterion)
     name = settings.criterion if isinstance(settings.criterion, str) else str(chosen)
     own, leads = chosen.fresh(), policy.is_guided  # the caller's object stays unchanged
     if chosen.learnt:
@@ -128,39 +115,3 @@ def _name_training_data() -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"training data: {error}") from error
-
-
-def _check_rivals(policy: DeepXplore, target: AnyTarget, seeds: Seeds) -> None:
-    """Refuse models whose outputs do not match the target's."""
-    inputs = seeds.take(torch.arange(min(2, len(seeds)))).to(target.device)
-    with torch.no_grad():
-        expected = list(target.forward(inputs).shape[1:])
-        for k, rival in enumerate(policy.rivals):
-            try:
-                shape = list(rival.forward(inputs).shape[1:])
-            except ThemisError as error:
-                raise ModelError(f"rival {k + 1} must accept the target's inputs: {error}") from error
-            if shape != expected:
-                raise UsageError(
-                    f"rival {k + 1} must give scores of the target's shape {expected}, got {shape}: pass models of "
-                    "the same task"
-                )
-
-
-def _neuron_coverage(settings: Settings, policy: DeepXplore, target: AnyTarget, seeds: Seeds) -> CampaignCriterion:
-    """The neuron coverage that policy `deepxplore` raises: of the neurons that are tested."""
-    if not policy.rivals:
-        raise UsageError("policy 'deepxplore' compares the target with other models, got none: pass rivals=[...]")
-    if not isinstance(target, Target):
-        raise UsageError("policy 'deepxplore' needs gradients, but this target has none: use policy 'fuzz'")
-    _check_rivals(policy, target, seeds)
-    criterion = NC(neurons=target.neurons)
-    if settings.criterion is not None:
-        chosen = choose_campaign_criterion(settings.criterion)
-        if not isinstance(chosen, NC) or chosen.neurons != target.neurons or chosen.requested_layers is not None:
-            raise UsageError(
-                f"policy 'deepxplore' requires nc over all layers and the target's neurons, got {chosen!r}: write "
-                f"nc(threshold=0.5, neurons={target.neurons})"
-            )
-        criterion = chosen.fresh()
-    return CampaignCriterion(criterion, str(criterion), True, None, 0)

@@ -134,13 +134,12 @@ def open_series(
     classes: Sequence[str] | None = None,
 ) -> Iterator[CampaignSeries]:
     """Run all clean inputs once, for campaigns under these perturbations with these settings in common."""
-    if settings.criterion is not None or settings.policy == "deepxplore":
-        raise UsageError(
-            "several perturbations share one clean sweep, so they must have neither a criterion nor policy "
-            "'deepxplore': leave them out, or test one perturbation with themis run"
-        )
     choose_judge(settings.judge)
-    choose_policy(settings.policy)
+    if settings.criterion is not None or choose_policy(settings.policy).takes_rivals:
+        raise UsageError(
+            "several perturbations share one clean sweep, so they must have neither a criterion nor a policy with "
+            "rivals: leave them out, or test one perturbation with themis run"
+        )
     tested = read_tested(target, data, perturbations, settings, origin, features, classes)
     target, seeds, split, origin, class_names = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)

@@ -319,8 +319,8 @@ def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
     calculator.probe_gradient()
     if policy.rivals and not calculator.has_gradient:
         raise UsageError(
-            "policy 'deepxplore' needs the gradient of the outputs in theta, which the model or the perturbation does "
-            "not have: use policy 'fuzz'"
+            "a policy with rivals needs the gradient of the outputs in theta, which the model or the perturbation does "
+            "not have: choose another policy"
         )
 
 

@@ -49,9 +49,6 @@ COMMANDS = {
     "report": "write a run as one HTML file, with its faults and figures",
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",
-    "compare": "compare techniques and criteria at equal cost",
-    "evaluate": "answer the questions of the paper's evaluation, on many models",
-    "zoo": "list, verify and train the models of the zoo",
     "doctor": "check the installation and this machine",
     "completion": "print a script that completes options in the shell",
 }
@@ -71,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     _share_cores()
     words = list(sys.argv[1:] if argv is None else argv)
-    name = f"themis {words[0]}" if words and words[0] in COMMANDS else "themis"
+    is_command = bool(words) and (words[0] in COMMANDS or words[0] in _added_commands())
+    name = f"themis {words[0]}" if is_command else "themis"
     with terminate_like_interrupt() as received:
         code = _run(name, words)
     return 128 + received[-1] if code == INTERRUPTED and received else code
@@ -150,10 +148,11 @@ def _dispatch(words: list[str]) -> int:
 
         print_text(f"themis {__version__}")
         return DONE
-    if first not in COMMANDS:
+    if first not in COMMANDS and first not in _added_commands():
         from themis.errors import UsageError, nearest
 
-        raise UsageError(f"unknown command {first!r}: {nearest(first, [*COMMANDS, '--help', '--version'])}")
+        known = [*COMMANDS, *_added_commands(), "--help", "--version"]
+        raise UsageError(f"unknown command {first!r}: {nearest(first, known)}")
     return _execute(first, words[1:])
 
 
@@ -183,6 +182,7 @@ def _overview() -> str:
             "",
             "commands:",
             *lines,
+            *_overview_of_added(),
             "",
             "terms:",
             *terms,
@@ -193,11 +193,28 @@ def _overview() -> str:
     )
 
 
+def _added_commands() -> Any:
+    """The commands that packages add, by name; looking one up loads it."""
+    from themis.plugins import Extensible
+
+    return Extensible("themis.commands", {})
+
+
+def _overview_of_added() -> list[str]:
+    """The names of the commands that packages add, which are not loaded."""
+    from themis.plugins import added
+
+    packages: dict[str, list[str]] = {}
+    for name, entry in sorted(added("themis.commands").items()):
+        packages.setdefault(entry.module.partition(".")[0], []).append(name)
+    return [f"  {', '.join(names)} (added by {package})" for package, names in packages.items()]
+
+
 def configure_parser(parser: Parser, name: str) -> Any:
     """Add the description and the options of a command to its parser; returns the command's module."""
     from textwrap import fill, indent
 
-    module: Any = import_module(f"themis.cli.{name}")
+    module: Any = import_module(f"themis.cli.{name}") if name in COMMANDS else _added_commands()[name]
     module.add_arguments(parser)
     parser.description = fill(module.HELP, 79)
     if examples := getattr(module, "EXAMPLES", ""):

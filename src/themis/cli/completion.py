@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import COMMANDS, DONE, configure_parser
 from themis.cli.options import Parser
 from themis.errors import MissingExtraError, UsageError, nearest
+from themis.plugins import added
 from themis.text import print_text
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ NAMES = {
         *("signal_noise", "gain", "clipping", "low_pass", "high_pass", "band_stop", "time_shift", "time_stretch"),
         *("dropouts", "drift"),
     ),
-    "policy": ("random", "corners", "paper", "scheduled", "fuzz", "deepxplore"),
+    "policy": ("random", "corners", "paper", "scheduled", *added("themis.policies")),
     "preset": ("paper",),
     "judge": ("exact", "gibbs", "pymc"),
     "scale": ("absolute", "relative"),
@@ -80,8 +81,8 @@ def _parser_of_all_commands(shtab: Any) -> Parser:
     parser = Parser(prog="themis")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers()
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
+    for name in (*COMMANDS, *added("themis.commands")):
+        command = commands.add_parser(name, help=COMMANDS.get(name))
         configure_parser(command, name)
         for action in command._actions:
             _set_completion(action, shtab)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -19,8 +20,9 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from torch import nn
+
     from themis.data import Seeds
-    from themis.zoo import LeNet
 
 HELP = (
     "Train LeNet-5 on real MNIST digits (only once: the weights are cached), test it under noise on digits that it has "
@@ -30,7 +32,7 @@ EXAMPLES = """
 themis demo
 themis demo --perturb fgsm --policy paper --out runs/attack
 """
-RECIPE = "lenet5-digits-1"
+RECIPE = "lenet5-digits-2"
 """Name of the cached weights; it changes with the training recipe."""
 EPOCHS = 15
 MAX_SECONDS = 50
@@ -91,7 +93,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return finish(result, arguments, out=out)
 
 
-def make_model() -> LeNet:
+def make_model() -> nn.Module:
     """The model of the demo, to replay its faults."""
     from themis.data.readers import read_digits
 
@@ -113,11 +115,9 @@ def split(digits: Seeds) -> tuple[Seeds, Seeds]:
     return digits[~is_held_out], digits[is_held_out]
 
 
-def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
+def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> nn.Module:
     """LeNet-5 trained on the digits; loaded from the cache if it was trained before."""
     import torch
-
-    from themis.zoo import lenet5
 
     path = _cache() / f"{RECIPE}.pt"
     model = lenet5()
@@ -131,6 +131,27 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> LeNet:
         seconds = perf_counter() - began
         say(f"Trained LeNet-5 on {len(train):,} digits in {seconds:.0f} s: {_describe_accuracy(model, held_out)}")
     return model
+
+
+def lenet5() -> nn.Module:
+    """LeNet-5 as DeepXplore has it: 5x5 convolutions that keep the size, ReLU, 2x2 max pooling."""
+    from torch import nn
+
+    parts = {
+        "conv1": nn.Conv2d(1, 6, 5, padding=2),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(6, 16, 5, padding=2),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(784, 120),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(120, 84),
+        "relu4": nn.ReLU(),
+        "fc3": nn.Linear(84, 10),
+    }
+    return nn.Sequential(OrderedDict(parts))
 
 
 def _keep(weights: dict[str, Any], path: Path) -> None:
@@ -148,16 +169,18 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
         warn(f"the trained model is not cached: {error}")
 
 
-def _train(model: LeNet, train: Seeds) -> None:
+def _train(model: nn.Module, train: Seeds) -> None:
     import torch
     import torch.nn.functional as F
+    from torch import nn
 
     assert train.labels is not None
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for layer in (model.conv1, model.conv2, *model.fcs):
-            layer.reset_parameters()
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.reset_parameters()
     batch = 64
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=EPOCHS * (len(train) // batch))
@@ -173,7 +196,7 @@ def _train(model: LeNet, train: Seeds) -> None:
     model.eval()
 
 
-def _describe_accuracy(model: LeNet, seeds: Seeds) -> str:
+def _describe_accuracy(model: nn.Module, seeds: Seeds) -> str:
     import torch
 
     with torch.no_grad():

@@ -174,7 +174,7 @@ def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
     if arguments.json:
         print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
         return DONE
-    from themis.experiments.table import Table, table_console
+    from themis.report.table import Table, table_console
     from themis.suites.diff import HEAD
 
     rows = [row[:-1] for row in result.rows()]

@@ -103,8 +103,8 @@ def analysis_progress(*, is_silent: bool) -> Iterator[OnProgress]:
         return
     from rich.progress import TimeRemainingColumn
 
-    from themis.experiments.table import table_console
     from themis.report.progress import StepBar
+    from themis.report.table import table_console
 
     bar, shown = StepBar(table_console(), TimeRemainingColumn(), is_patient=True), ("", 0)
 

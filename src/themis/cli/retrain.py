@@ -10,12 +10,10 @@ from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
-from themis.cli import DONE, GATE_FAILED, INTERRUPTED, RUN_FAILED
-from themis.cli.executor import RAY_ONLY, add_executor, read_executor
+from themis.cli import DONE, GATE_FAILED, INTERRUPTED
 from themis.cli.options import Parser, add_fields, add_option, explicit_fields, explicit_values
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
-from themis.errors import UsageError
 from themis.runs.source import Origin
 from themis.text import print_text, printable
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from themis.experiments.retraining.result import Retrained
+    from themis.retraining.result import Retrained
 
 HELP = (
     "Train a copy of a model on disturbances like those that broke it in a run, made anew in every batch, move the "
@@ -41,13 +39,12 @@ themis retrain runs/first --out runs/better
 themis retrain runs/first --tolerance 0.01 --also rain,gaussian:0.3 --fail-under 0.02
 themis retrain runs/first --rounds 5 --out runs/loop
 themis retrain runs/noise runs/fog --out runs/both
-themis retrain runs/first --from themis,nc,kmnc,idc,lsa,random,corners
 """
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.experiments.retraining.plan import RetrainingPlan
-    from themis.experiments.retraining.recipe import Recipe
+    from themis.retraining.plan import RetrainingPlan
+    from themis.retraining.recipe import Recipe
 
     text = "folder of the run; several, or the folder of a suite, are retrained on together and graded one by one"
     parser.add_argument("run", metavar="RUN", nargs="+", help=text)
@@ -65,13 +62,8 @@ def add_arguments(parser: Parser) -> None:
     add_option(measuring, "judge", str | None, None, text, metavar="DATA")
     text = "exit code 1 unless the disturbed score gains this much and the clean one stays within --tolerance"
     add_option(measuring, "fail_under", float | None, None, text)
-    contest = parser.add_argument_group("comparing techniques instead")
-    text = "techniques that choose inputs to learn from, such as themis,nc,kmnc,idc,lsa,random,corners: --limit each"
-    add_option(contest, "from", str | None, None, text)
-    add_option(contest, "workers", int, 1, "number of processes; never changes the result")
-    add_executor(parser, workers=None)
-    places = parser.add_argument_group("model and data, if not as recorded in the run")
-    add_fields(places, Origin, only=LOCATION_OPTIONS, shows_default=False)
+    location = parser.add_argument_group("model and data, if not as recorded in the run")
+    add_fields(location, Origin, only=LOCATION_OPTIONS, shows_default=False)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same retraining; auto is runs/retrain-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
@@ -79,38 +71,27 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.experiments.retraining.plan import RetrainingPlan
-    from themis.experiments.retraining.recipe import Recipe
+    from themis.retraining.plan import RetrainingPlan
+    from themis.retraining.recipe import Recipe
 
     if arguments.keep_clean is not None:
         Recipe.of(keep_clean=arguments.keep_clean)  # says what to use instead
     runs = [folder for path in arguments.run for folder in _members(path)]
     recipe = explicit_fields(arguments, Recipe, explicit_options)
     plan = explicit_fields(arguments, RetrainingPlan, explicit_options)
-    techniques = getattr(arguments, "from")
     Recipe.of(**recipe)  # raises for invalid options before a model is loaded
     RetrainingPlan.of(**plan)
-    _check_kind(techniques, explicit_options)
-    executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
-    places = _places(runs[0], arguments, explicit_options)
-    from themis.experiments.progress import ShowCells
-    from themis.experiments.table import table_console
+    where = places(runs[0], arguments, explicit_options)
+    from themis.report.cells import ShowCells
+    from themis.report.table import table_console
+    from themis.retraining.api import retrain
 
     console = None if arguments.quiet or arguments.json else table_console()
     with ExitStack() as stack:
         progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
-        shared: dict[str, Any] = {**places, "out": out, "listener": progress}
         try:
-            if techniques is not None:
-                if len(runs) > 1:
-                    raise UsageError(f"--from must come with one run, got {len(runs)}: name one of them")
-                return _contest(
-                    runs[0], arguments, techniques, {**recipe, **plan}, {**shared, "executor": executor}, console
-                )
-            from themis.experiments.retraining.api import retrain
-
-            result = retrain(runs, **shared, **recipe, **plan, command=join(arguments.words))
+            result = retrain(runs, **where, out=out, listener=progress, **recipe, **plan, command=join(arguments.words))
         except KeyboardInterrupt:
             stack.close()
             if console is not None:
@@ -119,21 +100,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return _report(result, out, runs[0], arguments, console)
 
 
-def _check_kind(techniques: str | None, explicit_options: set[str]) -> None:
-    """Raise for options of the other kind of retraining."""
-    if techniques is None:
-        for name in ("workers", "executor", *RAY_ONLY):
-            if name in explicit_options:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} must come with --from, whose trainings can run in parallel: leave it out")
-        return
-    for name in ("rounds", "also", "strengths", "fail_under", "patience"):
-        if name in explicit_options:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} must be left out with --from, which compares techniques in one round")
-
-
-def _places(run_folder: str, arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
+def places(run_folder: str, arguments: Namespace, explicit_options: set[str]) -> dict[str, Any]:
     """Where the model and the data come from, if not as recorded in the run."""
     from themis.runs.store.reader import Reader
 
@@ -147,33 +114,8 @@ def _places(run_folder: str, arguments: Namespace, explicit_options: set[str]) -
     return {"origin": origin, "trust": arguments.trust or False, **data}
 
 
-def _contest(
-    run: str,
-    arguments: Namespace,
-    techniques: str,
-    options: dict[str, Any],
-    shared: dict[str, Any],
-    console: Console | None,
-) -> int:
-    """Compare techniques by what a model learns from the inputs they choose."""
-    from themis.experiments.contest.api import contest_run
-    from themis.experiments.contest.standings import show
-
-    if arguments.workers < 1:
-        raise UsageError(f"workers must be at least 1, got {arguments.workers}")
-    names = {"limit": "inputs", "passes": "judge_passes"}
-    plan = {names.get(name, name): value for name, value in options.items() if value is not None or name != "passes"}
-    result = contest_run(run, techniques, **shared, workers=arguments.workers, **plan)
-    if arguments.json:
-        print(json.dumps({**result.as_dict(), "out": str(shared["out"])}, indent=2))
-    elif console is not None:
-        show(result, console)
-        print_text(f"Results in {shared['out']}: contest.json, contest.md, contest.png")
-    return RUN_FAILED if any(standing.errors for standing in result.standings) else DONE
-
-
 def _report(result: Retrained, out: Path, run: str, arguments: Namespace, console: Console | None) -> int:
-    from themis.experiments.retraining.table import show
+    from themis.retraining.table import show
 
     has_failed = _has_failed(result, arguments.fail_under)
     if arguments.json:
@@ -197,7 +139,7 @@ def _has_failed(result: Retrained, least: float | None) -> bool:
 
 
 def _failure(result: Retrained, least: float) -> str:
-    from themis.experiments.retraining.table import points
+    from themis.retraining.table import points
 
     if result.has_failed:
         return "Failed: the clean score fell by more than --tolerance"

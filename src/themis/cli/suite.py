@@ -183,8 +183,8 @@ class ShowSuite:
     def __init__(self, *, is_silent: bool) -> None:
         self._bar: Any = None
         if not is_silent:
-            from themis.experiments.table import table_console
             from themis.report.progress import StepBar
+            from themis.report.table import table_console
 
             self._bar = StepBar(table_console())
 
@@ -262,7 +262,7 @@ def _write_pages(suite: SuiteRun, errors: Any) -> str | None:
 
 def print_suite(suite: SuiteRun, errors: Any = None) -> None:
     """Print the table of a suite, and what it says in sentences."""
-    from themis.experiments.table import Table, table_console
+    from themis.report.table import Table, table_console
     from themis.suites.definition import suite_title
     from themis.suites.result import COLUMNS, sentences, slice_sentences, table_rows
 

@@ -9,34 +9,12 @@ from inspect import signature
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from themis.criteria.boundary import NBC, SNAC
-from themis.criteria.cc import CC
-from themis.criteria.configurations import DeepPath, NeuronPairs
 from themis.criteria.criterion import Criterion, CriterionOptions
-from themis.criteria.idc import IDC
-from themis.criteria.kmnc import KMNC
-from themis.criteria.mcdc import MCDC
-from themis.criteria.nc import NC
-from themis.criteria.nlc import NLC
-from themis.criteria.npc import NPC
-from themis.criteria.scc import SCC
-from themis.criteria.surprise import DSA, LSA, MDSA
-from themis.criteria.topk import TKNC, TKNP
-from themis.criteria.tway import TWay
 from themis.errors import UsageError, nearest
+from themis.plugins import Extensible
 
-KINDS: tuple[type[Criterion], ...] = (
-    *(NC, KMNC, NBC, SNAC, TKNC, TKNP),
-    *(IDC, LSA, DSA, MDSA),
-    *(NLC, CC, SCC),
-    *(NPC, MCDC, TWay, DeepPath, NeuronPairs),
-)
-CRITERIA: dict[str, type[Criterion]] = {kind.name: kind for kind in KINDS}
-
-ALIASES = {"lsc": "lsa", "dsc": "dsa"}
-"""Further names by which some criteria are known."""
-PAPER = {"nc": "nc(threshold=0.5)", "kmnc": "kmnc(k=1000)", "idc": "idc(m=12)", "lsa": "lsa(upper=2000)"}
-"""The baselines of the paper with its settings."""
+CRITERIA: Extensible[type[Criterion]] = Extensible("themis.criteria", {})
+"""The criteria by name; packages add them."""
 COMMA = re.compile(r",(?![^\[]*\])")
 """A comma outside of a list."""
 SPECIFICATION = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -52,10 +30,12 @@ def choose_criterion(criterion: str | Criterion) -> Criterion:
             f"criterion must be a name, optionally with options in brackets, got {criterion!r}: write for instance "
             "kmnc(k=100)"
         )
-    name = ALIASES.get(match[1].lower(), match[1].lower())
+    name = match[1].lower()
     if name not in CRITERIA:
         raise UsageError(f"criterion must be a known name, got {match[1]!r}: {nearest(name, CRITERIA)}")
-    kind, options = CRITERIA[name], _read_options(match[2] or "", name)
+    kind = CRITERIA[name]
+    name = kind.name  # some have a second name
+    options = _read_options(match[2] or "", name)
     hints = get_type_hints(kind.__init__) | get_type_hints(CriterionOptions)
     known = [parameter for parameter in signature(kind).parameters if parameter not in ("options", "relevance")]
     known += list(CriterionOptions.__annotations__)

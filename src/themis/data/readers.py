@@ -27,10 +27,11 @@ from themis.data.seeds import Seeds
 from themis.data.sound import wav_seeds
 from themis.data.tables import csv_seeds, parquet_seeds
 from themis.errors import UsageError, nearest
+from themis.plugins import Extensible
 
 __all__ = ["READERS", "data_folder", "read_cifar10", "read_data", "read_digits"]
 
-READERS: dict[str, Callable[..., Seeds]] = {
+OWN_READERS: dict[str, Callable[..., Seeds]] = {
     "images": image_seeds,
     "coco": coco_seeds,
     "yolo": yolo_seeds,
@@ -50,6 +51,7 @@ READERS: dict[str, Callable[..., Seeds]] = {
     "drebin": read_drebin,
     "udacity": read_udacity,
 }
+READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", OWN_READERS)
 
 
 def read_data(spec: str) -> Seeds:

@@ -20,6 +20,7 @@ from themis.oracle.oracle import Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
 from themis.oracle.thresholds import Multilabel, Threshold, are_bits
+from themis.plugins import Extensible
 from themis.user_code import StandardLibraryError, describe_location, import_named
 
 
@@ -109,7 +110,7 @@ def _without_argument(name: str, make: Callable[[], Oracle], text: str) -> Oracl
     return make()
 
 
-ORACLES: dict[str, Callable[[str], Oracle]] = {
+OWN_ORACLES: dict[str, Callable[[str], Oracle]] = {
     "changed": partial(_without_argument, "changed", Changed),
     "wrong": partial(_without_argument, "wrong", Wrong),
     "top5": partial(_without_argument, "top5", Top),
@@ -121,7 +122,8 @@ ORACLES: dict[str, Callable[[str], Oracle]] = {
     "keypoints": KeyPoints.parse,
     "detection": Detection.parse,
 }
-"""Oracles by name; each is made from the text after the colon, which is empty or a number."""
+"""Each is made from the text after the colon, which is empty or a number."""
+ORACLES: Extensible[Callable[[str], Oracle]] = Extensible("themis.oracles", OWN_ORACLES)
 
 
 TOP = re.compile(r"top([1-9]\d*)")

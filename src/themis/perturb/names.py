@@ -16,6 +16,7 @@ from themis.perturb.signal import SIGNAL
 from themis.perturb.spec import read_perturbation
 from themis.perturb.table import TABLE
 from themis.perturb.weather import WEATHER
+from themis.plugins import Extensible
 
 FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
     NOISE,
@@ -37,6 +38,10 @@ PERTURBATIONS: dict[str, Perturbation] = {
 
 ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_l2": "cw"}
 """Further names by which some perturbations are known."""
+KNOWN: Extensible[Perturbation] = Extensible(
+    "themis.perturbations", PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
+)
+"""All names, with those that packages add."""
 
 
 def choose_perturbation(
@@ -47,8 +52,7 @@ def choose_perturbation(
     `imports`: whether modules of the user's own may be imported.
     """
     if isinstance(perturbation, str):
-        known = PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
-        perturbation = read_perturbation(perturbation, known, imports=imports)
+        perturbation = read_perturbation(perturbation, KNOWN, imports=imports)
     if not isinstance(perturbation, Perturbation):
         raise UsageError(
             "perturbation must be a name, such as 'gaussian' or 'rain + fog', or a Perturbation, got "

@@ -44,18 +44,23 @@ def perturbation_code(spec: str) -> list[str]:
 def _is_model_code(spec: str) -> bool:
     """Whether a model is made by code that its name chooses: a factory, or a package that downloads what it names."""
     from themis.target.loaders import PACKAGES, is_file
-    from themis.zoo import ZOO
 
     kind = spec.partition(":")[0]
-    return kind != "keras" if kind in PACKAGES else not is_file(spec) and spec not in ZOO
+    if kind in PACKAGES:
+        return kind != "keras"
+    if ":" in spec:
+        return True
+    from themis.runs.source import collection
+
+    return not is_file(spec) and spec not in collection().names
 
 
 def _is_data_code(spec: str) -> bool:
     """Whether data is made by code that its name chooses, or downloaded."""
-    from themis.data.readers import READERS
+    from themis.data.readers import OWN_READERS
 
     name, _, rest = spec.partition(":")
-    return name == "hf" if name in READERS else bool(rest)
+    return name == "hf" if name in OWN_READERS else bool(rest)
 
 
 def _is_oracle_code(spec: str) -> bool:

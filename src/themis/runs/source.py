@@ -41,7 +41,8 @@ class Origin:
         None, "data that the criterion learns from, as in --data (default: the training data of the zoo, or the seeds)"
     )
     rivals: list[str] | None = option(
-        None, "models that policy deepxplore compares with this one: names of the zoo, or as in --model"
+        None,
+        "other models of the task, for policies that compare this one with them: names of the zoo, or as in --model",
     )
     features: str | None = option(
         None,
@@ -240,16 +241,17 @@ class Origin:
 
     def read_rivals(self) -> list[AnyTarget]:
         """Load the rivals: those of the zoo with their weights, others with the options of the target."""
-        from themis.zoo import ZOO
-
         self._require("rivals", "oracle")
+        if not self.rivals:
+            return []
+        known = collection().names
         options, rivals = replace(self, rivals=None, weights=None), []
-        for name in self.rivals or ():
-            if name not in ZOO and ":" not in name and not os.path.exists(name):
+        for name in self.rivals:
+            if name not in known and ":" not in name and not os.path.exists(name):
                 raise UsageError(
-                    f"--rivals must be names from the zoo, or given like --model, got {name!r}: {nearest(name, ZOO)}"
+                    f"--rivals must be names from the zoo, or given like --model, got {name!r}: {nearest(name, known)}"
                 )
-            rival = replace(options, zoo=name, model="") if name in ZOO else replace(options, zoo=None, model=name)
+            rival = replace(options, zoo=name, model="") if name in known else replace(options, zoo=None, model=name)
             rivals.append(rival.target())
         return rivals
 
@@ -261,20 +263,17 @@ class Origin:
         if self.zoo is None:
             return None
         from themis.errors import DataError
-        from themis.zoo import data
 
         with self.in_folder():
             try:
-                return data(self.zoo, "train")
+                return collection().data(self.zoo, "train")
             except DataError:
                 return None
 
     def _read(self) -> Any:
         if self.zoo is not None and not self.data:
-            from themis.zoo import data
-
             with self.in_folder():
-                return data(self.zoo)
+                return collection().data(self.zoo)
         return self._read_named(self.data, "data")
 
     def _read_named(self, text: str, flag: str) -> Any:
@@ -294,8 +293,6 @@ class Origin:
 
     def _zoo_target(self, name: str) -> AnyTarget:
         """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
-        from themis.zoo import load
-
         default = Origin()
         for option_name in ("model", "bounds", "mean", "std", "label_order", "channels", "perturbed", "output"):
             if getattr(self, option_name) != getattr(default, option_name):
@@ -306,7 +303,9 @@ class Origin:
         layers = "auto" if self.layers is None else tuple(self.layers)
         with self.in_folder():
             options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
-            target = replace(load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast)
+            target: AnyTarget = replace(
+                collection().load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast
+            )
         if self.device is not None:
             _move(target, self.device)
         return target
@@ -314,10 +313,8 @@ class Origin:
     def _zoo_weights(self) -> Path | None:
         if self.zoo is None:
             return None
-        from themis.zoo import find_weights
-
         with self.in_folder():
-            path = find_weights(self.zoo)
+            path: Path | None = collection().find_weights(self.zoo)
             return None if path is None else path.absolute()
 
     def _refuse_options_of_target(self) -> None:
@@ -356,6 +353,13 @@ class Origin:
             return
         with imported_anew(self.folder):
             yield
+
+
+def collection() -> Any:
+    """The models that `--zoo` names, with their data and weights: the loader `zoo`."""
+    from themis.target.loaders import LOADERS
+
+    return LOADERS["zoo"]
 
 
 def names_package(model: str) -> bool:

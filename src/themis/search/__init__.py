@@ -1,30 +1,26 @@
 """Phase 3, search: choose the next tests."""
 
 from themis.errors import UsageError, nearest
+from themis.plugins import Extensible
 from themis.search.corners import Corners
-from themis.search.deepxplore import DeepXplore
-from themis.search.fuzz import Fuzz
 from themis.search.paper import Paper
 from themis.search.policy import Policy, Space
 from themis.search.random import Random
 from themis.search.scheduled import Scheduled
 
-POLICIES: dict[str, type[Policy]] = {
-    "random": Random,
-    "corners": Corners,
-    "paper": Paper,
-    "scheduled": Scheduled,
-    "fuzz": Fuzz,
-    "deepxplore": DeepXplore,
-}
+POLICIES: Extensible[type[Policy]] = Extensible(
+    "themis.policies", {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled}
+)
+MEMBERS = (
+    *("init", "propose", "observe", "report", "own_criterion", "objective"),
+    *("needs_gradient", "uses_gradient", "is_guided", "takes_rivals", "rivals"),
+)
 
 
 def choose_policy(policy: str | Policy) -> Policy:
     """A policy by name, or one of the user's own."""
     if not isinstance(policy, str):
-        members = ("init", "propose", "observe", "report", "needs_gradient", "uses_gradient", "is_guided", "rivals")
-        missing = [name for name in members if not hasattr(policy, name)]
-        if missing:
+        if missing := [name for name in MEMBERS if not hasattr(policy, name)]:
             raise UsageError(
                 f"policy must follow the protocol themis.search.Policy, but {type(policy).__name__} has no "
                 f"{', '.join(missing)}: subclass Policy, which has defaults"
@@ -35,4 +31,4 @@ def choose_policy(policy: str | Policy) -> Policy:
     return POLICIES[policy]()
 
 
-__all__ = ["POLICIES", "DeepXplore", "Policy", "Space", "choose_policy"]
+__all__ = ["POLICIES", "Policy", "Space", "choose_policy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,12 @@ from themis.compute import rng
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb.perturbation import Perturbation
 from themis.target.target import AnyTarget
+
+if TYPE_CHECKING:
+    from themis.criteria.criterion import Criterion
+    from themis.data.seeds import Seeds
+    from themis.measure.calculator import Calculator
+    from themis.measure.fold import Objective
 
 Numbers = NDArray[np.float64]
 State = dict[str, NDArray[Any]]
@@ -146,8 +152,10 @@ class Policy(Protocol):
     """Whether it may propose tests of the kinds in ASCENTS, which need a gradient, if there is one."""
     is_guided: bool = False
     """Whether it follows a criterion."""
+    takes_rivals: bool = False
+    """Whether its tests are also run on other models."""
     rivals: tuple[AnyTarget, ...] = ()
-    """Other models that its tests are run on."""
+    """Those models."""
     optional_state: frozenset[str] = frozenset()
     """Parts of its state that earlier runs may lack; if such a run is resumed, they start as `init` sets them."""
     state: State
@@ -160,6 +168,17 @@ class Policy(Protocol):
 
     def observe(self, tests: Tests, results: Results) -> None:
         """Learn from the results of tests of either stream."""
+
+    def own_criterion(self, target: AnyTarget, seeds: Seeds, chosen: Criterion | None) -> Criterion | None:
+        """The criterion that the policy brings with it; None if it follows the one that the user chose, or none.
+
+        It may refuse `chosen`, the criterion of the user.
+        """
+        return None
+
+    def objective(self, criterion: Criterion, calculator: Calculator, number: int) -> Objective | None:
+        """What an ascent of the tests from `number` on maximises; None for the sensitivities and the margin."""
+        return None
 
     def report(self) -> dict[str, Any]:
         """What the policy itself counted, for the summary."""

@@ -12,7 +12,7 @@ import themis
 from themis import Target
 from themis.runs.replay import Replayer
 from themis.runs.store import Reader, writer
-from themis.zoo import resnet56
+from themis_lab.zoo import resnet56
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError, first_line
+from themis.plugins import Extensible
 from themis.target.fingerprint import hash_file
 from themis.target.loaders.factory import Call, call_factory, read_call
 from themis.target.loaders.script import load_script
@@ -37,6 +38,8 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
         if not name:
             raise UsageError(f"--model {spec!r} must name a model: write {kind}:NAME")
         return PACKAGES[kind](name, trust, has_weights)
+    if kind in LOADERS:
+        return LoadedModel(LOADERS[kind](name))
     if not is_file(spec):
         _refuse_file(Path(spec))
         return LoadedModel(call_factory(spec, "model", PACKAGES))
@@ -206,6 +209,8 @@ FILES: dict[str, Callable[[Path, Trust], Any]] = {
     ".onnx": load_onnx,
     ".keras": load_keras,
 }
+LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {})
+"""Functions that return a model, given the text after `NAME:`; packages add them."""
 PACKAGES: dict[str, Callable[[str, Trust, bool], LoadedModel]] = {
     "torchvision": _torchvision,
     "timm": _timm,

@@ -1,0 +1,1 @@
+"""Sea trials: an example of a package that adds to Themis."""

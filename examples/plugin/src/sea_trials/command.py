@@ -1,0 +1,16 @@
+"""`themis seas`: how rough the sea of a run was."""
+
+HELP = "Print the share of the tests of a run that broke the model."
+EXAMPLES = "themis seas runs/first"
+
+
+def add_arguments(parser):
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+
+
+def execute(arguments, explicit_options):
+    import themis
+
+    run = themis.open_run(arguments.run)
+    print(f"{len(run.faults) / run.rounds[-1].tests:.1%} of the tests broke the model")
+    return 0

@@ -1,0 +1,334 @@
+"""The runner of experiments: a plan, a folder, and cells, each of which is run once and stored as soon as it ends.
+
+An experiment that is interrupted resumes with the same call: finished cells are loaded, the others are run. A plan that
+would change finished cells is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from themis.errors import ModelError, StoreError, UsageError, warn
+from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
+from themis.runs.environment import list_changes
+from themis.runs.store.files import Lock, explained, json_safe, refuse_links, remove_leftovers, write_file
+from themis.runs.store.ownership import list_folder, made_by, refuse_folder, was_signed
+
+PLAN, LOCK = "plan.json", "lock"
+MAX_BYTES = 256 << 20
+"""Of a JSON file in the folder of an experiment."""
+STORED_PLAN = record({"environment": record({})}, {"plan": record({}), "recipe": record({})})
+OPTIONS = ("plan", "recipe")
+"""Groups of options in the record of a plan."""
+
+
+@dataclass(frozen=True)
+class ExperimentPlan:
+    """All that decides the cells of an experiment: stored in its folder, and compared when it is resumed."""
+
+    record: dict[str, Any]
+    """Options under `plan` and `recipe`, and what identifies the model and the data."""
+    free: tuple[str, ...] = ()
+    """Options of `plan` that may differ when the experiment is resumed: they change no finished cell."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The values of options that are None, where they are chosen by the task: None and this value are the same."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON stores it."""
+        record: dict[str, Any] = json.loads(json.dumps(json_safe(self.record)))
+        return record
+
+    def changes_since(self, stored: dict[str, Any]) -> list[str]:
+        """What would change finished cells, in words; `stored` is the record of an earlier call."""
+        return list_changes(self._decisive(json_safe(stored)), self._decisive(self.as_dict()))
+
+    def _decisive(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The values that decide cells, with all options at the top level."""
+        values = {name: value for name, value in record.items() if name not in OPTIONS}
+        for group in OPTIONS:
+            values |= {
+                name: self.defaults.get(name) if value is None else value
+                for name, value in record.get(group, {}).items()
+                if name not in self.free
+            }
+        return values
+
+
+class ExperimentFolder:
+    """The folder of an experiment, with one writer at a time; without a path, nothing is stored."""
+
+    def __init__(self, path: str | Path | None, experiment: str, plan_file: str = PLAN) -> None:
+        """experiment: its name in messages, such as comparison. plan_file: where the plan is stored."""
+        self.path = None if path is None else Path(path)
+        self.experiment, self.plan_file = experiment, plan_file
+        self._lock: Lock | None = None
+        if self.path is None:
+            return
+        names = list_folder(self.path)
+        self._is_new = names is None
+        if names and not self._is_begun(self.path, names):
+            article = "an" if experiment[0] in "aeiou" else "a"
+            raise refuse_folder(self.path, names, f", or the folder of {article} {experiment}")
+        refuse_links(self.path, LOCK, plan_file)
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / LOCK)
+            for folder, _, _ in os.walk(self.path):  # links are not followed
+                remove_leftovers(Path(folder))
+
+    def _is_begun(self, path: Path, names: list[str]) -> bool:
+        """Whether an experiment has begun in a folder: it has a plan, or nothing but a lock."""
+        above = Path(self.plan_file).parent.parent  # several experiments of one kind can share a folder
+        plans = [path / PLAN] if self.plan_file == PLAN else list((path / above).glob(f"*/{PLAN}"))
+        if any(map(is_plan, plans)):
+            return True
+        is_unwritten = names == [LOCK] and (path / LOCK).stat().st_size == 0  # the power failed
+        return names == [LOCK] and (is_unwritten or was_signed(path / LOCK))
+
+    def close(self) -> None:
+        """Release the folder; if nothing was stored, what this object created is removed."""
+        if self.path is None or self._lock is None:
+            return
+        with suppress(OSError):  # it was deleted
+            if self._lock.is_new and self._lock.is_held() and os.listdir(self.path) == [LOCK]:
+                (self.path / LOCK).unlink()
+                if self._is_new:
+                    self.path.rmdir()
+        self._lock.release()
+
+    def begin(self, plan: ExperimentPlan, environment: dict[str, Any]) -> None:
+        """Store the plan, or refuse one that would change finished cells."""
+        stored = self.read(self.plan_file, STORED_PLAN)
+        if stored is None:
+            self.write(self.plan_file, {**made_by(self.experiment), **plan.as_dict(), "environment": environment})
+            return
+        mark = {"made_by": stored.pop("made_by", None)}
+        before = {name: value for name, value in stored.pop("environment").items() if name in environment}
+        if changes := plan.changes_since(stored):
+            raise UsageError(
+                f"{self.path} holds another {self.experiment} ({'; '.join(changes)}): pass the same options, or choose "
+                "another folder"
+            )
+        self.write(self.plan_file, {**mark, **plan.as_dict(), "environment": before})
+        if changes := list_changes(json_safe(before), environment):
+            warn(f"resumed in another environment, so the last bits may differ: {'; '.join(changes)}")
+
+    def within(self, name: str) -> Path | None:
+        """A path in the folder, free of links below it; None if nothing is stored."""
+        if self.path is None:
+            return None
+        self._check_exists()
+        refuse_links(self.path, name)
+        return self.path / name
+
+    def _check_exists(self) -> None:
+        if self._lock is not None and not self._lock.is_held():
+            raise StoreError(
+                f"{self.path} was deleted or moved while its {self.experiment} was running: if it was deleted, all "
+                "results so far are lost; if it was moved, the same command with --out and its new place continues"
+            )
+
+    def read(self, name: str, form: Form = anything) -> Any:
+        """The content of a JSON file, which must have this form; None if there is no such file."""
+        if self.path is None:
+            return None
+        try:
+            return check_form(parse_json(read_regular(self.path / name, MAX_BYTES), has_nan=True), form)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"{self.path / name} cannot be read: {reason}; remove it to create it again") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file atomically."""
+        self.write_bytes(name, f"{json.dumps(json_safe(content), indent=2)}\n".encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file atomically."""
+        if self.path is None:
+            return
+        self._check_exists()
+        refuse_links(self.path, name)
+        with explained(self.path / name):
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path / name, content)
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is the plan of an experiment."""
+    try:
+        plan = parse_json(read_regular(path, MAX_BYTES), has_nan=True)
+    except (OSError, ValueError):
+        return False
+    if not isinstance(plan, dict):
+        return False
+    environment = plan.get("environment")
+    is_unmarked = isinstance(environment, dict) and "themis" in environment  # of an earlier version
+    return is_unmarked or str(plan.get("made_by", "")).startswith("themis ")
+
+
+class Cell(Protocol):
+    """One unit of work: a frozen value that can be hashed and pickled. `str(cell)` names it in messages."""
+
+    @property
+    def file(self) -> str:
+        """Where its result is stored, relative to the results of the experiment; no two cells share it."""
+
+    @property
+    def group(self) -> str:
+        """Cells of one group share costly preparation, such as fitting a criterion: one worker should run them."""
+
+
+CellT = TypeVar("CellT", bound=Cell)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result."""
+
+    reason: str
+    exception: Exception | None = None
+    """None if the cell ran in another process."""
+
+
+class Executor(Protocol):
+    """Runs cells."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        """Yield every cell with its result, or with a `Failure`, as soon as it ends.
+
+        prepare: makes the function that runs a cell; called once per process. Other processes need it to be picklable.
+        Closing the generator stops the cells that are still running.
+        """
+
+
+class SerialExecutor:
+    """Runs cells in this process, in order."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        if cells:
+            run = prepare()
+            for cell in cells:
+                yield cell, attempt(run, cell)
+
+
+def attempt(run: Callable[[CellT], ResultT], cell: CellT) -> ResultT | Failure:
+    """The result of a cell, or why it has none."""
+    try:
+        return run(cell)
+    except Exception as error:
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), error)
+
+
+LoadedT = TypeVar("LoadedT", bound=Cell, contravariant=True)
+StoredT = TypeVar("StoredT")
+
+
+class ResultStore(Protocol[LoadedT, StoredT]):
+    """How results are stored."""
+
+    def load(self, cell: LoadedT) -> StoredT | None:
+        """The result of a finished cell; None if the cell must be run."""
+
+    def save(self, cell: LoadedT, result: StoredT) -> None:
+        """Store a result, completely or not at all."""
+
+
+def _any_form(cell: Any) -> Form:
+    return anything
+
+
+@dataclass(frozen=True)
+class JsonResults:
+    """Results that are plain data, one JSON file per cell; a cell whose result has an `error` runs again."""
+
+    folder: ExperimentFolder
+    under: str = "cells"
+    form: Callable[[Any], Form] = _any_form
+    """What the result of a cell without an error must be, from the cell."""
+
+    def load(self, cell: Cell) -> dict[str, Any] | None:
+        form = either(record({"error": text(MAX_BYTES)}), all_of(record({}), self.form(cell)))
+        result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}", form)
+        return None if result is None or "error" in result else result
+
+    def save(self, cell: Cell, result: dict[str, Any]) -> None:
+        self.folder.write_bytes(f"{self.under}/{cell.file}", f"{json.dumps(result)}\n".encode())
+
+
+@dataclass(frozen=True)
+class CellEnd:
+    """A cell that has just ended."""
+
+    cell: Cell
+    result: Any = field(repr=False)
+    text: str
+    """The cell and how it ended, in one line."""
+    error: str | None
+    """Why it failed; None if it has a result."""
+    n_done: int
+    n_cells: int
+
+
+class Listener:
+    """Is notified of the progress of an experiment; the methods do nothing unless they are overridden."""
+
+    def on_note(self, text: str) -> None:
+        """Something that the user should know, such as what is being prepared."""
+
+    def on_cells(self, n_done: int, n_cells: int, noun: str) -> None:
+        """Cells are about to run; `n_done` were finished by an earlier call. noun: what one cell is called."""
+
+    def on_progress(self, text: str) -> None:
+        """Something has happened within a cell, such as an epoch of a training."""
+
+    def on_cell_end(self, end: CellEnd) -> None:
+        """A cell has ended, and its result is stored."""
+
+
+def run_cells(
+    cells: Sequence[CellT],
+    prepare: Callable[[], Callable[[CellT], ResultT]],
+    *,
+    results: ResultStore[CellT, ResultT],
+    describe: Callable[[CellT, ResultT], str],
+    failed: Callable[[CellT, str], ResultT] | None = None,
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+    noun: str = "cell",
+) -> dict[CellT, ResultT]:
+    """The results of all cells, in their order: finished ones are loaded, the others are run and stored one by one.
+
+    prepare: makes the function that runs a cell, see `Executor.map`. describe: a finished cell in one line. failed: the
+    result of a cell that failed, from the reason; by default the first failure ends the experiment.
+    """
+    executor, listener = executor or SerialExecutor(), listener or Listener()
+    finished = {cell: result for cell in cells if (result := results.load(cell)) is not None}
+    listener.on_cells(len(finished), len(cells), noun)
+    with closing(executor.map(prepare, [cell for cell in cells if cell not in finished])) as outcomes:
+        for cell, outcome in outcomes:
+            if not isinstance(outcome, Failure):
+                result, text, error = outcome, describe(cell, outcome), None
+            elif failed is not None:
+                error = outcome.reason
+                result, text = failed(cell, error), f"{cell} failed"
+            elif outcome.exception is not None:
+                raise outcome.exception
+            else:
+                raise ModelError(f"{cell} failed: {outcome.reason}")
+            results.save(cell, result)
+            finished[cell] = result
+            listener.on_cell_end(CellEnd(cell, result, text, error, len(finished), len(cells)))
+    return {cell: finished[cell] for cell in cells}

@@ -1,1 +1,0 @@
-"""Experiments of many campaigns: comparisons of techniques, and retraining. Both are run by `runner`."""

@@ -1,0 +1,78 @@
+"""Extensions: what other packages add to Themis by entry points, each of which is loaded when it is named.
+
+| group | an entry is |
+|---|---|
+| `themis.perturbations` | a `Perturbation` |
+| `themis.policies` | a subclass of `themis.search.Policy` |
+| `themis.criteria` | a subclass of `themis.criteria.Criterion` |
+| `themis.oracles` | a function that returns an `Oracle`, given the text after the colon |
+| `themis.readers` | a function `(path, *, options) -> Seeds` |
+| `themis.loaders` | a function that returns a model, given the text after the colon |
+| `themis.commands` | a module like those of `themis.cli` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from themis.errors import UsageError, first_line, warn
+
+T = TypeVar("T")
+
+
+class Extensible(Mapping[str, T], Generic[T]):
+    """A table by name: the entries of Themis itself, and those that packages add to a group of entry points.
+
+    An added entry cannot replace one of Themis itself. Only looking one up loads it.
+    """
+
+    def __init__(self, group: str, own: Mapping[str, T]) -> None:
+        self.group, self.own = group, own
+
+    def __getitem__(self, name: str) -> T:
+        return self.own[name] if name in self.own else self._load(added(self.group)[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in added(self.group)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.own
+        yield from (name for name in added(self.group) if name not in self.own)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def usable(self) -> dict[str, T]:
+        """All entries; one that cannot be loaded is left out with a warning."""
+        entries = dict(self.own)
+        for name in self:
+            if name not in entries:
+                try:
+                    entries[name] = self[name]
+                except UsageError as error:
+                    warn(str(error))
+        return entries
+
+    def _load(self, entry: EntryPoint) -> T:
+        try:
+            loaded: T = entry.load()
+        except Exception as error:  # its module may raise anything
+            raise UsageError(
+                f"{entry.name!r} of the package {package_of(entry)} cannot be loaded: {type(error).__name__}: "
+                f"{first_line(error)}: update or uninstall the package"
+            ) from error
+        return loaded
+
+
+@cache
+def added(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, without loading them."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The name of the package that an entry point comes from."""
+    return "unknown" if entry.dist is None else entry.dist.name

@@ -1,0 +1,1 @@
+"""Retraining a model on the faults of a run."""

@@ -1,0 +1,235 @@
+"""Configurations of neurons across layers: path coverage (DeepPath) and pairs of neurons (Sekhon and Fleming)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import lru_cache, reduce
+from math import prod
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from themis.criteria.criterion import CriterionOptions
+from themis.criteria.readings import Readings
+from themis.errors import UsageError
+from themis_lab.criteria.covering import Covering, mark_tests, set_bits
+from themis_lab.criteria.tway import combined_values
+
+KINDS = ("sap", "oap", "fsp")
+MAX_LENGTH = 5
+SETS = 40_000
+"""Sets of neurons that are combined between the same layers by default, about."""
+MAX_ITEMS = 2**28
+"""Configurations that can be kept: every batch goes over all of them."""
+COMPARED_AT_ONCE = 2**24
+"""Configurations times tests that are compared together."""
+
+Block = tuple[tuple[int, ...], tuple[int, ...]]
+"""The layers that the neurons of a set belong to, and how many of their states count: 2, or 1 for on only."""
+
+
+class Configurations(Covering):
+    """Configurations of sets of neurons that occurred, over all. A subclass says which layers and states are combined.
+
+    A neuron is on if its activation is above `threshold`, and off otherwise; a non-finite value is neither.
+    """
+
+    learns = False
+
+    def __init__(
+        self, size: int, threshold: float, max_neurons: int | None, **options: Unpack[CriterionOptions]
+    ) -> None:
+        """size: neurons per set."""
+        if max_neurons is not None and max_neurons < 2:
+            raise UsageError(f"{self.name}: max_neurons must be at least 2, got {max_neurons}")
+        super().__init__(**options)
+        self._size, self.threshold, self.max_neurons = size, threshold, max_neurons
+
+    @abstractmethod
+    def blocks(self, n_layers: int) -> list[Block]:
+        """Which neurons are combined: those of the same layer in ascending order, those of other layers in any."""
+
+    def n_items(self) -> int:
+        if self.layout is None:
+            return 0
+        n = sum(_n_dense(self._widths(), block) for block in self._blocks())
+        if n > MAX_ITEMS:
+            raise UsageError(
+                f"{self.name}: there must be at most 2^28 configurations, got {n:,}: lower max_neurons or name fewer "
+                "layers"
+            )
+        return sum(len(self._numbers(block, torch.device("cpu"))) for block in self._blocks())
+
+    def items(self, readings: Readings) -> Tensor:
+        states, parts, start = self._states(readings), [], 0
+        self.n_items()  # raises an error if there are too many
+        for block in self._blocks():
+            numbers = self._numbers(block, states.device)
+            shows = reduce(torch.logical_and, [states[:, at] for at in self._places(block, numbers)])
+            parts.append(torch.where(shows, start + torch.arange(len(numbers), device=states.device), -1))
+            start += len(numbers)
+        return torch.cat(parts, 1)
+
+    def _update(self, readings: Readings) -> Tensor:
+        return self._cover(self._states(readings))
+
+    def _cover(self, states: Tensor) -> Tensor:
+        """Take in the `states` of tests; returns which of them showed a new configuration."""
+        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
+        if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
+            return torch.cat([self._cover(half) for half in states.tensor_split(2)])
+        first = self._first_tests(fresh, states)
+        set_bits(self.state["bits"], fresh)
+        self.state["count"] += len(fresh)
+        return mark_tests(first, len(states))
+
+    def _states(self, readings: Readings) -> Tensor:
+        """Whether each combined neuron is off and whether it is on, one after the other, bool `[tests, 2 combined]`."""
+        values = combined_values(readings, self._widths())
+        is_on = values > self.threshold
+        is_finite = values.isfinite()
+        return torch.stack([~is_on & is_finite, is_on & is_finite], 2).flatten(1)
+
+    def _shown(self, states: Tensor) -> Tensor:
+        """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""
+        dtype, shown = torch.float16 if states.is_cuda else torch.float32, []
+        starts = _starts(self._widths())
+        for block in self._blocks():
+            *first, last = (
+                states.view(len(states), -1, 2)[:, starts[layer] : starts[layer + 1], 2 - n_states :].flatten(1)
+                for layer, n_states in zip(*block, strict=True)
+            )
+            rest = reduce(lambda left, right: (left[:, :, None] & right[:, None, :]).flatten(1), first)
+            shown.append((rest.to(dtype).mT @ last.to(dtype) > 0).flatten()[self._numbers(block, states.device)])
+        return torch.cat(shown)
+
+    def _first_tests(self, fresh: Tensor, states: Tensor) -> Tensor:
+        """The first test that shows each of the items `fresh`, all of which occur."""
+        rows, tests, start = states.mT, [], 0
+        for block in self._blocks():
+            numbers = self._numbers(block, states.device)
+            own = fresh[(fresh >= start) & (fresh < start + len(numbers))] - start
+            shows = [rows[at] for at in self._places(block, numbers[own])]
+            tests.append(reduce(torch.logical_and, shows).to(torch.uint8).argmax(1))  # the first true one
+            start += len(numbers)
+        return torch.cat(tests)
+
+    def _places(self, block: Block, numbers: Tensor) -> list[Tensor]:
+        """The columns of the states of each neuron in the configurations `numbers` of a block."""
+        return _places(self._widths(), block, numbers)
+
+    def _numbers(self, block: Block, device: torch.device) -> Tensor:
+        return _numbers(self._widths(), block, device)
+
+    def _blocks(self) -> list[Block]:
+        return self.blocks(len(self._widths()))
+
+    def _widths(self) -> tuple[int, ...]:
+        if self.layout is None:
+            return ()
+        most = self.max_neurons or int(SETS ** (1 / self._size) + 1e-9)
+        return tuple(min(width, most) for width in self.layout.widths)
+
+
+class DeepPath(Configurations):
+    """Paths of `length` neurons, one in each of as many adjacent layers, in the states that tests have shown.
+
+    `kind` is one of DeepPath's criteria: `sap`, the strong activated paths, whose neurons are all on; `oap`, the output
+    activated paths, whose last neuron is on while each of the others may be on or off; `fsp`, the full state paths,
+    each neuron of which may be on or off. A path thus has 1, 2^(length-1) or 2^length configurations; the score is the
+    share of all configurations of all paths that some test showed. The names and the idea are the paper's; how `oap`
+    counts the states of the other neurons, and that every two neurons of adjacent layers are connected, also in
+    convolutions, are readings of it.
+
+    threshold: a neuron is on above it. max_neurons: how many neurons of a layer are combined at most; a wider layer is
+    sampled at even distances. By default 200 for paths of two, and fewer for longer ones: about 40,000 paths.
+    """
+
+    name = "path"
+    variants: ClassVar = {
+        "deeppath": "Wang et al., DeepPath: Path-driven Testing Criteria for Deep Neural Networks, AITest 2019",
+    }
+
+    def __init__(
+        self,
+        kind: str = "sap",
+        length: int = 2,
+        threshold: float = 0.0,
+        max_neurons: int | None = None,
+        **options: Unpack[CriterionOptions],
+    ) -> None:
+        if kind not in KINDS:
+            raise UsageError(f"path: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if not 2 <= length <= MAX_LENGTH:
+            raise UsageError(
+                f"path: length must be 2 to {MAX_LENGTH}, got {length}: longer paths are too many to count"
+            )
+        super().__init__(length, threshold, max_neurons, **options)
+        self.kind, self.length = kind, length
+
+    def blocks(self, n_layers: int) -> list[Block]:
+        if n_layers < self.length:
+            raise UsageError(
+                f"path: length must be at most the number of layers, got {self.length} for {n_layers}: pass more "
+                "layers, or a shorter length"
+            )
+        states = {"sap": (1,) * self.length, "oap": (*(2,) * (self.length - 1), 1), "fsp": (2,) * self.length}
+        layers = range(n_layers - self.length + 1)
+        return [(tuple(range(first, first + self.length)), states[self.kind]) for first in layers]
+
+
+class NeuronPairs(Configurations):
+    """On/off configurations of every two neurons of a layer, and of every two of adjacent layers, that occurred.
+
+    This is the criterion that Sekhon and Fleming propose, as the survey of Zhang et al. (Machine Learning Testing, TSE
+    2020) summarises it: all pairs of neurons in the same layer, and all pairs in consecutive layers, show all possible
+    combinations of values. Values are taken as on and off. The score is the share of all configurations of all pairs.
+
+    threshold: a neuron is on above it. max_neurons: how many neurons of a layer are combined at most, 200 by default; a
+    wider layer is sampled at even distances.
+    """
+
+    name = "pairs"
+    variants: ClassVar = {
+        "sekhon": "Sekhon and Fleming, Towards Improved Testing for Deep Learning, ICSE-NIER 2019",
+    }
+
+    def __init__(
+        self, threshold: float = 0.0, max_neurons: int | None = None, **options: Unpack[CriterionOptions]
+    ) -> None:
+        super().__init__(2, threshold, max_neurons, **options)
+
+    def blocks(self, n_layers: int) -> list[Block]:
+        within = [((layer, layer), (2, 2)) for layer in range(n_layers)]
+        return [*within, *(((layer, layer + 1), (2, 2)) for layer in range(n_layers - 1))]
+
+
+def _n_dense(widths: tuple[int, ...], block: Block) -> int:
+    """The configurations of a block, as if all its layers were different ones."""
+    return prod(widths[layer] * n_states for layer, n_states in zip(*block, strict=True))
+
+
+def _starts(widths: tuple[int, ...]) -> list[int]:
+    """The first combined neuron of each layer, and the number of all."""
+    return [sum(widths[:layer]) for layer in range(len(widths) + 1)]
+
+
+@lru_cache(maxsize=256)
+def _numbers(widths: tuple[int, ...], block: Block, device: torch.device) -> Tensor:
+    """The configurations of a block that count, int64: within a layer, neurons are in ascending order."""
+    layers, _ = block
+    numbers = torch.arange(_n_dense(widths, block), device=device)
+    if len(set(layers)) == len(layers):
+        return numbers
+    first, second = (place // 2 for place in _places(widths, block, numbers))
+    return numbers[first < second]
+
+
+def _places(widths: tuple[int, ...], block: Block, numbers: Tensor) -> list[Tensor]:
+    """The columns of the states of each neuron in configurations: twice the neuron, plus 1 if it is on."""
+    starts, places = _starts(widths), []
+    for layer, n_states in reversed(list(zip(*block, strict=True))):
+        numbers, within = numbers // (widths[layer] * n_states), numbers % (widths[layer] * n_states)
+        places.append(2 * (starts[layer] + within // n_states) + within % n_states + 2 - n_states)
+    return places[::-1]

@@ -1,0 +1,165 @@
+"""An evaluation as figures: correlations and faults over all cells, and what coverage of 100% had found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+from themis.runs.store.files import remove_file
+from themis_lab.comparison.table import TITLES
+from themis_lab.evaluation.budget_tables import BUDGETS, DEFINITIONS
+from themis_lab.evaluation.claims import PAPER_FAULTS
+from themis_lab.evaluation.ratios import fault_ratios, list_ratios, median_interval
+from themis_lab.evaluation.summary import STRONG, THEMIS, Evaluation, name_cell
+from themis_lab.evaluation.theory import WAYS_TO_STOP
+
+COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
+MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
+"""Colours and markers of the ways to stop."""
+BAND = "#f3f3f3"
+LEFT = 0.15
+"""Where rows of techniques begin, as a share of the width."""
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
+DPI = 130
+LOWEST = 0.1
+"""Where lower ratios of faults are drawn."""
+
+
+def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
+    """Draw all figures that have data; their paths."""
+    paths = []
+    for name, draw in (
+        ("correlations", draw_correlation_strip),
+        ("faults-over-baselines", draw_ratios),
+        ("shares-at-full-coverage", draw_shares),
+    ):
+        path = folder / f"{name}.png"
+        remove_file(path)
+        if draw(evaluation, path):
+            paths.append(path)
+    return paths
+
+
+def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
+    """The r of distinct faults in every scored cell at equal passes: a panel per grid, a row per technique."""
+    values: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for pair in evaluation.content["pairs"]:
+        for grid in pair["budgets"].get("passes", []):
+            for row in grid["rows"]:
+                for key in DEFINITIONS:
+                    r = (row[key].get("distinct") or [None])[0]
+                    if r is not None:
+                        values.setdefault(grid["name"], {}).setdefault((row["technique"], key), []).append(r)
+    if not values:
+        return False
+    found_names = {technique for found in values.values() for technique, _ in found}
+    names = sorted(found_names, key=lambda name: (name not in THEMIS, name), reverse=True)
+    grids = [name for name in TITLES if name in values]
+    height = 1.9 + 0.42 * len(names)
+    figure = _figure(height, f"Correlation of faults and error rate, {BUDGETS['passes']}, all scored cells")
+    width = (0.97 - LEFT) / len(grids)
+    for column, grid_name in enumerate(grids):
+        axes = _axes(figure, height, LEFT + column * width, width - 0.03, top=0.95)
+        axes.set_title(TITLES[grid_name], fontsize=9.5, color=INK)
+        _shade(axes, len(names))
+        for key, offset in (("r", 0.15), ("r_box", -0.15)):
+            points = [(r, y + offset) for y, name in enumerate(names) for r in values[grid_name].get((name, key), [])]
+            style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": COLOURS[key], "linewidths": 0}
+            label = f"error rate {DEFINITIONS[key][1]}"
+            axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
+        axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
+        axes.set_yticks(range(len(names)), names if column == 0 else [])
+        axes.set_xlim(-1.05, 1.05)
+    figure.text(LEFT, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=INK, fontsize=10)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
+    save_figure(figure, path, dpi=DPI)
+    return True
+
+
+def draw_ratios(evaluation: Evaluation, path: Path) -> bool:
+    """Distinct faults relative to the mean of the four baselines, a mark per cell, with the interval of the median."""
+    rows = [
+        (f"{technique}, {when}", values)
+        for technique in reversed(THEMIS)
+        for when, ratios in reversed(fault_ratios(evaluation.content).items())
+        if (values := [max(ratio, LOWEST) for ratio in list_ratios(ratios, technique, "over_four")])
+    ]
+    if not rows:
+        return False
+    height = 1.5 + 0.42 * len(rows)
+    figure = _figure(height, "Distinct faults, relative to the mean of the four baselines")
+    axes = _axes(figure, height, 0.28, 0.69, top=0.4)
+    _shade(axes, len(rows))
+    for y, (_, values) in enumerate(rows):
+        axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=COLOURS["r"], linewidths=0, zorder=3)
+        if (interval := median_interval(values)) is not None:
+            axes.plot(interval, [y, y], color=INK, linewidth=1.4, zorder=4)
+        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=INK, linewidth=1.8, zorder=4)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axvline(1, color=QUIET, linewidth=0.8)
+    axes.axvline(PAPER_FAULTS, color=QUIET, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    where = f"a mark per cell; black: the median and its 95% interval; dashed: the paper, when done ({PAPER_FAULTS})"
+    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
+    save_figure(figure, path, dpi=DPI)
+    return True
+
+
+def draw_shares(evaluation: Evaluation, path: Path) -> bool:
+    """The share of the reference run's distinct faults that each way to stop had found, by cell.
+
+    Cells in which no campaign could stop are left out.
+    """
+    theory = [
+        record
+        for record in evaluation.content["theory"]
+        if record["reference"]["distinct_faults"] and any(record.get(way) for way in WAYS_TO_STOP)
+    ]
+    if not theory:
+        return False
+    height = 1.7 + 0.42 * len(theory)
+    figure = _figure(height, "Share of the reference's distinct faults found when a campaign could stop")
+    axes = _axes(figure, height, 0.38, 0.59)
+    _shade(axes, len(theory))
+    for k, (way, label) in enumerate(WAYS_TO_STOP.items()):
+        colour, marker = MARKS[k]
+        rows = [(y + 0.27 - 0.18 * k, record.get(way)) for y, record in enumerate(reversed(theory))]
+        found = [(stop["of_faults"], y) for y, stop in rows if stop]
+        style: dict[str, Any] = {"s": 34, "color": colour, "marker": marker, "zorder": 3, "label": label}
+        axes.scatter([share for share, _ in found], [y for _, y in found], **style)
+    labels = [f"{name_cell(record)} ({record['reference']['distinct_faults']:,})" for record in reversed(theory)]
+    axes.set_yticks(range(len(theory)), labels)
+    axes.set_xlim(-0.03, 1.03)
+    where = "share of the reference's distinct faults (their number); without cells in which no campaign could stop"
+    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
+    figure.legend(loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=4, **LEGEND)
+    save_figure(figure, path, dpi=DPI)
+    return True
+
+
+def _figure(height: float, title: str) -> Any:
+    figure = blank_figure(8.4, height)
+    figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
+    return figure
+
+
+def _axes(figure: Any, height: float, left: float, width: float, top: float = 0.7) -> Any:
+    """Axes without a frame; `height` and `top` are inches, `left` and `width` shares of the figure."""
+    axes = figure.add_axes((left, 0.62 / height, width, 1 - (0.62 + top) / height))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=QUIET, labelsize=9)
+    return axes
+
+
+def _shade(axes: Any, n_rows: int) -> None:
+    """Shade every second row, so that it is plain which row a mark belongs to."""
+    for y in range(0, n_rows, 2):
+        axes.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=0)
+    axes.set_ylim(-0.5, n_rows - 0.5)

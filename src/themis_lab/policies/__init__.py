@@ -1,0 +1,1 @@
+"""Search policies to compare with."""
