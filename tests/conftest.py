@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread per process, so that results are identical to the bit everywhere.
+"""Shared by all tests: one thread per process, so that the threads of two workers do not compete.
+
+portable.py sets the variables THEMIS_TEST_THREADS, another number of threads, and THEMIS_TEST_OFFSETS, which has models
+read their inputs at odd addresses.
 
 Tests run in parallel with `--dist loadgroup`. A module whose tests share an expensive fixture says so with
 `pytestmark = pytest.mark.xdist_group(...)`: all tests of a group run on one worker, which makes the fixture once.
@@ -13,8 +16,8 @@ import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # also in processes that tests start: the threads of two workers would compete
+os.environ["OMP_NUM_THREADS"] = os.environ.get("THEMIS_TEST_THREADS", "1")  # also in processes that tests start
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not the developer's own; workers share it
     os.environ["THEMIS_STATE"] = tempfile.mkdtemp(prefix="themis-state-")
     if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30:
@@ -25,6 +28,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
 # The first call of a kernel may be slow, and a busy machine may stop a test for a while.
 hypothesis.settings.register_profile("themis", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("themis")
+if "THEMIS_TEST_OFFSETS" in os.environ:
+    from offsets import shift_inputs
+
+    shift_inputs()
 
 
 def pytest_unconfigure():

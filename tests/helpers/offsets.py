@@ -14,16 +14,18 @@ def at_offset(tensor, offset):
     return torch.cat([before, tensor.reshape(-1)])[offset:].view(tensor.shape)
 
 
-def shift_inputs(target_type):
-    """From now on, every pass of such a target gets inputs at another offset."""
-    forward, offsets = target_type.forward, cycle(OFFSETS)
+def shift_inputs():
+    """From now on, every pass of a target gets inputs at another offset."""
+    from themis import Target
+
+    forward, offsets = Target.forward, cycle(OFFSETS)
 
     def shifted(self, inputs, *rest, **options):
         if isinstance(inputs, torch.Tensor) and inputs.is_cpu:
             inputs = at_offset(inputs, next(offsets))
         return forward(self, inputs, *rest, **options)
 
-    target_type.forward = shifted
+    Target.forward = shifted
 
 
 def every_offset(*tensors):
