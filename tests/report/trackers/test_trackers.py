@@ -104,7 +104,7 @@ def test_wandb_writes_an_offline_run(trained, tmp_path):
 
 def settled_records(path):
     """All records; the library's own process writes the last ones shortly after the run was finished."""
-    for _ in range(600):
+    for _ in range(6_000):
         records = list(read_records(path))
         if any(each.WhichOneof("record_type") == "exit" for each in records):
             return records
