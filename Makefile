@@ -13,7 +13,7 @@ PARALLEL := -n 2 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test check slow coverage docs dist bench clean
+.PHONY: help setup demo quick test portable check slow coverage docs dist bench clean
 
 help:  ## print this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -46,6 +46,9 @@ quick: $(READY)  ## run the tests that matter most (under a minute)
 
 test: $(READY)  ## run all tests but the slow ones (minutes)
 	$(PYTEST) $(PARALLEL)
+
+portable: $(READY)  ## run the tests as other CPUs, thread counts and Pythons would (an hour)
+	$(BIN)/python tests/portable.py
 
 check: $(READY)  ## lint, check types and the direction of imports
 	$(BIN)/ruff check .

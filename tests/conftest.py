@@ -39,6 +39,13 @@ def pytest_unconfigure():
         shutil.rmtree(os.environ["THEMIS_STATE"], ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def same_threads():
+    """Tests may change the number of threads."""
+    yield
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
 @pytest.fixture
 def digits():
     """200 real digits, 20 per class, in 0..1, with labels."""

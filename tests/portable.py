@@ -1,4 +1,4 @@
-"""Run the tests as other machines would: with other kernels, threads and addresses, without a C compiler, on other Pythons.
+"""Run the tests as other machines would: other kernels, threads, addresses and Pythons, and no C compiler.
 
     python tests/portable.py [--only NAME ...] [arguments of pytest]
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 ROOT = Path(__file__).resolve().parents[1]
+VERSION = ".".join(platform.python_version_tuple()[:2])
 OFFSETS = {"THEMIS_TEST_OFFSETS": "1"}
 PARALLEL = ["-n", "2", "--dist", "loadgroup"]
 NEEDED = "import torch, pytest, xdist, hypothesis, themis"
@@ -30,7 +31,7 @@ class Configuration:
     variables: dict[str, str] = field(default_factory=dict)
     threads: int = 1
     has_compiler: bool = True
-    python: str = ".".join(platform.python_version_tuple()[:2])
+    python: str = VERSION
 
 
 CONFIGURATIONS = (
@@ -42,15 +43,14 @@ CONFIGURATIONS = (
     Configuration("no compiler", OFFSETS, has_compiler=False),
     Configuration("AVX2", {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", **OFFSETS}),
     Configuration("MKL unset", {"MKL_CBWR": ""}, threads=4),  # empty: Themis leaves it, and MKL reads nothing
-    Configuration("Python 3.12", python="3.12"),
-    Configuration("Python 3.13", python="3.13"),
+    *(Configuration(f"Python {each}", python=each) for each in ("3.11", "3.12", "3.13") if each != VERSION),
 )
 
 
 def interpreter(version: str) -> tuple[str | None, str]:
     """A Python of this version that has what the tests need; or why there is none."""
     name, reason = f"python{version}", "not installed"
-    here = sys.executable if sys.version.startswith(f"{version}.") else None
+    here = sys.executable if version == VERSION else None
     found = [here, shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"))]
     for python in filter(None, found):
         tried = subprocess.run([python, "-c", NEEDED], capture_output=True, text=True)
