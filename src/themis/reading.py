@@ -20,6 +20,8 @@ from themis.errors import MissingExtraError
 
 MAX_YAML = 1 << 20
 """Bytes of a YAML file."""
+MAX_FEATURES = 16 << 20
+"""Bytes of a file that describes the features of a table."""
 MAX_DEPTH = 40
 """Levels of lists and objects in plain data."""
 KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 WIDTH = 80
@@ -24,9 +26,53 @@ def printable(text: str) -> str:
 
 def print_text(text: str = "", *, file: IO[str] | None = None, flush: bool = False) -> None:
     """Print text for people. All text but JSON goes through here, so that no name controls the terminal."""
-    stream = file or sys.stdout
+    stream = own_stream(file or sys.stdout)
     safe, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
     print(safe.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=flush)
+
+
+def print_json(text: str) -> None:
+    """Print JSON for programs, as it is."""
+    print(text, file=own_stream(sys.stdout))
+
+
+class ForeignStream:
+    """What code of others prints while Themis runs: it goes to stderr, and cannot control the terminal there."""
+
+    def __init__(self, own: IO[str], stderr: IO[str]) -> None:
+        """own: the stream in whose place it is, for what Themis itself prints."""
+        self.own, self._stderr = own, stderr
+
+    def write(self, text: str) -> int:
+        self._stderr.write("\r".join(map(printable, text.split("\r"))))  # progress bars return to the start of a line
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stderr, name)
+
+
+@contextmanager
+def foreign_output_on_stderr() -> Iterator[None]:
+    """In this block, only Themis prints to stdout, and what code of others prints is free of control characters."""
+    before = sys.stdout, sys.stderr
+    stdout, stderr = map(own_stream, before)
+    sys.stdout, sys.stderr = ForeignStream(stdout, stderr), ForeignStream(stderr, stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def own_stream(stream: IO[str]) -> IO[str]:
+    """The stream that Themis itself prints to."""
+    return stream.own if isinstance(stream, ForeignStream) else stream
 
 
 def one_line(text: str) -> str:

@@ -17,6 +17,7 @@ from themis.compute.cluster import RayExecutor, connected, environment
 from themis.compute.worker_pool import RayPool
 from themis.errors import ModelError, ThemisError
 from themis.experiments import CellT, Executor, Failure, ResultT, SerialExecutor, attempt
+from themis.text import foreign_output_on_stderr
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -230,7 +231,7 @@ def _work(connection: Connection, prepare: Callable[[], Callable[[Any], Any]], t
     for number in _INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # the parent has already shown them
-    with suppress(EOFError, OSError):  # the parent has ended
+    with suppress(EOFError, OSError), foreign_output_on_stderr():  # the parent has ended
         try:
             run = prepare()
         except Exception as error:

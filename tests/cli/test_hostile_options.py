@@ -1,6 +1,10 @@
 """Files named by options that would never end, or that are larger than they look, are refused at once."""
 
+import json
 import os
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 from fuzzing import time_limit
@@ -107,3 +111,71 @@ def test_stored_names_cannot_control_the_terminal(home, capsys):
     assert "\x1b" not in "".join(capsys.readouterr())
     assert main([*RUN.split(), "--oracle", escape]) == 2
     assert "\\x1b]0;owned\\x07" in capsys.readouterr().err
+
+
+LOUD = SMALL.replace("def net", "def quiet").replace(
+    "def data",
+    """class Loud(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = quiet()
+
+    def forward(self, x):
+        print("\\x1b]0;owned\\x07 printed")
+        sys.stdout.writelines(["\\x1b[2J lines\\n"])
+        print("\\x1b[31m warned\\rdone", file=sys.stderr)
+        return self.net(x)
+
+def net():
+    print("\\x1b[2J imported")
+    return Loud()
+
+def script():
+    class Printing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = quiet()
+
+        def forward(self, x):
+            print("\\x1b]0;owned\\x07 compiled")
+            return self.net(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(Printing())
+
+def data""",
+)
+
+
+@pytest.mark.parametrize("model", ["mine:net", "mine:script"])
+def test_what_a_model_prints_is_not_in_the_output_and_cannot_control_the_terminal(home, capfd, model):
+    (home / "mine.py").write_text(f"import sys\nimport warnings\n{LOUD}")
+    assert main([*RUN.replace("--quiet", "--json --no-report --out none").replace("mine:net", model).split()]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["tests"] == 20
+    assert "\x1b" not in err
+    shown = ["\\x1b]0;owned\\x07 printed\n", "\\x1b[2J lines\n", "\\x1b[31m warned\rdone\n", "\\x1b[2J imported\n"]
+    for line in shown if model == "mine:net" else ["\\x1b]0;owned\\x07 compiled\n"]:
+        assert line in err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_what_a_model_prints_above_the_bar_cannot_control_the_terminal(home, monkeypatch):
+    (home / "mine.py").write_text(f"import sys\nimport warnings\n{LOUD}")
+    words = RUN.replace(" --quiet", " --no-report --out none").split()
+    master, slave = os.openpty()
+    command = [sys.executable, "-m", "themis", *words]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # Linux reports the end of the output as an error
+            while part := os.read(master, 1 << 16):
+                shown += part
+        os.close(master)
+    assert process.returncode == 0, shown
+    assert b"\\x1b]0;owned\\x07 printed" in shown
+    assert b"\x1b]0" not in shown
+    assert b"\x1b[31m warned" not in shown
+    assert b"\x1b[2J" not in shown

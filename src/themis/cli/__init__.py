@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from themis.text import print_text
+from themis.text import foreign_output_on_stderr, print_text
 
 if TYPE_CHECKING:
     from themis.cli.options import Parser
@@ -167,7 +167,11 @@ def _execute(name: str, words: list[str]) -> int:
         return DONE
     arguments.words = ["themis", name, *words]
     is_silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False)
-    with nullcontext() if is_silent else _printed_log(f"themis {name}"), _printed_steps(f"themis {name}", is_silent):
+    with (
+        foreign_output_on_stderr(),
+        nullcontext() if is_silent else _printed_log(f"themis {name}"),
+        _printed_steps(f"themis {name}", is_silent),
+    ):
         return int(module.execute(arguments, explicit_options))
 
 

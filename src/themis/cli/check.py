@@ -11,7 +11,7 @@ from themis.cli.options import Parser, add_config, add_fields, add_option, as_ya
 from themis.cli.source import PERTURB_HELP, check_names, named_origin, require
 from themis.runs.source import Origin
 from themis.settings import Settings
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -62,7 +62,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.json:
         import json
 
-        print(json.dumps(asdict(result), indent=2, default=str))
+        print_json(json.dumps(asdict(result), indent=2, default=str))
     else:
         print_text("\n".join(describe(result, settings)))
         is_ready = result.problem is None and not result.is_near_chance

@@ -12,7 +12,7 @@ from themis.cli.options import FORCE_HELP, Group, Parser, add_fields, add_option
 from themis.cli.source import TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -90,7 +90,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     for path in files:
         _write(result, path, is_forced=arguments.force)
     if arguments.json:
-        print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+        print_json(json.dumps(result.as_dict(), indent=2, allow_nan=False))
     else:
         _print(result, files)
     return DONE
@@ -172,7 +172,7 @@ def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
             content = f"{COMMENT}\n\n{result.markdown()}"
         write_fresh(path, content.encode(errors="replace"), replaces=arguments.force)
     if arguments.json:
-        print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+        print_json(json.dumps(result.as_dict(), indent=2, allow_nan=False))
         return DONE
     from themis.report.table import Table, table_console
     from themis.suites.diff import HEAD

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import Parser
 from themis.errors import ThemisError
-from themis.text import print_text
+from themis.text import print_json, print_text
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     if arguments.json:
         import json
 
-        print(json.dumps(findings, indent=2))
+        print_json(json.dumps(findings, indent=2))
     else:
         print_text("\n".join(describe(findings)))
     if findings["problems"]:

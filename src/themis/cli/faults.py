@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option, convert
 from themis.errors import UsageError, nearest
-from themis.text import percent, print_text, printable
+from themis.text import own_stream, percent, print_text, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -121,7 +121,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         elif arguments.json:
             from themis.runs.store.export import json_text
 
-            sys.stdout.writelines(json_text(run, selection.rows(run)))
+            own_stream(sys.stdout).writelines(json_text(run, selection.rows(run)))
         elif ids:
             for row in chain.from_iterable(selection.rows(run)):
                 print_text(_describe(run, row))
@@ -225,7 +225,7 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
 
 def _print_table(headers: list[str], rows: list[list[str]]) -> None:
     """Print a table: in colour in a terminal if rich is installed, and as plain text otherwise."""
-    if sys.stdout.isatty():
+    if own_stream(sys.stdout).isatty():
         try:
             from rich.console import Console
             from rich.table import Table
@@ -238,7 +238,7 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
                 table.add_column(printable(name), justify="left" if name in TEXTS else "right", style=colours.get(name))
             for row in rows:
                 table.add_row(*map(printable, row))
-            Console().print(table, markup=False)
+            Console(file=own_stream(sys.stdout)).print(table, markup=False)
             return
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):

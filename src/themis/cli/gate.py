@@ -18,7 +18,7 @@ from themis.cli.options import Group, Option, Parser, Repeated, add_fields, add_
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -120,7 +120,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         results = check(replayer, gates, arguments, folder=None)
     if arguments.json:
-        print(json.dumps({"run": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
+        print_json(json.dumps({"run": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
     return print_results(results, arguments)
 
 
@@ -177,7 +177,7 @@ def gate_suite(arguments: Namespace, gates: Gates, overrides: dict[str, Any]) ->
     """Check a suite against the gates, write the requested files and print the results; returns the exit code."""
     results = check_suite(arguments.run, gates, arguments, overrides)
     if arguments.json:
-        print(json.dumps({"suite": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
+        print_json(json.dumps({"suite": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
     return print_suite_results(results, arguments)
 
 

@@ -14,7 +14,7 @@ from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -72,7 +72,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
             with analysis_progress(is_silent=arguments.json) as show:
                 located = _locate(run, faults, groups, overrides, show)
         if arguments.json:
-            print(json.dumps([_as_object(*pair) for pair in zip(groups, located, strict=True)], indent=2))
+            print_json(json.dumps([_as_object(*pair) for pair in zip(groups, located, strict=True)], indent=2))
         else:
             _print(run, faults, groups, located, arguments.most)
     return DONE

@@ -15,7 +15,7 @@ from themis.cli import INTERRUPTED
 from themis.cli.gate import check_finished, print_results
 from themis.cli.options import Group, add_option
 from themis.errors import ModelError
-from themis.text import print_text
+from themis.text import own_stream, print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -90,7 +90,7 @@ def _show_progress(is_verbose: bool) -> Callback:
             """Keep the campaign running when the reader of the output has gone; by default, rich exits."""
             self.quiet = True
 
-    return ShowProgress(PatientConsole(), is_verbose=is_verbose)
+    return ShowProgress(PatientConsole(file=own_stream(sys.stdout)), is_verbose=is_verbose)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def finish(
     if arguments.json:
         results = check_finished(result, gates, arguments, folder=out)
         gate_results = {} if results is None else {"gates": results.as_dict()}
-        print(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
+        print_json(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
         return INTERRUPTED if is_interrupted else print_results(results, arguments)
     if out and not arguments.quiet:
         print_text(f"Results in {out}" if page is None else f"Report: {page}")

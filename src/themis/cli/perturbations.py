@@ -11,7 +11,7 @@ from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, Parser, add_option
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -57,7 +57,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         _check_file(Path(arguments.sheet), is_forced=arguments.force)
     chosen = _choose(arguments)
     if arguments.json:
-        print(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
+        print_json(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
     elif arguments.sheet is None:
         print_text(_format_list(chosen))
     if arguments.sheet is not None:

@@ -15,7 +15,7 @@ from themis.cli.options import FORCE_HELP, Parser, add_fields, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError, nearest
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -70,7 +70,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
                 print_text(_describe(faults[id], replay, bool(replayer.perturbation.passes)), flush=True)
         if arguments.json:
             objects = [_as_object(*pair) for pair in replays]
-            print(json.dumps({"faults": objects, "changes": replayer.changes}, indent=2, allow_nan=False))
+            print_json(json.dumps({"faults": objects, "changes": replayer.changes}, indent=2, allow_nan=False))
         else:
             print_text(_conclude(replays, replayer.changes))
         if out is not None:

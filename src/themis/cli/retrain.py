@@ -15,7 +15,7 @@ from themis.cli.options import Parser, add_fields, add_option, explicit_fields, 
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
 from themis.runs.source import Origin
-from themis.text import print_text, printable
+from themis.text import print_json, print_text, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -119,7 +119,7 @@ def _report(result: Retrained, out: Path, run: str, arguments: Namespace, consol
 
     has_failed = _has_failed(result, arguments.fail_under)
     if arguments.json:
-        print(json.dumps({**result.summary(), "out": str(out), "failed": has_failed}, indent=2))
+        print_json(json.dumps({**result.summary(), "out": str(out), "failed": has_failed}, indent=2))
     elif console is not None:
         show(result, console)
         if has_failed:

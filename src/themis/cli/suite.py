@@ -26,7 +26,7 @@ from themis.cli.source import named_origin, require
 from themis.errors import UsageError
 from themis.runs.source import OPTIONS, Origin
 from themis.settings import Settings
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import Gates
@@ -238,7 +238,7 @@ def finish_suite(out: str, arguments: Namespace, gates: Gates) -> int:
     if arguments.json:
         more: dict[str, Any] = {} if errors is None else {"corruption_errors": asdict(errors)}
         more |= {} if results is None else {"gates": results.as_dict()}
-        print(json.dumps({**suite.summary(), **more, "out": out, "report": page}, indent=2))
+        print_json(json.dumps({**suite.summary(), **more, "out": out, "report": page}, indent=2))
     elif not arguments.quiet:
         print_suite(suite, errors)
         print_text(f"Results in {out}")

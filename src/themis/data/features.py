@@ -20,7 +20,7 @@ from torch import Tensor
 from themis.data.files import data_errors, existing_file
 from themis.data.rows import Rows
 from themis.errors import DataError, UsageError, nearest
-from themis.reading import read_regular
+from themis.reading import MAX_FEATURES, read_regular
 
 Kind = Literal["binary", "integer", "number"]
 Change = Literal["any", "raise", "lower", "fixed"]
@@ -30,8 +30,6 @@ STEP_BYTES = 16 << 20
 """Size of the part of a table that is processed at a time."""
 ROUNDING = 1e-6
 """How far an input may be from the place of a valid value on its axis."""
-MAX_BYTES = 16 << 20
-"""Bytes of a file that describes features."""
 N_LISTED = 50
 """Names that a message lists at most."""
 
@@ -263,7 +261,7 @@ def read_features(path: str | Path, known: Features) -> Features:
     """
     path = existing_file(Path(path))
     with data_errors(path, "a CSV table in UTF-8"):
-        content = read_regular(path, MAX_BYTES).decode("utf-8-sig")
+        content = read_regular(path, MAX_FEATURES).decode("utf-8-sig")
         lines = csv.reader(io.StringIO(content, newline=""), strict=True)
         header = [column.strip() for column in next(lines, [])]
         for column in header:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.data.features import MAX_BYTES
-from themis.reading import read_regular
+from themis.reading import MAX_FEATURES, read_regular
 from themis.runs.outcomes import gives_answers, name_outcome
 from themis.runs.trust import why_not_ours
 
@@ -46,7 +45,7 @@ def feature_names(run: Reader) -> list[str] | None:
     if not origin.get("features") or why_not_ours(run.record):
         return None
     try:
-        content = read_regular(Path(origin.get("folder") or "", origin["features"]), MAX_BYTES).decode()
+        content = read_regular(Path(origin.get("folder") or "", origin["features"]), MAX_FEATURES).decode()
         return [row["name"] or "" for row in csv.DictReader(content.splitlines())] or None
     except (OSError, KeyError, ValueError, csv.Error):
         return None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from time import perf_counter
+from typing import Any
 
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from themis.campaign.callback import Callback
 from themis.runs.display.text import opening, round_line, summary_lines
 from themis.runs.run import Round, Run, Start
-from themis.text import printable, wrapped
+from themis.text import ForeignStream, printable, wrapped
 
 PLAIN_SECONDS = 5.0
 """Minimum time between two plain lines."""
@@ -40,7 +43,7 @@ class ShowProgress(Callback):
                 columns.append(TimeElapsedColumn())
             self._live = Progress(*columns, console=self.console, transient=True)
             self._task = self._live.add_task("", total=total, line="first round")
-            self._live.start()
+            _start(self._live)
 
     def on_round(self, round: Round) -> None:
         covers_neurons, max_tests = self._covers_neurons, self._max_tests
@@ -68,6 +71,15 @@ class ShowProgress(Callback):
             self._live.stop()
 
 
+def _start(live: Progress) -> None:
+    """Start a bar; what others print meanwhile is shown above it, where it cannot control the terminal either."""
+    live.start()
+    for name in ("stdout", "stderr"):
+        if isinstance(getattr(sys, name), FileProxy):
+            proxy: Any = getattr(sys, name)
+            setattr(sys, name, ForeignStream(proxy, proxy))  # until the bar stops
+
+
 class StepBar:
     """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
@@ -89,7 +101,7 @@ class StepBar:
             bar = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *self.more)
             self._live = Progress(*bar, line, console=self.console, transient=True)
             self._task = self._live.add_task("", total=n, completed=n_done, line="")
-            self._live.start()
+            _start(self._live)
 
     def say(self, line: str, plain: str, n_done: int | None) -> None:
         """Show a line beside the bar; without a bar, print `plain` unless a line was printed a moment ago."""

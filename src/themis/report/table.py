@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from themis.text import one_line, printable
+from themis.text import one_line, own_stream, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +91,7 @@ def table_console() -> Console:
     """A console of at most 100 columns; exactly 100 if the output is not a terminal."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(file=own_stream(sys.stdout))
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
 

@@ -15,7 +15,7 @@ from themis.cli.options import Parser, add_config, add_fields, add_option, as_ya
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.cli.source import PERTURB_HELP, named_origin, require
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -104,7 +104,7 @@ def _report(result: Comparison, out: Path, arguments: Namespace, console: Consol
     from themis_lab.comparison.table import show
 
     if arguments.json:
-        print(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
+        print_json(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
     elif console is not None:
         show(result, console)
         figures = sorted(path.name for path in out.glob("*.png"))

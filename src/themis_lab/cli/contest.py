@@ -17,7 +17,7 @@ from themis.cli.retrain import places
 from themis.cli.source import LOCATION_OPTIONS
 from themis.errors import UsageError
 from themis.runs.source import Origin
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -97,7 +97,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
                 print_text(text)
             return INTERRUPTED
     if arguments.json:
-        print(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
+        print_json(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
     elif console is not None:
         show(result, console)
         print_text(f"Results in {out}: contest.json, contest.md, contest.png")

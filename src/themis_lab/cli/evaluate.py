@@ -15,7 +15,7 @@ from themis.cli.executor import add_executor, read_executor
 from themis.cli.options import Parser, add_option, as_yaml
 from themis.cli.output import AUTO, add_verbosity, new_folder
 from themis.errors import UsageError
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -91,7 +91,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
                 print_text(f"Interrupted; finished cells are kept. To resume, use {resume}")
             return INTERRUPTED
     if arguments.json:
-        print(json.dumps({**result.content, "out": str(out)}, indent=2))
+        print_json(json.dumps({**result.content, "out": str(out)}, indent=2))
     elif console is not None:
         for line in opening(result):
             print_text(line)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import Parser, add_option
 from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
-from themis.text import print_text
+from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -78,7 +78,7 @@ def show(arguments: Namespace) -> int:
 
     rows = [_describe(ZOO[name]) for name in arguments.names or ZOO]
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print_json(json.dumps(rows, indent=2))
         return DONE
     lines: list[tuple[str, ...]] = [
         ("name", "elements", "channels", "paper", "parameters", "published", "data", "weights")
@@ -121,7 +121,7 @@ def verify(arguments: Namespace) -> int:
     counted = [row for row in rows if row["name"] not in skipped]
     n_agree = sum(row["agrees"] is not False and row["measured"] is not None for row in counted)
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print_json(json.dumps(rows, indent=2))
     else:
         rest = f"; skipped, because they have no weights: {', '.join(skipped)}" if skipped else ""
         print_text(f"{n_agree} of {len(counted)} agree{rest}")
@@ -151,7 +151,7 @@ def train(arguments: Namespace) -> int:
     with fresh_file(out, replaces=arguments.force) as part:
         _write(module.state_dict(), part, is_safe=out.suffix.lower() == ".safetensors")
     if arguments.json:
-        print(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
+        print_json(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
     else:
         print_text(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
         print_text(f"Wrote {out}. Test it: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
