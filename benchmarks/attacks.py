@@ -245,7 +245,7 @@ def benches(arguments: argparse.Namespace, device: torch.device) -> list[Attacke
         pictures, target = read_pictures(arguments.data), read_target(arguments.weights, device)
         models.append(("ResNet-56", target, pictures.inputs, pictures.labels, (0.5 / 255, 0.1, 5.0, 0.01, 1e-3)))
     if os.environ.get("THEMIS_DATA"):
-        from themis import zoo
+        from themis_lab import zoo
 
         target, digits = zoo.load("lenet5-mnist"), zoo.data("lenet5-mnist")
         models.append(("LeNet-5", target, digits.inputs, digits.labels, (0.1, 1.0, 5.0, 0.3, 1.0)))
