@@ -1,9 +1,14 @@
 """DataFrames of pandas and polars as data."""
 
+import importlib
+import json
+
 import numpy as np
 import pytest
 
-from themis import DataError, UsageError
+from themis import DataError, Features, UsageError
+from themis.data.frames import Coding
+from themis.data.readers import read_data
 from themis.data.seeds import read_seeds
 
 pandas = pytest.importorskip("pandas")
@@ -56,12 +61,14 @@ def test_a_series_of_labels_fits_arrays_too():
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (lambda f: f({"a": [1, 2], "b": ["x", "y"]}), DataError, "column 'b' of the DataFrame must be numbers"),
         (
-            lambda f: f({"a": [1.0, np.nan]}),
+            lambda f: f({"a": pandas.to_datetime(["2026-01-01"])}),
             DataError,
-            "column 'a' of the DataFrame must hold finite numbers, but row 1",
+            "must be numbers, booleans or names, got date",
         ),
+        (lambda f: f({"a": [{}]}), DataError, "column 'a' .* must be numbers, booleans or names, got dict: encode it"),
+        (lambda f: f({"a": [1.0, np.inf]}), DataError, "must hold finite numbers, but row 1 has an infinity"),
+        (lambda f: f({"a": [f"name {k}" for k in range(1001)]}), DataError, "at most 1,000 distinct names, got 1,001"),
         (lambda f: f({"label": [1, 2]}), DataError, "must have rows and a column of features"),
         (lambda f: f({"a": [1], "y": [1], "label": [2]}), DataError, r"one label column, got \['y', 'label'\]: pass"),
         (lambda f: (f({"a": [1]}), "lable"), UsageError, "label column 'lable' must be in the DataFrame"),
@@ -72,3 +79,74 @@ def test_a_series_of_labels_fits_arrays_too():
 def test_what_cannot_be_read_is_explained(data, error, message):
     with pytest.raises(error, match=message):
         read_seeds(data(pandas.DataFrame))
+
+
+MIXED = {
+    "color": ["red", None, "blue", "red"],
+    "age": [20.0, None, 61.0, 33.0],
+    "smokes": [True, False, False, True],
+    "share": [0.25, 0.5, 0.5, 1.0],
+}
+
+
+@pytest.mark.parametrize("frame", [*frames()])
+def test_names_are_categories_and_missing_values_are_values(frame):
+    seeds = read_seeds(frame(MIXED))
+    assert seeds.inputs.tolist() == [[1, 20, 1, 0.25, 0], [2, 33, 0, 0.5, 1], [0, 61, 0, 0.5, 0], [1, 33, 1, 1, 0]]
+    assert seeds.features.names == ("color", "age", "smokes", "share", "age is missing")
+    assert seeds.features.kind == ("category", "number", "binary", "number", "binary")
+    assert seeds.features.high.tolist() == [2, 61, 1, 1, 1]
+    assert seeds.coding.columns[0].values == ("blue", "red", None)
+    assert seeds.coding == Coding.recorded(json.loads(json.dumps(seeds.coding.as_dict())))
+
+
+def exotic():
+    rare = pandas.Categorical(["S", "L", None], categories=["S", "M", "L"], ordered=True)
+    yield "pandas", pandas.DataFrame({"size": rare, "n": pandas.array([1, None, 3], dtype="Int64")})
+    flags = {
+        "flag": pandas.array([True, None, False], dtype="boolean"),
+        "odd": pandas.Series([True, None, 2], dtype=object),
+    }
+    yield "nullable", pandas.DataFrame(flags)
+    yield (
+        "gaps",
+        pandas.DataFrame({"a": pandas.Series(["x", np.nan, "y"], dtype=object), "b": np.float32([1, np.nan, 2])}),
+    )
+    yield "plain", pandas.DataFrame({"a": ["x", "y", "x"], "b": [True, False, True], "c": [1, 2, 3]})
+    yield "category of numbers", pandas.DataFrame({"a": pandas.Series([3, 1, 3], dtype="category"), "b": [0.5, 1, 2]})
+    try:
+        import polars
+    except ImportError:
+        return
+    kinds = {"size": polars.Enum(["S", "M", "L"]), "color": polars.Categorical, "n": polars.Int8, "w": polars.Float32}
+    columns = {"size": ["S", "L", None], "color": ["x", "y", "x"], "n": [1, None, 3], "w": [0.5, float("nan"), 2.0]}
+    yield "polars", polars.DataFrame(columns, schema=kinds)
+
+
+@pytest.mark.parametrize("frame", [pytest.param(frame, id=name) for name, frame in exotic()])
+def test_rows_become_those_of_the_frame_again(frame):
+    seeds = read_seeds(frame)
+    rows = seeds.coding.frame(seeds.inputs.numpy())
+    if isinstance(frame, pandas.DataFrame):
+        pandas.testing.assert_frame_equal(rows, frame)
+    else:
+        importlib.import_module("polars.testing").assert_frame_equal(rows, frame)
+
+
+def test_features_of_a_frame_can_be_changed():
+    features = Features.of(pandas.DataFrame(MIXED)).set("color", change="fixed")
+    seeds = read_seeds(pandas.DataFrame(MIXED)).with_features(features)
+    assert (seeds.features.change[0], seeds.coding.library) == ("fixed", "pandas")
+    with pytest.raises(UsageError, match="'color' is a category, which has no order, got change=raise"):
+        features.set("color", change="raise")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_file_of_names_is_read_as_its_frame_is(suffix, tmp_path):
+    frame = pandas.DataFrame({**MIXED, "label": ["no", "yes", "no", "no"]})
+    path = tmp_path / f"t.{suffix}"
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    seeds, expected = read_data(f"{suffix}:{path}?drop=share"), read_seeds(frame.drop(columns="share"))
+    assert np.array_equal(seeds.inputs, expected.inputs)
+    assert (seeds.features.sha256, seeds.classes) == (expected.features.sha256, expected.classes)
+    assert read_data(f"{suffix}:{path}?label=").features.names[4] == "label"

@@ -1,5 +1,6 @@
 """Damaged, wrong or malicious tables are refused in one line and take little memory."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,28 +28,33 @@ HOSTILE = {
     "table of nothing": ("csv:t.csv", "it is empty", write("t.csv", "")),
     "table of an empty line": ("csv:t.csv", "it is empty", write("t.csv", "\n\n")),
     "table of names alone": ("csv:t.csv", "at least one row", write("t.csv", "a,b\n")),
-    "table with NaN": (
-        "csv:t.csv",
-        "line 3: column 'b' must be a finite number, got 'nan'",
-        write("t.csv", "a,b\n1,2\n1,nan\n"),
-    ),
     "table with infinity": ("csv:t.csv", "column 'a' must be a finite number", write("t.csv", "a,b\n-inf,2\n")),
     "table with a number too large": (
         "csv:t.csv",
         "must be a finite number, got '1e+39'",
         write("t.csv", "a,b\n1e39,2\n"),
     ),
-    "table with an empty cell": (
-        "csv:t.csv",
-        "column 'a' must be a finite number, but the cell is empty: fix or drop the row, or drop the column",
-        write("t.csv", "a,b\n,2\n"),
-    ),
-    "table with text": (
-        "csv:t.csv",
-        "line 2: column 'b' must be a finite number, got 'red': write ?label=b if it is the label, encode",
-        write("t.csv", "a,b\n1,red\n"),
-    ),
     "table with underscores": ("csv:t.csv", "got '1_0'", write("t.csv", "a,b\n1_0,2\n")),
+    "table with a name among many numbers": (
+        "csv:t.csv",
+        "row 12: column 'b' must be a finite number, as in most rows, got '1O': fix or drop the row",
+        write("t.csv", "a,b\n" + "".join(f"1,{k}\n" for k in range(11)) + "1,1O\n"),
+    ),
+    "table of text": (
+        "csv:t.csv",
+        "column 'b' must be a number or a name, got 'a film that one has to see': ",
+        write("t.csv", "a,b\n1,a film that one has to see\n"),
+    ),
+    "table with names in ragged rows": (
+        "csv:t.csv",
+        "line 3: a row must have 2 cells, got 1",
+        write("t.csv", "a,b\n1,red\n1\n"),
+    ),
+    "table with names and a label missing": (
+        "csv:t.csv",
+        "row 2: a row must have a label",
+        write("t.csv", "a,label\nred,1\nred,\n"),
+    ),
     "table with a label missing": ("csv:t.csv", "line 2: a row must have a label", write("t.csv", "a,label\n1,\n")),
     "table with a label of NaN": ("csv:t.csv", "the label must be finite", write("t.csv", "a,label\n1,nan\n")),
     "table with a name among numbers": (
@@ -91,13 +97,6 @@ HOSTILE = {
         then(table(a=[1.0] * 99), lambda: Path("t.parquet").write_bytes(Path("t.parquet").read_bytes()[:200])),
     ),
     "parquet of text": ("parquet:t.parquet", "must be a Parquet table", write("t.parquet", "hello")),
-    "parquet with a null": ("parquet:t.parquet", "row 2: column 'a' must have a value", table(a=[1.0, None])),
-    "parquet with NaN": ("parquet:t.parquet", "row 2: column 'a' must be a finite", table(a=[1.0, float("nan")])),
-    "parquet with a column of text": (
-        "parquet:t.parquet",
-        "column 'b' must be numbers, but it is string",
-        table(a=[1], b=["x"]),
-    ),
     "parquet with lists": ("parquet:t.parquet", "column 'b' must be numbers", table(a=[1], b=[[1, 2]])),
     "parquet with a label missing": ("parquet:t.parquet", "'y' must have a value", table(a=[1, 2], y=[0, None])),
     "parquet with lists for labels": ("parquet:t.parquet", "labels must be numbers or names", table(a=[1], y=[[1, 2]])),
@@ -130,6 +129,33 @@ HOSTILE = {
 def test_a_hostile_table_is_refused_in_one_line(name, tmp_path, monkeypatch):
     spec, message, setup = HOSTILE[name]
     assert message in refused(spec, setup, tmp_path, monkeypatch)
+
+
+WITHOUT_PANDAS = {
+    "NaN": ("csv:t.csv", "line 3: column 'b' must be a finite number, got 'nan'", write("t.csv", "a,b\n1,2\n1,nan\n")),
+    "an empty cell": (
+        "csv:t.csv",
+        "column 'a' must be a finite number, but the cell is empty: fix or drop the row, or drop the column",
+        write("t.csv", "a,b\n,2\n"),
+    ),
+    "a name": (
+        "csv:t.csv",
+        "line 2: column 'b' must be a finite number, got 'red': write ?label=b if it is the label, encode",
+        write("t.csv", "a,b\n1,red\n"),
+    ),
+    "a null in Parquet": ("parquet:t.parquet", "row 2: column 'a' must have a value", table(a=[1.0, None])),
+    "NaN in Parquet": ("parquet:t.parquet", "row 2: column 'a' must be a finite", table(a=[1.0, float("nan")])),
+    "names in Parquet": ("parquet:t.parquet", "column 'b' must be numbers, but it is string", table(a=[1], b=["x"])),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_PANDAS)
+def test_names_and_missing_values_need_pandas(name, tmp_path, monkeypatch):
+    spec, message, setup = WITHOUT_PANDAS[name]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    text = refused(spec, setup, tmp_path, monkeypatch)
+    assert message in text
+    assert text.endswith("; or install pandas to read it as a category or a missing value")
 
 
 def test_a_table_that_would_fill_the_disk_is_refused(tmp_path, monkeypatch):

@@ -144,6 +144,17 @@ def test_an_amount_is_a_share_of_the_range_and_stays_inside_it():
     assert apply(EDIT, row, (4, 0.25), down).tolist() == [[0.0, 5.0, 6.0, 0.0]]
 
 
+def test_a_category_takes_every_other_value_with_equal_chance():
+    features = of(("category", "category", "category"), [2, 0, 0], [5, 0, 1])
+    rows = torch.tensor([[3.0, 0, 1]]).repeat(3000, 1)
+    changed = apply(EDIT, rows, (3, 0.02), features)
+    values, counts = changed[:, 0].unique(return_counts=True)
+    assert values.tolist() == [2, 4, 5]
+    assert counts.min() > 900
+    assert (changed[:, 1] == 0).all()
+    assert (changed[:, 2] == 0).all()
+
+
 def test_integers_too_large_for_a_step_of_one_take_larger_steps_or_none():
     features = of(("integer", "integer"), [0.0, 0.0], [2.0**31, 1000.0])
     row, context = torch.tensor([[2.0**30 + 64, 7.0]]), Context((0.0, 2.0**31))

@@ -1,9 +1,11 @@
 """Estimators of scikit-learn, XGBoost and LightGBM, passed as they are."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import themis
 from themis import DataError, ModelError, UsageError
@@ -12,10 +14,10 @@ pandas = pytest.importorskip("pandas")
 datasets = pytest.importorskip("sklearn.datasets")
 
 from sklearn.compose import make_column_transformer  # noqa: E402
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor  # noqa: E402
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor  # noqa: E402
 from sklearn.linear_model import LogisticRegression, RidgeClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: E402
 from sklearn.tree import DecisionTreeClassifier  # noqa: E402
 
 
@@ -110,6 +112,94 @@ def test_a_factory_may_return_an_estimator(tmp_path, monkeypatch, capsys):
     assert main(["replay", "run", str(themis.open_run("run").faults[0].id)]) == 0
     assert main(["run", *words, "--print-config"]) == 0
     assert "bounds: auto" in capsys.readouterr().out
+
+
+def people(n=120):
+    """Rows of names, booleans and missing values, with labels that depend on them."""
+    draw = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {
+            "color": pandas.Series(draw.choice(np.array(["red", "green", None], object), n)),
+            "size": pandas.Categorical(draw.choice(["S", "M"], n), categories=["S", "M", "L"]),
+            "age": np.where(draw.random(n) < 0.1, np.nan, draw.integers(18, 80, n)),
+            "member": draw.random(n) < 0.5,
+        }
+    )
+    is_young = frame["age"].fillna(0) < 40
+    return frame, np.where((frame["color"] == "red") & is_young | (frame["size"] == "M"), "yes", "no")
+
+
+def encoding():
+    encoder = make_column_transformer((OneHotEncoder(), ["color", "size", "member"]), ("passthrough", ["age"]))
+    return make_pipeline(encoder, HistGradientBoostingClassifier(max_iter=10, min_samples_leaf=2))
+
+
+def test_a_pipeline_that_encodes_names_is_tested_as_it_is(tmp_path, capsys):
+    frame, labels = people()
+    model = encoding().fit(frame, labels)
+    result = run(model, (frame, labels), out=tmp_path / "run", max_tests=300)
+    assert result.start.clean_accuracy == pytest.approx((model.predict(frame) == labels).mean())
+    assert all(fault.replay().is_same for fault in result.faults.most_telling(5))
+    opened = themis.open_run(tmp_path / "run", model, (frame, labels))
+    assert opened.faults[0].replay().is_same
+    assert themis.resume(tmp_path / "run", model, (frame, labels), max_tests=320).rounds[-1].tests == 320
+    others = frame.replace({"color": {"green": "blue"}})
+    with pytest.raises(DataError, match="the table's features must be the same as in the run"):
+        themis.resume(tmp_path / "run", model, (others, labels), max_tests=340)
+
+
+def test_the_changes_of_a_fault_are_shown_by_name(tmp_path, capsys):
+    from themis.cli import main
+
+    frame, labels = people()
+    fixed = themis.Features.of(frame).set("*", change="fixed").set("color", change="any")
+    result = run(encoding().fit(frame, labels), (frame, labels), features=fixed, out=tmp_path / "run", max_tests=200)
+    assert main(["faults", str(tmp_path / "run"), str(result.faults.most_telling(1)[0].id)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 5 features changed" in shown
+    assert re.search(r"color  (red|green|missing) -> (red|green|missing)", shown)
+
+
+def test_a_function_gets_a_data_frame_of_names():
+    frame, labels = people()
+
+    def predict(rows):
+        is_red = (rows["color"] == "red").to_numpy()
+        assert [str(kind) for kind in rows.dtypes] == [str(kind) for kind in frame.dtypes]
+        return np.stack([~is_red, is_red], 1).astype(np.float32)
+
+    labels = np.where(frame["color"] == "red", "yes", "no")
+    result = run(themis.BlackBox(predict, bounds=(0, 100)), (frame, labels))
+    assert len(result.faults) > 0
+
+
+def test_models_of_tensors_refuse_names_and_estimators_other_columns():
+    frame, labels = people()
+    with pytest.raises(DataError, match=r"column 'color' must be numbers for a model that .* 'green': name"):
+        run(torch.nn.Linear(5, 2), (frame, labels))
+    numbers = frame[["age", "member"]]
+    with pytest.raises(DataError, match=r"column 'age' must be numbers .* missing values"):
+        run(torch.nn.Linear(3, 2), (numbers, labels))
+    model = encoding().fit(frame, labels)
+    with pytest.raises(ModelError, match=r"fitted to, missing none, unexpected \['more'\]: drop a column"):
+        run(model, (frame.assign(more=1), labels))
+
+
+@pytest.mark.parametrize(("library", "classifier"), [("xgboost", "XGBClassifier"), ("lightgbm", "LGBMClassifier")])
+@pytest.mark.parametrize("form", ["estimator", "booster"])
+def test_boosted_trees_get_their_own_categories(library, classifier, form):
+    frame, labels = people()
+    frame, numbers = frame.astype({"color": "category"}), (labels == "yes").astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"enable_categorical": True} if library == "xgboost" else {"verbose": -1}
+        model = boosted(library, classifier).set_params(**options).fit(frame, numbers)
+        accuracy = (model.predict(frame) == numbers).mean()
+        if form == "booster":
+            model = model.get_booster() if library == "xgboost" else model.booster_
+        result = run(model, (frame, numbers))
+    assert result.start.clean_accuracy == pytest.approx(accuracy)
+    assert result.faults[0].replay().is_same
 
 
 def boosted(library, classifier):

@@ -300,13 +300,15 @@ def _opened(target: AnyTarget, policy: Policy) -> Iterator[None]:
 
 def describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
     """What identifies a table's features if tests depend on them, and how a report displays their values."""
+    coding = {} if seeds.coding is None else {"coding": seeds.coding.as_dict()}
     if perturbation.inputs != "table":
-        return {}
+        return coding
     axes: dict[str, Any] = getattr(seeds.features.axes, "as_dict", dict)()
     return {
         "features_sha256": seeds.features.sha256,
         "feature_names": list(seeds.features.names),
         "feature_axes": axes,
+        **coding,
     }
 
 

@@ -280,7 +280,7 @@ def _describe_changes(run: Reader, id: int) -> list[str]:
     tensors = run.tensors([id]).get(id)
     if tensors is None or tensors.inputs.ndim != 2:
         return []
-    changes = feature_changes(tensors, feature_names(run), run.record.get("feature_axes") or {})
+    changes = feature_changes(tensors, feature_names(run), run.record)
     width = max((len(name) for name, _, _ in changes.rows), default=0)
     lines = [f"    {name:<{width}}  {before} -> {after}" for name, before, after in changes.rows]
     more = f"; the {len(lines)} that changed most:" if len(lines) < changes.n else ":" if lines else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,10 @@ from themis.data.rows import Rows
 from themis.errors import DataError, UsageError, nearest
 from themis.reading import MAX_FEATURES, read_regular
 
-Kind = Literal["binary", "integer", "number"]
+if TYPE_CHECKING:
+    from themis.data.frames import Coding
+
+Kind = Literal["binary", "integer", "number", "category"]
 Change = Literal["any", "raise", "lower", "fixed"]
 KINDS, CHANGES = get_args(Kind), get_args(Change)
 HEADER = ("name", "kind", "low", "high", "change")
@@ -51,6 +54,7 @@ class Limits(NamedTuple):
     is_binary: Tensor
     may_rise: Tensor
     may_fall: Tensor
+    is_category: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +63,13 @@ class Features:
 
     Args:
         names: Names of the columns.
-        kind: `binary` (0 or 1), `integer` (a whole number) or `number` (any number), for each column.
+        kind: `binary` (0 or 1), `integer` (a whole number), `number` (any number) or `category` (a whole number that
+            stands for a name, without an order), for each column.
         low: Lowest valid value of each column, `[features]`.
         high: Highest valid value of each column, `[features]`.
         change: `any`, `raise` or `lower` (never in the other direction) or `fixed`, for each column.
         axes: How raw values map to inputs, if they are not used directly; kind and range are those of the raw values.
+        coding: How rows become those of a DataFrame, if it has names, missing values or booleans.
     """
 
     names: tuple[str, ...]
@@ -72,6 +78,7 @@ class Features:
     high: Tensor
     change: tuple[str, ...]
     axes: Axes | None = None
+    coding: Coding | None = None
 
     def __post_init__(self) -> None:
         low, high = (torch.as_tensor(end, dtype=torch.float32) for end in (self.low, self.high))
@@ -84,6 +91,11 @@ class Features:
                 name = self.names[words.index(word)]
                 raise UsageError(
                     f"feature {name!r} must have a known {column}, got {word!r}: {nearest(str(word), known)}"
+                )
+        for name, kind, change in zip(self.names, self.kind, self.change, strict=True):
+            if kind == "category" and change in ("raise", "lower"):
+                raise UsageError(
+                    f"feature {name!r} is a category, which has no order, got change={change}: any or fixed"
                 )
         is_number = torch.tensor([kind == "number" for kind in self.kind], dtype=torch.bool)
         low, high = torch.where(is_number, low, low.ceil()), torch.where(is_number, high, high.floor())
@@ -109,8 +121,12 @@ class Features:
         """Features inferred from rows `[rows, features]`: 0 and 1 are binary, whole numbers integer, others numbers.
 
         The range is that of the rows, 0..1 for binary features. All may change, except for columns with a single value,
-        which are fixed.
+        which are fixed. Those of a DataFrame follow the types of its columns.
         """
+        from themis.data.frames import is_frame, read_frame
+
+        if is_frame(inputs):
+            return read_frame(inputs)[2]
         shape = tuple(inputs.shape)
         if len(shape) != 2 or 0 in shape:
             raise DataError(f"features must be those of a table [rows, features], got inputs {list(shape)}: reshape it")
@@ -158,7 +174,8 @@ class Features:
                 lows[k] = lows[k] if values["low"] is None else values["low"]
                 highs[k] = highs[k] if values["high"] is None else values["high"]
                 changes[k] = changes[k] if values["change"] is None else values["change"]
-        return Features(self.names, tuple(kinds), torch.tensor(lows), torch.tensor(highs), tuple(changes), self.axes)
+        low, high = torch.tensor(lows), torch.tensor(highs)
+        return Features(self.names, tuple(kinds), low, high, tuple(changes), self.axes, self.coding)
 
     def find(self, pattern: str) -> list[int]:
         """The columns that are called `pattern` or, if none is, that match it as a glob pattern."""
@@ -183,7 +200,8 @@ class Features:
         """Hash of everything but the axes."""
         words = "\n".join(map("\t".join, zip(self.names, self.kind, self.change, strict=True)))
         ranges = torch.stack([self.low, self.high]).numpy().tobytes()
-        return hashlib.sha256(words.encode() + ranges).hexdigest()
+        coding = b"" if self.coding is None else repr(self.coding).encode()
+        return hashlib.sha256(words.encode() + ranges + coding).hexdigest()
 
     def place(self, raw: Tensor) -> Tensor:
         """The inputs at which raw values `[..., features]` lie."""
@@ -199,13 +217,14 @@ class Features:
 
     @cached_property
     def _flags(self) -> Tensor:
-        """`is_number, is_binary, may_rise, may_fall`, `[4, features]`."""
+        """`is_number, is_binary, may_rise, may_fall, is_category`, `[5, features]`."""
         return torch.tensor(
             [
                 [kind == "number" for kind in self.kind],
                 [kind == "binary" for kind in self.kind],
                 [change in ("any", "raise") for change in self.change],
                 [change in ("any", "lower") for change in self.change],
+                [kind == "category" for kind in self.kind],
             ]
         )
 

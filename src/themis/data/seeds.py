@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
-from themis.data.frames import is_frame, is_series, number_labels, read_frame
+from themis.data.frames import Coding, is_frame, is_series, number_labels, read_frame
 from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
 from themis.data.several import OtherInputs, has_several_inputs, parts_of, read_several, separate, stack_items
 from themis.errors import NO_TEXT, DataError, UsageError
@@ -91,6 +92,11 @@ class Seeds:
         return self._description.features
 
     @property
+    def coding(self) -> Coding | None:
+        """How rows become those of a DataFrame, if the data is one with names, missing values or booleans."""
+        return None if self._description.given is None else self._description.given.coding
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes in the order of their numbers, if they are known."""
         return self._description.classes
@@ -134,6 +140,8 @@ class Seeds:
         """The same seeds with features, or with those that a CSV file describes; all seeds must be valid."""
         if not isinstance(features, Features):
             features = read_features(features, self.features)
+        if features.coding is None and self.coding is not None:
+            features = replace(features, coding=self.coding)
         features.check(self.inputs, self.seed_id)
         description = DataDescription(self.inputs, features.names, features, self.classes)
         return Seeds(self.inputs, self._labels, self.seed_id, description, self.others)

@@ -1,4 +1,7 @@
-"""Readers of tables: CSV and Parquet files with one seed per row and, optionally, a column of labels."""
+"""Readers of tables: CSV and Parquet files with one seed per row and, optionally, a column of labels.
+
+Tables of numbers are read block by block. Those with names or empty cells are read by pandas, as a whole.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from themis.data.files import data_errors, existing_file, required_path
-from themis.data.frames import LABEL_NAMES
+from themis.data.frames import LABEL_NAMES, number_labels, read_frame
 from themis.data.memory import check_disk, check_memory
 from themis.data.rows import Numbers, held_bytes
 from themis.data.seeds import Seeds, from_arrays
@@ -23,14 +26,21 @@ from themis.progress import advance
 SEPARATORS = (",", ";", "\t")
 MAX_LINE = 1 << 24
 """Characters per line at most: even a table of a million columns has shorter lines."""
+MAX_WORDS = 5
+"""Words of a name; text has more."""
+
+
+class NotNumbersError(DataError):
+    """A table has names or empty cells."""
 
 
 def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
     """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
-    Features are converted to float32 and not scaled. label: the column of labels, by default `label`, `y`, `class` or
-    `target`; `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns
-    to leave out, such as `?drop=id,date`.
+    Features are converted to float32 and not scaled; columns of names become categories, and empty cells are missing
+    values, if pandas is installed. label: the column of labels, by default `label`, `y`, `class` or `target`;
+    `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns to leave
+    out, such as `?drop=id,date`.
     """
     path = existing_file(required_path(path, "csv"))
     check_disk(3 * path.stat().st_size, str(path))  # a number takes at least two characters
@@ -40,11 +50,18 @@ def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str =
         file.seek(0)
         lines = csv.reader(_lines(file, path), delimiter=separator, strict=True)
         columns = Columns(next(lines, []), path, label, drop)
-        return _seeds(path, columns, _csv_blocks(lines, columns))
+        try:
+            return _seeds(path, columns, _csv_blocks(lines, columns))
+        except NotNumbersError as error:
+            pandas = _pandas(error)
+        check_memory(4 * path.stat().st_size, str(path))
+        for cells in lines:
+            _check_width(cells, columns, lines.line_num)
+        return _coded_seeds(pandas.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False), columns)
 
 
 def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
-    """A Parquet table of numbers; label and drop as for CSV."""
+    """A Parquet table; label and drop as for CSV."""
     path = existing_file(required_path(path, "parquet"))
     try:
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
@@ -54,7 +71,51 @@ def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: s
         columns = Columns(table.schema_arrow.names, path, label, drop)
         check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))
         check_memory(max(_group_bytes(table.metadata), default=0), f"{path}, a row group")
-        return _seeds(path, columns, _parquet_blocks(table, columns), table.metadata.num_rows)
+        try:
+            return _seeds(path, columns, _parquet_blocks(table, columns), table.metadata.num_rows)
+        except NotNumbersError as error:
+            _pandas(error)
+        check_memory(2 * sum(_group_bytes(table.metadata)), str(path))
+        return _coded_seeds(table.read().to_pandas(), columns)
+
+
+def _pandas(error: NotNumbersError) -> Any:
+    try:
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise DataError(f"{error}; or install pandas to read it as a category or a missing value") from None
+    return pandas
+
+
+def _coded_seeds(frame: Any, columns: Columns) -> Seeds:
+    """Seeds from a DataFrame of a table with names or empty cells; refuses text, and single names among numbers."""
+    path = columns.path
+    frame.columns = columns.names
+    labels = None if columns.label is None else frame[columns.label]
+    if labels is not None and bool(labels.isna().any()):
+        row = int(labels.isna().to_numpy().argmax()) + 1
+        raise DataError(
+            f"{path}, row {row}: a row must have a label, but {columns.label!r} is empty: fix or drop the row"
+        )
+    frame = frame[[columns.names[k] for k in columns.features]]
+    for name in frame.columns:
+        texts = {text for text in frame[name].dropna().unique().tolist() if isinstance(text, str)}
+        odd = sorted(text for text in texts if not _is_number(text))
+        if odd and len(odd) <= len(texts) / 10:
+            row = int((frame[name] == odd[0]).to_numpy().argmax()) + 1
+            raise DataError(
+                f"{path}, row {row}: column {name!r} must be a finite number, as in most rows, got {odd[0][:40]!r}: "
+                f"fix or drop the row, or drop the column with ?drop={name}"
+            )
+        if odd and max(len(text.split()) for text in odd) > MAX_WORDS:
+            raise DataError(
+                f"{path}: column {name!r} must be a number or a name, got {odd[0][:40]!r}: {NO_TEXT}, or drop "
+                f"the column with ?drop={name}"
+            )
+    with data_errors(path, "a table"):
+        values, _, features = read_frame(frame, "")
+    numbers, classes = (None, None) if labels is None else number_labels(labels)
+    return from_arrays(values, numbers).with_classes(classes).with_features(features)
 
 
 class Columns:
@@ -166,10 +227,7 @@ def _csv_blocks(lines: Any, columns: Columns) -> Iterator[tuple[Numbers, list[An
     for cells in lines:
         if not cells:
             continue  # an empty line
-        if len(cells) != width:
-            raise DataError(
-                f"{columns.path}, line {lines.line_num}: a row must have {width} cells, got {len(cells)}: fix the row"
-            )
+        _check_width(cells, columns, lines.line_num)
         features.append(_numbers(cells, columns, lines.line_num))
         line_numbers.append(lines.line_num)
         if label is not None:
@@ -184,6 +242,12 @@ def _csv_blocks(lines: Any, columns: Columns) -> Iterator[tuple[Numbers, list[An
             features, labels, line_numbers = [], [], []
     if features:
         yield _block(features, line_numbers, columns), labels
+
+
+def _check_width(cells: list[str], columns: Columns, line: int) -> None:
+    width = len(columns.names)
+    if cells and len(cells) != width:
+        raise DataError(f"{columns.path}, line {line}: a row must have {width} cells, got {len(cells)}: fix the row")
 
 
 def _numbers(cells: list[str], columns: Columns, line: int) -> list[float]:
@@ -217,7 +281,8 @@ def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataEr
         is_label = f"write ?label={name} if it is the label, " if columns.label is None else ""
         remedy = f"{is_label}encode the column as numbers"
     got = f"got {text[:40]!r}" if text else "but the cell is empty"
-    return DataError(
+    is_name = text.isprintable() and not text.replace("_", "").isdecimal() and (text == "nan" or not _is_number(text))
+    return (NotNumbersError if is_name else DataError)(
         f"{columns.path}, line {line}: column {name!r} must be a finite number, {got}: "
         f"{remedy}, or drop the column with ?drop={name}"
     )
@@ -242,7 +307,8 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
     for k in columns.features:
         kind = fields.field(k).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            raise DataError(
+            is_name = types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
+            raise (NotNumbersError if is_name else DataError)(
                 f"{columns.path}: column {columns.names[k]!r} must be numbers, but it is {kind}: leave it out with "
                 f"?drop={columns.names[k]}"
             )
@@ -252,7 +318,7 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
         for name in requested:
             if batch.column(name).null_count:
                 row = first + batch.column(name).is_null().to_pylist().index(True) + 1
-                raise DataError(
+                raise (DataError if name == columns.label else NotNumbersError)(
                     f"{columns.path}, row {row}: column {name!r} must have a value, but it is empty: fix or drop the "
                     "row"
                 )
@@ -263,7 +329,7 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
         bad = np.argwhere(~np.isfinite(features))
         if len(bad):
             row, name = first + int(bad[0][0]) + 1, names[int(bad[0][1])]
-            raise DataError(
+            raise NotNumbersError(
                 f"{columns.path}, row {row}: column {name!r} must be a finite number, but it is not: fix or drop the "
                 "row"
             )

@@ -30,13 +30,15 @@ class FeatureSteps(NamedTuple):
 def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Some features of a table row, chosen at random, take another valid value, in a direction they may change.
 
-    Binary features flip, whatever the amount; integers move by at least one.
+    Binary features flip, and categories take any other value, whatever the amount; integers move by at least one.
     """
     features = _features(context)
     order, coin = rng.uniform(inputs.shape[1]), rng.uniform(inputs.shape[1])
     up, down = _steps(inputs, theta, features)
     rises = up.is_open & (~down.is_open | (coin < 0.5))
     place = torch.where(rises, up.place, down.place)
+    if "category" in features.kind:
+        place = _other_category(inputs, features, rng.uniform(inputs.shape[1]), place)
     return _change(inputs, theta, features, place, torch.where(up.is_open | down.is_open, order, torch.inf))
 
 
@@ -95,6 +97,16 @@ def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[FeatureSt
     return step(1, torch.maximum, limits.may_rise), step(-1, torch.minimum, limits.may_fall)
 
 
+def _other_category(inputs: Tensor, features: Features, share: Tensor, place: Tensor) -> Tensor:
+    """Where each category lies that is chosen among the others by a share of 0..1; `place` for other features."""
+    limits = features.limits(inputs.device, torch.float64)
+    n_others = limits.high - limits.low
+    value = features.value(inputs.detach().double()).round() - limits.low
+    further = 1 + (share * n_others).floor().clamp(max=n_others - 1)
+    other = features.place(limits.low + (value + further) % (n_others + 1)).to(place.dtype)
+    return torch.where(limits.is_category & (n_others > 0), other, place)
+
+
 def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, order: Tensor) -> Tensor:
     """Move the first `count` features by `order` to `place`; `order` is infinite for features that do not change."""
     count, amount = columns(theta, inputs)
@@ -107,7 +119,8 @@ def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, or
         return changed
     low, high = (ends[first] for ends in _ends(inputs, features))
     moved = (before + (after - before).sign() * amount * (high - low)).clamp(low, high)
-    is_free = ~features.limits(inputs.device).is_binary[first]
+    limits = features.limits(inputs.device)
+    is_free = ~(limits.is_binary | limits.is_category)[first]
     step = weight * (after - before + is_free * (moved - moved.detach()))
     relaxed = inputs + torch.zeros_like(inputs, dtype=step.dtype).scatter(1, first, step)
     return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # subtracts a zero that has the slope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from themis.runs.display.clip import is_clip, side_by_side
 from themis.runs.display.png import MAX_SIDE, data_uri, is_picture, to_pixels
@@ -74,7 +74,7 @@ def read_inputs(
                 continue
             if not is_picture(shape) and not is_clip(shape):
                 kind = "features"
-                changes[id] = feature_changes(tensors, names, run.record.get("feature_axes") or {})
+                changes[id] = feature_changes(tensors, names, run.record)
                 continue
             kind, bounds = "clips" if is_clip(shape) else "pictures", tuple(run.record["start"]["bounds"])
             boxes = None
@@ -105,8 +105,10 @@ def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = No
     return data_uri(to_pixels(side_by_side(inputs[0], bounds[1])[None], bounds, STRIP_SIDE)[0])
 
 
-def feature_changes(tensors: Tensors, names: Sequence[str] | None, axes: dict[str, list[float]]) -> FeatureChanges:
-    """The changes of a table row, with the values in their original unit if the axes were recorded."""
+def feature_changes(tensors: Tensors, names: Sequence[str] | None, record: dict[str, Any]) -> FeatureChanges:
+    """The changes of a table row, with categories by name and values in their original unit, as far as recorded."""
+    axes = record.get("feature_axes") or {}
+    categories = [column["values"] for column in (record.get("coding") or {}).get("columns", ())]
     before, after = tensors.clean_inputs[0].flatten().double(), tensors.inputs[0].flatten().double()
     distance = (after - before).abs().nan_to_num(float("inf"))
     n = int((distance > 0).sum())
@@ -115,8 +117,19 @@ def feature_changes(tensors: Tensors, names: Sequence[str] | None, axes: dict[st
     if axes:
         low, reach = (before.new_tensor(axes[name]) for name in ("low", "reach"))
         before, after = (low + (values * reach).expm1() for values in (before, after))
-    rows = [(known[k] if known else f"feature {k}", _number(before[k]), _number(after[k])) for k in largest]
+
+    def value(k: int, number: Tensor) -> float | str:
+        values = categories[k] if k < len(categories) else None
+        return _number(number) if values is None else _category(values, number)
+
+    rows = [(known[k] if known else f"feature {k}", value(k, before[k]), value(k, after[k])) for k in largest]
     return FeatureChanges(n, len(before), rows)
+
+
+def _category(values: Sequence[Any], number: Tensor) -> str:
+    """The name of a category."""
+    value = values[min(max(round(float(number)), 0), len(values) - 1)]
+    return "missing" if value is None else str(value)
 
 
 def _number(value: Tensor) -> float | str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.frames import Coding
 from themis.data.memory import check_memory
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds, read_seeds
@@ -36,7 +37,7 @@ from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.runs.trust import Permission, Trusted, permit
-from themis.target.alignment import align_seeds, align_target, bound
+from themis.target.alignment import align_seeds, align_target, bound, coded
 from themis.target.blackbox import fresh_answers
 from themis.target.target import AnyTarget
 
@@ -154,7 +155,8 @@ class Replayer:
         if "start" not in self.run.record:
             return align_target(self._own_target, self.all_seeds)
         low, high = self.run.record["start"]["bounds"]
-        return bound(self._own_target, (low, high))
+        coding = self.run.record.get("coding")
+        return coded(bound(self._own_target, (low, high)), None if coding is None else Coding.recorded(coding))
 
     @cached_property
     def _own_target(self) -> AnyTarget:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from themis.data.frames import Coding
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.blackbox import BlackBox
@@ -30,8 +31,26 @@ def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
 
 
 def align_target(target: AnyTarget, seeds: Seeds) -> AnyTarget:
-    """The target with the bounds of the data, unless it has its own."""
+    """The target with the bounds of the data, unless it has its own, and with the coding of its rows."""
+    target = coded(target, seeds.coding)
     return target if target.bounds != UNBOUNDED else bound(target, _bounds_of(seeds))
+
+
+def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
+    """The target, which gets DataFrames if the data is one with names or missing values."""
+    if coding is None:
+        return target
+    column = coding.odd_column
+    if not isinstance(target, BlackBox) or isinstance(target.predict, OnnxModel):
+        if column is None:
+            return target
+        holds = "missing values" if column.values is None else f"names such as {column.values[0]!r}"
+        raise DataError(
+            f"column {column.name!r} must be numbers for a model that takes tensors, but it holds {holds}: name it if "
+            "it is the label, encode or fill it, or test a function of a DataFrame as themis.BlackBox(function)"
+        )
+    has_names = isinstance(target.predict, Estimator) and target.predict.names is not None
+    return replace(target, coding=coding) if column is not None or has_names else target
 
 
 def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:

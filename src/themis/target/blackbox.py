@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.data.frames import Coding
 from themis.data.rows import as_array
 from themis.data.several import Key
 from themis.errors import DataError, ModelError, UsageError
@@ -64,6 +65,8 @@ class BlackBox:
         rate: Most calls per second.
         cache: True keeps answers in memory, up to 256 MiB, and sends no input again whose answer is kept; a number is
             another limit in MiB. Replaying a fault asks the model in any case.
+        coding: How inputs become rows of a DataFrame, which `predict` then gets. A campaign takes it from data with
+            names or missing values.
     """
 
     predict: Callable[..., Any]
@@ -84,6 +87,7 @@ class BlackBox:
     retries: int = 0
     rate: float | None = None
     cache: bool | float = False
+    coding: Coding | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not callable(self.predict) and is_estimator(self.predict):
@@ -242,6 +246,8 @@ class BlackBox:
 
     def _call(self, function: Callable[..., Any], batch: Examples) -> Any:
         """What a function returns for a batch: with one array, or with those of several inputs per example."""
+        if self.coding is not None:
+            return function(self.coding.frame(batch.inputs))
         if not batch.others:
             return function(batch.inputs)
         arguments = self.beside.arguments(batch.inputs, dict(batch.others), function)

@@ -21,7 +21,7 @@ def is_estimator(model: Any) -> bool:
 
 
 class Estimator:
-    """A function for `BlackBox` that maps `inputs [inputs, features]` to the scores of an estimator.
+    """A function for `BlackBox` that maps `inputs [inputs, features]`, or a DataFrame, to the scores of an estimator.
 
     Probabilities are preferred, then the decision function, then predictions: the classes of a classifier, one column
     each, or the numbers of a regressor.
@@ -63,7 +63,7 @@ class Estimator:
             return f"{type(self.model).__module__}:{type(self.model).__qualname__}"
         return hashlib.sha256(content).hexdigest()
 
-    def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, inputs: Any) -> NDArray[Any]:
         scores: NDArray[Any] = np.asarray(self._predict(inputs))
         if self.method == "predict" and self._classes is not None:
             scores = np.equal(scores.reshape(-1, 1), self._classes.reshape(1, -1)).astype(np.float32)
@@ -71,10 +71,26 @@ class Estimator:
             return np.stack([-scores, scores], 1)
         return scores
 
-    def _predict(self, inputs: NDArray[Any]) -> Any:
-        if self.is_booster and hasattr(self.model, "inplace_predict"):  # XGBoost
-            return self.model.inplace_predict(inputs)
-        return getattr(self.model, self.method)(inputs if self.names is None else self._frame(inputs))
+    def _predict(self, inputs: Any) -> Any:
+        is_frame = not isinstance(inputs, np.ndarray)
+        if self.is_booster and hasattr(self.model, "inplace_predict"):
+            return _predict_xgboost(self.model, inputs) if is_frame else self.model.inplace_predict(inputs)
+        if self.names is not None:
+            inputs = self._columns(inputs) if is_frame else self._frame(inputs)
+        return getattr(self.model, self.method)(inputs)
+
+    def _columns(self, frame: Any) -> Any:
+        """The columns of a DataFrame in the order in which the estimator was fitted to them."""
+        columns, names = list(frame.columns), self.names or []
+        if set(columns) != set(names):
+            missing, more = (
+                sorted(a.difference(b)) or "none" for a, b in ((set(names), columns), (set(columns), names))
+            )
+            raise ModelError(
+                f"the columns must be those that the estimator was fitted to, missing {missing}, unexpected {more}: "
+                "drop a column, or name it if it holds the labels"
+            )
+        return frame[names]
 
     def _frame(self, inputs: NDArray[Any]) -> Any:
         """The inputs as a DataFrame, since the estimator was fitted to one and may choose columns by name."""
@@ -89,6 +105,12 @@ class Estimator:
                 f"the estimator expects {len(self.names or ())} features, got inputs of shape {list(inputs.shape[1:])}"
             )
         return pandas.DataFrame(inputs, columns=self.names)
+
+
+def _predict_xgboost(booster: Any, frame: Any) -> Any:
+    import xgboost  # type: ignore[import-not-found, unused-ignore]
+
+    return booster.predict(xgboost.DMatrix(frame, enable_categorical=True))
 
 
 def _has(model: Any, name: str) -> bool:

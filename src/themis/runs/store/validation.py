@@ -200,6 +200,28 @@ ENVIRONMENT = record(
     {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag, "mkl_cbwr": optional(text())},
 )
 
+VALUES = optional(items(SCALAR))
+CODING = record(
+    {
+        "library": one_of("pandas", "polars"),
+        "columns": items(
+            record(
+                {
+                    "name": text(),
+                    "type": text(100, r"\w[\w\[\]]*", "a type of a column"),
+                    "values": VALUES,
+                    "categories": VALUES,
+                    "is_ordered": flag,
+                    "missing": optional(whole()),
+                    "has_none": flag,
+                },
+                is_closed=True,
+            )
+        ),
+    },
+    is_closed=True,
+)
+
 
 def _environment(value: Any, place: str) -> None:
     ENVIRONMENT(value, place)
@@ -234,6 +256,7 @@ RECORD = record(
         "features_sha256": HASH,
         "feature_names": items(text()),
         "feature_axes": values_of(items(number())),
+        "coding": CODING,
     },
 )
 """The table `run`, by name. `samples` and `start` are added once the clean inputs have been run, and `failed` if the
