@@ -25,6 +25,6 @@ def test_a_perfect_segmentation_has_no_error_under_geometry():
             )
             calculator.sweep()
             grades[type(net)] = grade_member(calculator, member, np.arange(len(pictures)), 0)
-    assert not grades[PixelNet].errors_by_seed.any()
-    assert [level.score for level in grades[PixelNet].levels] == [1, 1]
-    assert grades[RecallingNet].errors_by_seed.any()
+    assert not any(level.errors for level in grades[PixelNet])
+    assert [level.score for level in grades[PixelNet]] == [1, 1]
+    assert any(level.wrong.any() for level in grades[RecallingNet])

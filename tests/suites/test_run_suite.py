@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from suites import MEMBERS, classifier, pictures, small_suite
 
 import themis
@@ -82,9 +83,17 @@ def test_the_error_at_a_level_is_that_of_a_plain_loop(suite):
         ("fog", "fog", [{"density": 1.8, "patchiness": 0.3, "scale": 0.5}]),
     ):
         with torch.no_grad():
-            wrong = [float((net(disturb(spec, inputs, theta)).argmax(1) != labels).double().mean()) for theta in levels]
+            is_wrong = torch.stack([net(disturb(spec, inputs, theta)).argmax(1) != labels for theta in levels])
+        wrong = is_wrong.double().mean(1).tolist()
         assert suite.errors[name] == pytest.approx(wrong, abs=1e-12)
         assert max(wrong) > 0.1
+        assert suite.wrong[name].tolist() == is_wrong.sum(0).tolist()
+        for error, count in zip(suite.level_errors[name], is_wrong.sum(1).tolist(), strict=True):
+            limits = binomtest(count, 120).proportion_ci(0.95)
+            assert (error.low, error.high) == pytest.approx((limits.low, limits.high), abs=1e-5)
+        [row] = [row for row in suite.rows if row.name == name]
+        assert row.error_interval == (suite.member_errors[name].low, suite.member_errors[name].high)
+        assert row.error_interval[0] < row.error < row.error_interval[1]
     assert suite.clean_error == pytest.approx(0.1)
     assert suite.mean_score == pytest.approx(1 - np.mean([np.mean(levels) for levels in suite.errors.values()]))
     assert suite.relative_score == pytest.approx(suite.mean_score / 0.9)
@@ -112,6 +121,16 @@ def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
     added = [own[c] / others[c] for c in own if others[c] > 0]  # elsewhere the baseline adds no errors
     assert added
     assert found.relative_mce == pytest.approx(np.mean(added))
+    assert found.mce_interval[0] < found.mce < found.mce_interval[1]
+    assert found.relative_mce_interval[0] < found.relative_mce < found.relative_mce_interval[1]
+    low, high = suite.score_intervals[0]
+    assert 1 - high == pytest.approx(suite.mean_error.low)
+    said = " ".join(sentences(suite, found))
+    assert re.search(r"Error \d+\.\d% \(95%: .* to .*\) on average over the levels", said)
+    assert re.search(r"mCE \d+\.\d% \(95%: \d+\.\d% to \d+\.\d%\), relative mCE .* \(95%: ", said)
+    summary = json.loads(json.dumps(suite.summary()))
+    assert summary["level_errors"]["fog"][0]["high"] > suite.errors["fog"][0]
+    assert summary["mean_score_interval"] == [low, high]
     numbers = {"gaussian-0.4": base["gaussian"], "fog": base["fog"][0], "clean": base["clean"][0]}
     assert suite.corruption_errors(numbers).mce == pytest.approx(found.mce)
     (tmp_path / "numbers.json").write_text(json.dumps(numbers))

@@ -156,7 +156,7 @@ def _draw(run: Reader, curve: Robustness) -> None:
     from themis.runs.display.curves import draw_robustness
 
     picture = BytesIO()
-    draw_robustness(curve, picture, title=f"Seeds that the search could not break ({run.record['perturbation']})")
+    draw_robustness(curve, picture, title=f"Robustness by strength ({run.record['perturbation']})")
     _write(run.path / PICTURE, picture.getvalue())
 
 

@@ -2,6 +2,7 @@
 const heading = (view) => view.title;
 const SECTIONS = [drawVerdict, drawNumbers, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
+const ends = (pair, show = percent) => (pair ? ` (95%: ${show(pair[0])} to ${show(pair[1])})` : '');
 const title = (name) => name.replaceAll('_', ' ');
 
 function drawVerdict(view) {
@@ -14,10 +15,12 @@ function drawNumbers(view) {
   const errors = view.corruption_errors;
   const graded = view.level_seeds ? `of ${whole(view.level_seeds)} seeds, over all levels` : '';
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
-    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), `${percent(view.clean_error)} on clean inputs`, graded) : null,
-    view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3), `${percent(view.relative_score)} of the clean score (rPC)`,
+    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), `${ends(view.mean_error_interval).trim()} ${percent(view.clean_error)} on clean inputs`.trim(), graded) : null,
+    view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3),
+      `${ends(view.mean_score_interval, (v) => v.toFixed(3)).trim()} ${percent(view.relative_score)}${ends(view.relative_score_interval)} of the clean score (rPC)`.trim(),
       `${view.score_name}, averaged over levels, then over perturbations`) : null,
-    errors ? figure('mCE', percent(errors.mce), errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}`,
+    errors ? figure('mCE', percent(errors.mce), ends(errors.mce_interval).trim()
+      + (errors.relative_mce === null ? '' : ` relative mCE ${percent(errors.relative_mce)}${ends(errors.relative_mce_interval)}`),
       `100% are the errors of ${errors.baseline}`) : null,
     figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
       'one per seed, perturbation and wrong outcome'),
@@ -32,7 +35,7 @@ function drawMembers(view) {
     const link = view.reports[m.name] ? el('a', { href: view.reports[m.name] }, title(m.name)) : title(m.name);
     return [link, el('span', { class: 'quiet under' }, m.range)];
   };
-  const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), percent(m.error),
+  const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), m.error === null ? percent(m.error) : `${percent(m.error)}${ends(m.error_interval)}`,
     m.weakest === null ? 'none' : m.weakest_theta, whole(m.distinct_faults), whole(m.tests), m.tests ? seconds(m.seconds) : '–']);
   const numbers = [2, 3, 4, 5, 6, 7];
   const cell = (value, k) => (k ? el('td', { class: numbers.includes(k) ? 'number' : null }, value) : el('th', { scope: 'row' }, ...[value].flat()));
@@ -62,16 +65,21 @@ function drawLevels(view) {
   if (!view.levels.length) return show('levels', 'Errors by severity', note('No perturbation of this suite is graded at fixed levels.'));
   const most = Math.max(...view.levels.map((row) => row.errors.length));
   const heads = [...Array(most).keys()].map((k) => String(k + 1));
-  const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
-  const rows = view.levels.map((row) => [row.member, [...heads.map((_, k) => heat(row.errors[k] ?? null, `${row.levels[k]}: ${percent(row.errors[k])}`)),
-    heat(mean(row.errors), percent(mean(row.errors)))]]);
+  const mean = (row) => row.errors.reduce((sum, e) => sum + e.value, 0) / row.errors.length;
+  const cell = (e, level) => (e ? heat(e.value, `${level}: ${percent(e.value)} (${range(e)})`) : heat(null));
+  const rows = view.levels.map((row) => [row.member, [...heads.map((_, k) => cell(row.errors[k], row.levels[k])),
+    heat(mean(row), `mean: ${percent(mean(row))}${row.mean ? ` (${range(row.mean)})` : ''}`)]]);
+  const table95 = el('details', { class: 'data', 'data-key': 'intervals' }, el('summary', {}, 'Errors with their 95% intervals'),
+    scrolling('Errors with their 95% intervals', table('Each seed counts once, also in a mean over levels.', ['perturbation', 'level', 'error', '95% interval'],
+      view.levels.flatMap((row) => [...row.errors.map((e, k) => [title(row.member), row.levels[k], percent(e.value), range(e)]),
+        [title(row.member), 'mean', percent(mean(row)), range(row.mean)]]))));
   const notes = new Map(view.members.map((m) => [m.name, m.note]));
   const about = view.levels.filter((row) => notes.get(row.member)).map((row) => [title(row.member), row.levels.join('; '), notes.get(row.member)]);
   const details = about.length ? el('details', { class: 'data', 'data-key': 'levels' }, el('summary', {}, 'What the severities are, and how close to the published ones'),
     scrolling('Severities', table('Severities', ['perturbation', 'levels 1 to 5', 'how close'], about))) : null;
   show('levels', 'Errors by severity',
     heatMap(`Percentage of ${whole(view.level_seeds)} seeds answered wrongly at each level, ${percent(view.clean_error)} on clean inputs.`,
-      'level', [...heads, 'mean'], rows), details);
+      'level', [...heads, 'mean'], rows), table95, details);
 }
 
 function drawClasses(view) {

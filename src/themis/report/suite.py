@@ -22,6 +22,7 @@ from themis.runs.store.schema import DATABASE
 from themis.suites.definition import suite_title
 from themis.suites.result import (
     CorruptionErrors,
+    Interval,
     MemberRow,
     SuiteRun,
     breaks_at_levels,
@@ -55,11 +56,13 @@ FRAGILE = 0.05
 
 @dataclass(frozen=True)
 class LevelRow:
-    """The share of wrong answers of a member at each of its levels, and the levels in words."""
+    """The share of wrong answers of a member at each of its levels, their mean, and the levels in words."""
 
     member: str
     levels: list[str]
-    errors: list[float]
+    errors: list[Estimate]
+    mean: Estimate | None
+    """None in records of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,12 @@ class SuiteView:
     """Where the reports of members are, relative to the page."""
     clean_error: float | None
     mean_error: float | None
+    mean_error_interval: Interval | None
     mean_score: float | None
+    mean_score_interval: Interval | None
     score_name: str
     relative_score: float | None
+    relative_score_interval: Interval | None
     corruption_errors: CorruptionErrors | None
     tests: int
     passes: int
@@ -137,6 +143,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
     origin = record["origin"] or {}
     subject = str(origin.get("zoo") or origin.get("model") or "a model built in Python")
     graded = [float(np.mean(levels)) for levels in suite.errors.values()]
+    score_interval, relative_interval = suite.score_intervals
     names, classes = _classes(suite)
     tone, verdict = _verdict(suite)
     return SuiteView(
@@ -154,9 +161,12 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         reports={name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
         clean_error=suite.clean_error,
         mean_error=float(np.mean(graded)) if graded else None,
+        mean_error_interval=None if suite.mean_error is None else (suite.mean_error.low, suite.mean_error.high),
         mean_score=suite.mean_score,
+        mean_score_interval=score_interval,
         score_name=suite.score_name,
         relative_score=suite.relative_score,
+        relative_score_interval=relative_interval,
         corruption_errors=errors,
         tests=suite.tests,
         passes=suite.passes,
@@ -166,7 +176,9 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         level_seeds=None if record.get("clean") is None else record["clean"]["seeds"],
         seconds=record["seconds"],
         levels=[
-            LevelRow(name, [grade["level"] for grade in grades], [grade["error"] for grade in grades])
+            LevelRow(
+                name, [grade["level"] for grade in grades], suite.level_errors[name], suite.member_errors.get(name)
+            )
             for name, grades in record["grades"].items()
             if grades
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -314,15 +315,16 @@ class _SuiteWork:
             return
         calculator, random_seed = self.series.clean.calculator, self.series.settings.random_seed
         if self.record["clean"] is None:
-            grade, wrong = grade_clean(calculator, rows)
-            self.record["clean"] = plain_grade(grade)
-            self._count("clean", rows, np.ones(len(rows), dtype=np.int64), wrong)
+            clean = grade_clean(calculator, rows)
+            self.record["clean"] = plain_grade(clean)
+            self.record["graded"] = hashlib.sha256(self.series.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
+            self._count("clean", rows, np.ones(len(rows), dtype=np.int64), clean.wrong)
         graded = grade_member(calculator, member, rows, random_seed)
-        self.record["grades"][member.name] = [plain_grade(grade) for grade in graded.levels]
+        self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
         tests = np.full(len(rows), len(member.levels), dtype=np.int64)
-        self._count(member.name, rows, tests, graded.errors_by_seed)
+        self._count(member.name, rows, tests, np.sum([grade.wrong for grade in graded], axis=0))
         self.folder.write(self.record)
-        self.listener.on_grades(member.name, graded.levels)
+        self.listener.on_grades(member.name, graded)
 
     def _count(self, name: str, rows: Any, tests: Any, faults: Any) -> None:
         """Add the tests and faults of some seeds to the slices."""

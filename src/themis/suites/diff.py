@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from themis.errors import UsageError
+from themis.judge.estimate import Estimate
 from themis.runs.diff.api import TESTS, diff_runs
 from themis.runs.diff.markdown import escape, table
-from themis.runs.diff.result import Diff
+from themis.runs.diff.result import Diff, show_difference
+from themis.runs.diff.statistics import LEVEL
 from themis.runs.replay import RunSource
 from themis.runs.run import percent
 from themis.runs.trust import Trusted
 from themis.suites.folder import is_suite
+from themis.suites.grades import SeedValues, joined
 from themis.suites.members import Rebuild, open_members
-from themis.suites.result import SuiteRun
+from themis.suites.result import SuiteRun, has_same_seeds
 
-HEAD = ("perturbation", "fault rate before", "after", "error before", "after", "fixed", "new", "still", "result")
+HEAD = (
+    *("perturbation", "fault rate before", "after", "error before", "after", "difference (95%)"),
+    *("fixed", "new", "still", "result"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,33 @@ class SuiteDiff:
             for suite in (self.before, self.after):
                 errors = suite.errors.get(name)
                 shown.append("-" if errors is None else percent(float(np.mean(errors))))
+            shown.append(_points(self.error_differences[name]) if name in self.error_differences else "-")
             counts = ("-",) * 3
             if difference.kind == "versions":
                 counts = tuple(f"{len(group):,}" for group in (difference.fixed, difference.new, difference.still))  # type: ignore[assignment]
             rows.append((name, *shown, *counts, difference.sentence))
         return rows
+
+    @cached_property
+    def error_differences(self) -> dict[str, Estimate]:
+        """After minus before of the errors at levels, by member; the intervals hold together with 95%."""
+        names = self._graded()
+        return {name: _difference(self.before, self.after, [name], LEVEL / 2 / len(names)) for name in names}
+
+    def _graded(self) -> list[str]:
+        """The members that both suites have graded at as many levels, if they recorded it by seed."""
+        sides = (self.before, self.after)
+        return [
+            name
+            for name in self.members
+            if all(name in side.wrong for side in sides) and len({len(side.errors[name]) for side in sides}) == 1
+        ]
+
+    @property
+    def mean_error_difference(self) -> Estimate | None:
+        """After minus before of the mean error over levels and common members."""
+        names = self._graded()
+        return _difference(self.before, self.after, names, LEVEL / 2) if names else None
 
     @property
     def mean_errors(self) -> tuple[float, float] | None:
@@ -65,14 +94,16 @@ class SuiteDiff:
         lines = []
         if self.mean_errors is not None:
             before, after = self.mean_errors
-            lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after.")
+            gap = self.mean_error_difference
+            shown = "" if gap is None else f" ({show_difference(gap)})"
+            lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after{shown}.")
         first = next(iter(self.members.values()))
         if first.clean is not None:
             lines.append(f"Clean: {first.clean.sentence()}.")
         if first.kind == "versions" and len(self.members) > 1:
             lines.append(
-                f"The {len(self.members)} intervals of the differences hold together with 95%, and there is a "
-                "difference if its interval excludes 0."
+                f"The intervals of the differences of fault rates under the {len(self.members)} perturbations hold "
+                "together with 95%, and so do those of their errors; there is a difference if its interval excludes 0."
             )
         notes: dict[str, list[str]] = {}
         for name, difference in self.members.items():
@@ -85,10 +116,13 @@ class SuiteDiff:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
+        mean = self.mean_error_difference
         return {
             "before": str(self.before.path),
             "after": str(self.after.path),
             "mean_errors": None if self.mean_errors is None else list(self.mean_errors),
+            "mean_error_difference": None if mean is None else asdict(mean),
+            "error_differences": {name: asdict(difference) for name, difference in self.error_differences.items()},
             "members": {name: difference.as_dict() for name, difference in self.members.items()},
             "missing": list(self.missing),
         }
@@ -97,6 +131,21 @@ class SuiteDiff:
         """A table with one row per member, and the lines below it."""
         head = f"## Themis: {escape(str(self.before.path))} and {escape(str(self.after.path))}"
         return "\n".join([head, "", *table(HEAD, self.rows()), "", *(escape(line) for line in self.lines()), ""])
+
+
+def _difference(before: SuiteRun, after: SuiteRun, names: list[str], tail: float) -> Estimate:
+    """After minus before of the mean error over the levels of members; each limit fails at most `tail`."""
+    first, second = (
+        np.mean([side.wrong[name] / len(side.errors[name]) for name in names], axis=0) for side in (before, after)
+    )
+    if has_same_seeds(before, after):
+        return SeedValues(second - first, -1.0, 1.0).mean(tail)
+    return joined(SeedValues(second, 0.0, 1.0).mean(tail), SeedValues(-first, -1.0, 0.0).mean(tail))
+
+
+def _points(difference: Estimate) -> str:
+    value, low, high = (f"{100 * share:+.1f}" for share in (difference.value, difference.low, difference.high))
+    return f"{value} ({low} to {high})"
 
 
 def diff(

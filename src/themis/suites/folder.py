@@ -5,9 +5,13 @@ The rules are those of run folders: one writer, no file of others is replaced, a
 
 from __future__ import annotations
 
+import base64
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from themis.errors import StoreError, UsageError
 from themis.reading import (
@@ -37,9 +41,10 @@ RESERVED = (SUITE, LOCK, REPORT)
 
 _NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")
 _COUNT = whole(0, MAX_TESTS * 100)
+_BITS = text(MAX_JSON, "[A-Za-z0-9+/=]*", "bits in base64")
 _GRADE = record(
     {"level": text(1000), "seeds": whole(1, MAX_TESTS), "errors": _COUNT, "error": number(0, 1), "passes": _COUNT},
-    {"score": optional(number()), "score_name": text(100)},
+    {"score": optional(number()), "score_name": text(100), "wrong": _BITS},  # `wrong` is not in earlier records
 )
 _MEMBER = record(
     {"name": _NAME, "perturb": text(10_000)},
@@ -75,7 +80,13 @@ FORM = record(
         "grades": values_of(items(_GRADE)),
         "slices": _SLICES,
     },
-    {"clean": optional(_GRADE), "notes": items(text(10_000)), "perturbation": text(1_000_000), "fault": text(1000)},
+    {
+        "clean": optional(_GRADE),
+        "notes": items(text(10_000)),
+        "perturbation": text(1_000_000),
+        "fault": text(1000),
+        "graded": HASH,
+    },
 )
 
 
@@ -163,7 +174,24 @@ def read_record(path: str | Path) -> dict[str, Any]:
             raise ValueError("its schedule must name members of the suite")
         if any(name not in names for name in content["grades"]):
             raise ValueError("its grades must be of members of the suite")
+        levels = [grade for grades in content["grades"].values() for grade in grades]
+        for grade in [*levels, *([content["clean"]] if content.get("clean") else [])]:
+            if "wrong" in grade and unpack(grade["wrong"], grade["seeds"]).sum() != grade["errors"]:
+                raise ValueError("its grades must have as many wrong answers as errors")
     return content
+
+
+def pack(flags: NDArray[np.int64]) -> str:
+    """Ones and zeros as text, a bit for each."""
+    return base64.b64encode(np.packbits(flags.astype(bool)).tobytes()).decode()
+
+
+def unpack(text: str, n: int) -> NDArray[np.int64]:
+    """`n` ones and zeros from their text."""
+    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(bits) != -(-n // 8):
+        raise ValueError(f"the wrong answers of {n} seeds must have a bit for each")
+    return np.unpackbits(bits, count=n).astype(np.int64)
 
 
 def signed(content: dict[str, Any]) -> dict[str, Any]:

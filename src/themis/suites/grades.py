@@ -1,9 +1,13 @@
-"""Grades at fixed levels: the share of wrong answers on the same seeds at every level, and the task's own score."""
+"""Grades at fixed levels: the share of wrong answers on the same seeds at every level, and the task's own score.
+
+Intervals are about inputs like the graded seeds. Tests of one seed are alike at all levels and under all members, so
+each seed counts once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from themis.compute import rng
+from themis.judge.estimate import Estimate
+from themis.judge.risk import TAIL, mean_estimate
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
 from themis.suites.definition import SuiteMember
+from themis.suites.folder import pack
 
+N_DISTINCT = 100
+"""Values that a mean is computed from are rounded to this many parts of their range; its limits hardly notice."""
 FOR_SEEDS = 71
 """The purpose of random numbers that choose the seeds to grade."""
 
@@ -31,6 +40,8 @@ class LevelGrade:
     score: float | None
     """Accuracy, mean IoU or whatever the task is scored by; None without labels."""
     passes: int
+    wrong: NDArray[np.int64] = field(repr=False, compare=False)
+    """Which of the graded seeds are answered wrongly, 1 or 0."""
     score_name: str = ""
     """What the score is: accuracy, iou or map."""
 
@@ -38,14 +49,6 @@ class LevelGrade:
     def error(self) -> float:
         """The share of wrong answers."""
         return self.errors / self.seeds
-
-
-@dataclass(frozen=True)
-class MemberGrades:
-    """A member's levels, and for each graded seed at how many of them it was answered wrongly."""
-
-    levels: tuple[LevelGrade, ...]
-    errors_by_seed: NDArray[np.int64]
 
 
 def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
@@ -57,35 +60,32 @@ def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
     return rows
 
 
-def grade_clean(calculator: Calculator, rows: Ints) -> tuple[LevelGrade, NDArray[np.int64]]:
-    """The grade without a disturbance, from the clean sweep, and which of the seeds are answered wrongly."""
+def grade_clean(calculator: Calculator, rows: Ints) -> LevelGrade:
+    """The grade without a disturbance, from the clean sweep."""
     at = torch.from_numpy(rows).to(calculator.device)
     outputs, labels = calculator.clean_outputs[at], None if calculator.labels is None else calculator.labels[at]
     wrong = calculator.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
     name, score = _score(calculator, outputs, labels)
-    return LevelGrade("clean", len(rows), int(wrong.sum()), score, 0, name), wrong
+    return LevelGrade("clean", len(rows), int(wrong.sum()), score, 0, wrong, name)
 
 
-def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> MemberGrades:
+def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> list[LevelGrade]:
     """Run one test per seed and level. The noise seed of a test is the id of its seed.
 
     calculator: one that has swept the clean inputs, for any perturbation.
     """
     calculator = calculator.under(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
-    errors = np.zeros(len(rows), dtype=np.int64)
     grades = []
     for level in member.levels:
         theta = level.draw(member.perturbation, seed_id, random_seed)
         tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
-        grade, wrong = _grade_tests(calculator, tests, str(level))
-        grades.append(grade)
-        errors += wrong
-    return MemberGrades(tuple(grades), errors)
+        grades.append(_grade_tests(calculator, tests, str(level)))
+    return grades
 
 
-def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> tuple[LevelGrade, NDArray[np.int64]]:
-    """The grade of tests, and which of them are answered wrongly; labels move with the pictures."""
+def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> LevelGrade:
+    """The grade of tests; labels move with the pictures."""
     before, wrong, outputs, labels = calculator.passes, [], [], []
     for first in range(0, len(tests), calculator.chunk):
         chunk = tests[first : first + calculator.chunk]
@@ -99,7 +99,7 @@ def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> tuple[Leve
                 labels.append(calculator.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
     errors = torch.cat(wrong).numpy().astype(np.int64)
     name, score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
-    return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before, name), errors
+    return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before, errors, name)
 
 
 def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> tuple[str, float | None]:
@@ -140,4 +140,69 @@ def _ratio(of: float, by: float) -> float | None:
 
 def plain_grade(grade: LevelGrade) -> dict[str, Any]:
     """A grade as JSON has it."""
-    return {**vars(grade), "error": grade.error}
+    return {**vars(grade), "error": grade.error, "wrong": pack(grade.wrong)}
+
+
+@dataclass(frozen=True)
+class SeedValues:
+    """A value of each graded seed, and the range that it may have."""
+
+    values: NDArray[np.float64]
+    low: float
+    high: float
+
+    def mean(self, tail: float = TAIL) -> Estimate:
+        """Their mean, with Gaffke's limits."""
+        width, value = self.high - self.low, float(self.values.mean())
+        if width <= 0:
+            return Estimate(value, value, value)
+        of = mean_estimate((_rounded(self.values) - self.low) / width, tail)
+        low, high = (value + width * (end - of.value) for end in (of.low, of.high))
+        return Estimate(value, max(self.low, low), min(self.high, high))
+
+
+def mean_ratio(of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool) -> Estimate:
+    """The mean of the ratios of means, such as mCE, with its interval; a number in `by` has no error.
+
+    The ratios are linearised to one value per seed of each side. If both sides have the same seeds, `is_paired`, these
+    add up per seed; otherwise the limits of the two sides are joined in quadrature.
+    """
+    n, below = len(of), [float(np.mean(each.values)) if isinstance(each, SeedValues) else each for each in by]
+    ratios = [float(each.values.mean()) / base for each, base in zip(of, below, strict=True)]
+    own = _sum([_times(each, 1 / (n * base)) for each, base in zip(of, below, strict=True)])
+    moved = [
+        _times(SeedValues(each.values - base, each.low - base, each.high - base), -ratio / (n * base))
+        for each, base, ratio in zip(by, below, ratios, strict=True)
+        if isinstance(each, SeedValues)
+    ]
+    if not moved:
+        return own.mean()
+    return _sum([own, *moved]).mean() if is_paired else joined(own.mean(), _sum(moved).mean())
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values on a grid of their range: the time that limits take grows with the number of distinct values."""
+    step = float(np.ptp(values)) / N_DISTINCT
+    if step == 0 or len(np.unique(values)) <= N_DISTINCT:
+        return values
+    grid: NDArray[np.float64] = values.min() + np.round((values - values.min()) / step) * step
+    return grid.clip(values.min(), values.max())
+
+
+def joined(first: Estimate, second: Estimate) -> Estimate:
+    """The sum of two estimates that are independent: the distances of their limits add up in quadrature."""
+    value = first.value + second.value
+    down, up = (
+        float(np.hypot(*(getattr(each, end) - each.value for each in (first, second)))) for end in ("low", "high")
+    )
+    return Estimate(value, value - down, value + up)
+
+
+def _times(of: SeedValues, factor: float) -> SeedValues:
+    ends = sorted((of.low * factor, of.high * factor))
+    return SeedValues(of.values * factor, *ends)
+
+
+def _sum(parts: Sequence[SeedValues]) -> SeedValues:
+    values = np.sum([part.values for part in parts], axis=0)
+    return SeedValues(values, sum(part.low for part in parts), sum(part.high for part in parts))

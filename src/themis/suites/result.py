@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,19 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from themis.errors import UsageError, nearest
 from themis.judge.estimate import Estimate
+from themis.judge.risk import mean_estimate
 from themis.reading import read_yaml
 from themis.runs.estimates import strengths
 from themis.runs.open import open_run
 from themis.runs.run import Run, counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
-from themis.suites.folder import SUITE, is_running, is_suite, read_record
-from themis.suites.grades import corruption_errors, mean_score, relative_corruption_errors
+from themis.suites.folder import SUITE, is_running, is_suite, read_record, unpack
+from themis.suites.grades import (
+    SeedValues,
+    corruption_errors,
+    mean_ratio,
+    mean_score,
+    relative_corruption_errors,
+)
 from themis.suites.slices import LEAST_TESTS, share
 
+Interval = tuple[float, float]
+"""The ends of a 95% interval."""
 Baseline = Any
 """A suite, the folder of one, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
 
@@ -52,6 +62,8 @@ class MemberRow:
     """The theta of that fault, in words."""
     error: float | None
     """The mean share of wrong answers over its levels; None without levels."""
+    error_interval: Interval | None
+    """None too in records of earlier versions."""
     seconds: float
     stop: str
 
@@ -75,8 +87,11 @@ class CorruptionErrors:
 
     mce: float | None
     """The mean corruption error, over the members that the baseline makes errors under; None if there are none."""
+    mce_interval: Interval | None
+    """From the graded seeds of both models; numbers without seeds are taken as exact. None in earlier records."""
     relative_mce: float | None
     """The same for what corruptions add to the clean error; None too if the clean errors are not known."""
+    relative_mce_interval: Interval | None
     by_member: dict[str, float | None]
     relative_by_member: dict[str, float | None]
     baseline: str
@@ -144,6 +159,7 @@ class SuiteRun:
             member.get("note", ""),
             *("waiting", 0, 0, 0, 0, 0, 0, None, None, None, ""),
             None if not errors else float(np.mean(errors)),
+            _ends(self.member_errors.get(name)),
             *(0.0, "It has not run yet."),
         )
         if folder.is_symlink() or not (folder / DATABASE).is_file():
@@ -163,7 +179,7 @@ class SuiteRun:
                 start.get("n_usable", 0),
                 None if rate is None else Estimate(**rate),
                 None if risk is None else Estimate(**risk),
-                *(weakest, theta, empty.error, last.seconds),
+                *(weakest, theta, empty.error, empty.error_interval, last.seconds),
                 run.stop_sentence(summary, state),
             )
 
@@ -171,6 +187,42 @@ class SuiteRun:
     def errors(self) -> dict[str, list[float]]:
         """The share of wrong answers by member and level, for members with levels that have been graded."""
         return {name: [grade["error"] for grade in grades] for name, grades in self.record["grades"].items() if grades}
+
+    @cached_property
+    def level_errors(self) -> dict[str, list[Estimate]]:
+        """The same with their intervals: at a level, each seed is tested once."""
+        return {name: [_error(grade) for grade in grades] for name, grades in self.record["grades"].items() if grades}
+
+    @cached_property
+    def wrong(self) -> dict[str, NDArray[np.int64]]:
+        """At how many levels of a member each graded seed is answered wrongly `[seeds]`, by member with levels.
+
+        Empty in records of earlier versions, which do not tell.
+        """
+        graded = {name: grades for name, grades in self.record["grades"].items() if grades}
+        if any("wrong" not in grade for grades in graded.values() for grade in grades):
+            return {}
+        return {
+            name: np.sum([unpack(grade["wrong"], grade["seeds"]) for grade in grades], axis=0)
+            for name, grades in graded.items()
+        }
+
+    @cached_property
+    def clean_wrong(self) -> NDArray[np.int64] | None:
+        """Which graded seeds are answered wrongly without a disturbance; None if that is not recorded."""
+        clean = self.record.get("clean") or {}
+        return unpack(clean["wrong"], clean["seeds"]) if "wrong" in clean else None
+
+    @cached_property
+    def member_errors(self) -> dict[str, Estimate]:
+        """The mean error over the levels of each member, with its interval."""
+        return {name: mean_estimate(wrong / len(self.errors[name])) for name, wrong in self.wrong.items()}
+
+    @property
+    def mean_error(self) -> Estimate | None:
+        """The mean error over the levels of all members, with its interval; None if it is not known."""
+        shares = [wrong / len(self.errors[name]) for name, wrong in self.wrong.items()]
+        return mean_estimate(np.mean(shares, axis=0)) if shares else None
 
     @property
     def clean_error(self) -> float | None:
@@ -196,6 +248,22 @@ class SuiteRun:
         scores = self._scores()
         return None if scores is None else scores[1]
 
+    @property
+    def score_intervals(self) -> tuple[Interval | None, Interval | None]:
+        """The intervals of mPC and rPC; None unless the score is the share of answers that are not wrong."""
+        clean, of = self.record.get("clean"), self.mean_error
+        grades = [grade for grades in self.record["grades"].values() for grade in grades]
+        if self._scores() is None or of is None or self.clean_wrong is None:
+            return None, None
+        if any(abs(grade["score"] - (1 - grade["error"])) > 1e-6 for grade in [clean, *grades]):
+            return None, None
+        right = np.mean([1 - wrong / len(self.errors[name]) for name, wrong in self.wrong.items()], axis=0)
+        relative = None
+        if self.relative_score is not None:
+            sides = [SeedValues(values.astype(float), 0.0, 1.0) for values in (right, 1 - self.clean_wrong)]
+            relative = mean_ratio(sides[:1], sides[1:], is_paired=True)
+        return (1 - of.high, 1 - of.low), _ends(relative)
+
     def _scores(self) -> tuple[float, float | None] | None:
         clean = self.record.get("clean")
         scores = [[grade.get("score") for grade in grades] for grades in self.record["grades"].values() if grades]
@@ -218,7 +286,46 @@ class SuiteRun:
         others, other_clean, text = _read_baseline(baseline, self)
         relative = {} if other_clean is None else relative_corruption_errors(errors, clean, others, other_clean)
         by_member = corruption_errors(errors, others)
-        return CorruptionErrors(_mean(by_member), _mean(relative), by_member, relative, text)
+        suite = _as_suite(baseline)
+        return CorruptionErrors(
+            _mean(by_member),
+            self._ratio_interval([name for name, ratio in by_member.items() if ratio is not None], others, None, suite),
+            _mean(relative),
+            self._ratio_interval(
+                [name for name, ratio in relative.items() if ratio is not None], others, other_clean, suite
+            ),
+            by_member,
+            relative,
+            text,
+        )
+
+    def _ratio_interval(
+        self, names: list[str], others: dict[str, list[float]], other_clean: float | None, suite: SuiteRun | None
+    ) -> Interval | None:
+        """The interval of mCE over these members, or of relative mCE, if the clean error of the baseline is given."""
+        is_relative = other_clean is not None
+        ours = self._sums(names, is_relative=is_relative)
+        below: list[SeedValues | float] | None = (
+            [sum(others[name]) - (other_clean or 0.0) * len(others[name]) for name in names]
+            if suite is None
+            else suite._sums(names, is_relative=is_relative)  # type: ignore[assignment]
+        )
+        if not ours or not below:
+            return None
+        return _ends(mean_ratio(ours, below, is_paired=suite is not None and has_same_seeds(self, suite)))
+
+    def _sums(self, names: list[str], *, is_relative: bool) -> list[SeedValues] | None:
+        """The errors of each seed, summed over the levels of each member; relative to the clean ones if wanted."""
+        clean = self.clean_wrong
+        if any(name not in self.wrong for name in names) or (is_relative and clean is None):
+            return None
+        counts = [len(self.errors[name]) for name in names]
+        if not is_relative or clean is None:
+            return [SeedValues(self.wrong[name].astype(float), 0.0, n) for name, n in zip(names, counts, strict=True)]
+        return [
+            SeedValues((self.wrong[name] - n * clean).astype(float), -n, n)
+            for name, n in zip(names, counts, strict=True)
+        ]
 
     def slices(self) -> list[SliceRow]:
         """All slices with enough tests, the highest fault rates first, by the lower end of their intervals."""
@@ -242,7 +349,7 @@ class SuiteRun:
 
     def summary(self) -> dict[str, Any]:
         """The suite as plain data."""
-        record = self.record
+        record, (mean_interval, relative_interval) = self.record, self.score_intervals
         return {
             "suite": self.name,
             "state": self.state,
@@ -254,8 +361,12 @@ class SuiteRun:
             "seconds": record["seconds"],
             "clean_error": self.clean_error,
             "errors": self.errors,
+            "level_errors": {name: [asdict(error) for error in levels] for name, levels in self.level_errors.items()},
+            "mean_error": None if self.mean_error is None else asdict(self.mean_error),
             "mean_score": self.mean_score,
+            "mean_score_interval": mean_interval,
             "relative_score": self.relative_score,
+            "relative_score_interval": relative_interval,
             "worst_slices": [asdict(row) for row in self.worst_slices()],
             "schedule": record["schedule"],
             "notes": record.get("notes", []),
@@ -292,7 +403,7 @@ def table_rows(suite: SuiteRun) -> list[tuple[str, ...]]:
         rate = row.fault_rate
         shown = "-" if rate is None else f"{percent(rate.value)} ({percent(rate.low)}..{percent(rate.high)})"
         weakest = "-" if row.weakest is None else row.weakest_theta or f"{row.weakest:.2f}"
-        error = "-" if row.error is None else percent(row.error)
+        error = "-" if row.error is None else f"{percent(row.error)}{_bracketed(row.error_interval)}"
         counts = (f"{row.distinct_faults:,}", f"{row.tests:,}", f"{row.seconds:.1f} s")
         rows.append((row.name, row.range, shown, error, weakest, *counts))
     return rows
@@ -302,7 +413,7 @@ COLUMNS = (
     "perturbation",
     "magnitude",
     "fault rate (95%)",
-    "error",
+    "error (95%)",
     "weakest fault",
     "distinct faults",
     "tests",
@@ -316,19 +427,61 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
     if suite.clean_error is not None and suite.errors:
         mean = float(np.mean([np.mean(levels) for levels in suite.errors.values()]))
         lines.append(
-            f"Error {percent(mean)} on average over the levels of {counted(len(suite.errors), 'perturbation')}, "
+            f"Error {percent(mean)}{show_ends(_ends(suite.mean_error))} on average over the levels of "
+            f"{counted(len(suite.errors), 'perturbation')}, "
             f"{percent(suite.clean_error)} on clean inputs."
         )
     if suite.mean_score is not None and suite.relative_score is not None:
+        of_mean, of_relative = suite.score_intervals
+        score = show_ends(of_mean, lambda value: f"{value:.4f}")
         lines.append(
-            f"Mean {suite.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}, "
-            f"{percent(suite.relative_score)} of the clean one (rPC)."
+            f"Mean {suite.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}{score}, "
+            f"{percent(suite.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
         )
     if errors is not None:
-        relative = "" if errors.relative_mce is None else f", relative mCE {percent(errors.relative_mce)}"
-        mce = "unknown, as the baseline makes no errors" if errors.mce is None else percent(errors.mce)
+        relative = (
+            ""
+            if errors.relative_mce is None
+            else f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
+        )
+        mce = (
+            "unknown, as the baseline makes no errors"
+            if errors.mce is None
+            else f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
+        )
         lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
+
+
+def show_ends(ends: Interval | None, show: Callable[[float], str] = percent) -> str:
+    """An interval in words, in brackets after its value; empty if it is not known."""
+    return "" if ends is None else f" (95%: {show(ends[0])} to {show(ends[1])})"
+
+
+def has_same_seeds(first: SuiteRun, second: SuiteRun) -> bool:
+    """Whether two suites have graded the same seeds of the same data."""
+    data = [suite.record["environment"]["data_sha256"] for suite in (first, second)]
+    graded = [suite.record.get("graded") for suite in (first, second)]
+    return data[0] == data[1] and graded[0] is not None and graded[0] == graded[1]
+
+
+def _ends(estimate: Estimate | None) -> Interval | None:
+    return None if estimate is None else (estimate.low, estimate.high)
+
+
+def _bracketed(ends: Interval | None) -> str:
+    return "" if ends is None else f" ({percent(ends[0])}..{percent(ends[1])})"
+
+
+def _error(grade: Mapping[str, Any]) -> Estimate:
+    return mean_estimate(np.arange(grade["seeds"]) < grade["errors"])
+
+
+def _as_suite(baseline: Baseline) -> SuiteRun | None:
+    """The baseline if it is a suite, or the folder of one."""
+    if isinstance(baseline, str | Path) and (Path(baseline).is_dir() or is_suite(baseline)):
+        return SuiteRun(baseline)
+    return baseline if isinstance(baseline, SuiteRun) else None
 
 
 def most_fragile(suite: SuiteRun) -> str | None:
@@ -405,9 +558,8 @@ def _weakest(run: Reader) -> tuple[float | None, str]:
 
 def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], float | None, str]:
     """The errors of the baseline by member and level, its clean error, and its name."""
-    if isinstance(baseline, str | Path) and (Path(baseline).is_dir() or is_suite(baseline)):
-        baseline = SuiteRun(baseline)
-    if isinstance(baseline, SuiteRun):
+    if (other := _as_suite(baseline)) is not None:
+        baseline = other
         for name in suite.errors:
             ours, theirs = ([level["level"] for level in of.record["grades"].get(name, ())] for of in (suite, baseline))
             if ours != theirs:

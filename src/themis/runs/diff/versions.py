@@ -139,7 +139,7 @@ def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
 
 
 def _judge(paired: PairedTests, clean: PairedClean | None) -> tuple[str, str]:
-    """There is a difference if its interval excludes 0; clean accuracy is only mentioned if it differs."""
+    """There is a difference if its interval excludes 0; a suite mentions its clean accuracy once, not per member."""
     verdict = {1: "worse", -1: "better", 0: "even"}[paired.difference.sign]
     text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
     together = "" if paired.comparisons == 1 else f" for all {paired.comparisons} comparisons together"
@@ -148,7 +148,7 @@ def _judge(paired: PairedTests, clean: PairedClean | None) -> tuple[str, str]:
         f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({show_difference(paired.difference, together)}; "
         f"{show_p_value(paired.p_value)}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
     )
-    if clean is not None and clean.difference.sign:
+    if clean is not None and clean.difference.sign and paired.comparisons == 1:
         word = "better" if clean.difference.sign > 0 else "worse"
         sentence += f" On clean inputs, the model after is {word}: {clean.sentence()}."
     return verdict, sentence
