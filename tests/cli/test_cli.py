@@ -206,6 +206,23 @@ def test_help_fits_80_columns_and_ends_with_examples(name, monkeypatch, capsys):
         assert all(f"themis {name}" in each for each in examples)
 
 
+def test_a_run_imports_no_more_than_it_needs(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make_net():\n    return torch.nn.Linear(4, 3)\n"
+        "def make_data():\n    return torch.rand(60, 4), torch.arange(60) % 3\n"
+    )
+    code = (
+        "import gc, sys; from themis.cli import main\n"
+        "options = '--model mine:make_net --data mine:make_data --perturb gaussian --max-tests 200 --out run'\n"
+        "assert main(['run', *options.split()]) == 0 and gc.isenabled()\n"
+        "heavy = {'scipy.stats', 'matplotlib', 'pandas', 'torchvision', 'sklearn', 'ray', 'torch._dynamo', 'sympy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
 @pytest.mark.quick
 def test_help_imports_nothing_heavy():
     names = [name for name in COMMANDS if find_spec(f"themis.cli.{name}")]

@@ -38,9 +38,9 @@ class Suspicion:
 
 def is_near_chance(n_right: int, n: int, n_classes: int) -> bool:
     """Return whether random answers would be at least this accurate with a probability above 0.001."""
-    from scipy.stats import binom
+    from scipy.special import bdtrc
 
-    return n > 0 and n_classes > 1 and bool(binom.sf(n_right - 1, n, 1 / n_classes) > 1e-3)
+    return n > 0 and n_classes > 1 and bool(n_right < 1 or bdtrc(n_right - 1, n, 1 / n_classes) > 1e-3)
 
 
 def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import themis
 from themis import UsageError, cli
-from themis.runs.analysis.groups import bins, find_groups, group, interval
+from themis.runs.analysis.groups import bins, find_groups, group, growth_chance, interval
 from themis.runs.analysis.latent_classes import CategoryTable, find_classes
 from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
@@ -235,3 +235,14 @@ def test_locating_a_run_started_from_python_needs_its_model(found, groups_comman
     code, said = groups_command(found[0], "--locate")
     assert code == 2
     assert "does not record how to create its" in said.err
+
+
+def test_the_chance_of_growth_is_that_of_welchs_test():
+    from scipy.stats import ttest_ind
+
+    rng = np.random.default_rng(0)
+    shares, is_member, seed_id = rng.random((40, 3)), np.arange(40) < 15, np.arange(40)
+    shares[:15, 1] += 0.2
+    expected = ttest_ind(shares[:15], shares[15:], axis=0, equal_var=False, alternative="greater").pvalue
+    assert np.allclose(growth_chance(shares, is_member, seed_id), expected, rtol=1e-9)
+    assert (growth_chance(np.ones((8, 2)), np.arange(8) < 4, np.arange(8)) == 1).all()

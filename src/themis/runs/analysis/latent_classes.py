@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.special import gammaln
 
 Ints = NDArray[np.int64]
@@ -107,6 +106,8 @@ def find_classes(table: CategoryTable, most: int = 20) -> Ints:
     """The class of each row, largest class first: many small classes by Ward's method, merged to the best score."""
     classes = np.zeros(len(table.codes), dtype=np.int64)
     if len(classes) > 1:
+        from scipy.cluster.hierarchy import fcluster, linkage
+
         classes = fcluster(linkage(table.one_hot(), "ward"), 2 * most, "maxclust").astype(np.int64) - 1
     best_score, best = -np.inf, classes
     while True:
