@@ -114,9 +114,10 @@ def tune(
     check_trainable(target)
     if isinstance(perturbation, Perturbation):
         perturbation = {perturbation.name: perturbation}
-    perturbations = dict(perturbation)
-    for case in perturbations.values():
-        check_fits(case, material.pool.shape[1:])
+    shape = tuple(material.pool.shape[1:])
+    for case in perturbation.values():
+        check_fits(case, shape)
+    perturbations = {name: case.fitted(shape) for name, case in perturbation.items()}
     pool_hashes, clean_hashes = seed_hashes(material.pool), seed_hashes(material.clean)
     split = hold_out(material, (pool_hashes, clean_hashes), recipe, groups)
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))

@@ -83,7 +83,7 @@ class ErrorRates:
         """The share of draws that are faults, per usable seed: `[seeds]`."""
         calculator, n = self.calculator, len(self.usable)
         draws = self.draws if where == FULL else self.box_draws
-        calculator.perturbation = self.perturbation.at(magnitude)
+        calculator.perturbation = self.perturbation.at(magnitude).fitted(tuple(calculator.seeds.shape[1:]))
         margin = np.zeros(n, dtype=np.float32)
         space = Space.of(calculator.perturbation, self.usable, self.seed_id, margin, self.random_seed)
         number = np.arange(n * draws)

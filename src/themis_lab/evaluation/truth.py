@@ -162,11 +162,14 @@ class GroundTruth:
         }
 
     def _grid(self, magnitude: float, n_cells: int) -> ThetaGrid:
-        return ThetaGrid.of(self.runner.perturbation.at(magnitude), n_cells)
+        return ThetaGrid.of(self._perturbation(magnitude), n_cells)
+
+    def _perturbation(self, magnitude: float) -> Perturbation:
+        return self.runner.perturbation.at(magnitude).fitted(tuple(self.runner.seeds.shape[1:]))
 
     def _try_all(self, target: AnyTarget, magnitude: float, grid: ThetaGrid) -> tuple[Ints, Bools]:
         """The seeds that a target answers correctly, and in which cells it then fails, `[seeds, cells]`."""
-        perturbation = self.runner.perturbation.at(magnitude)
+        perturbation = self._perturbation(magnitude)
         with target.opened():
             rates = ErrorRates(target, self.runner.seeds, perturbation, 0)
             n, centres = len(rates.usable), grid.centres()

@@ -170,3 +170,13 @@ def test_every_technique_gets_the_same_uniform_tests(case):
         record = runner.run(CampaignCell(technique, 0.4, 0))
         found[technique] = record["tests"], record["passes"]
     assert len(set(found.values())) == 1
+
+
+def test_errors_on_small_pictures_are_those_of_the_range_that_campaigns_search(case):
+    target, seeds, _ = case
+    campaign = themis.run(target, seeds, "pixelate", magnitude=0.5, max_tests=100)
+    with target.opened():
+        rates = ErrorRates(target, seeds, choose_perturbation("pixelate"), 0)
+        rates.rate(0.5)
+    assert rates.calculator.perturbation.theta == campaign.start.theta
+    assert campaign.start.theta[0].high == 0.125
