@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -410,3 +411,20 @@ def test_a_campaign_runs_from_files_when_the_working_directory_changes(here, mon
     monkeypatch.chdir("/")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
     assert themis.run(themis.Target(net, oracle="changed"), seeds, "gaussian", max_tests=100).rounds[-1].tests == 100
+
+
+def test_whole_labels_of_a_parquet_table_are_not_held_as_objects(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    n = 500_000
+    labels = np.arange(n) + 1000
+    parquet.write_table(pa.table({"a": np.zeros(n, np.float32), "label": labels}), tmp_path / "a.parquet")
+    tracemalloc.start()
+    try:
+        seeds = read_data(f"parquet:{tmp_path / 'a.parquet'}")
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert seeds.labels.dtype == torch.int64
+    assert seeds.labels[-1] == n + 999
+    assert taken < 5 * labels.nbytes  # a list of Python's numbers alone has as much

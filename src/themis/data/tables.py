@@ -34,6 +34,10 @@ class NotNumbersError(DataError):
     """A table has names or empty cells."""
 
 
+Block = tuple[Numbers, list[Any] | Numbers]
+"""Features `[rows, columns]` and labels of some rows."""
+
+
 def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
     """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
@@ -151,18 +155,18 @@ class Columns:
         return candidates[0] if candidates else None
 
 
-def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[Any]]], n_rows: int = 0) -> Seeds:
+def _seeds(path: Path, columns: Columns, blocks: Iterator[Block], n_rows: int = 0) -> Seeds:
     """Seeds from blocks of features and labels; a large table is written to an unnamed temporary file.
 
     n_rows: the number of all rows, 0 if it is unknown.
     """
-    labels: list[Any] = []
+    labels: list[list[Any] | Numbers] = []
     parts: list[Numbers] = []
     n, width, max_bytes = 0, len(columns.features), held_bytes()
     with ExitStack() as stack:
         file: IO[bytes] | None = None
         for features, block_labels in blocks:
-            labels += block_labels
+            labels.append(block_labels)
             parts.append(np.ascontiguousarray(features, np.float32))
             n += len(features)
             advance(n, n_rows, "rows")
@@ -173,7 +177,11 @@ def _seeds(path: Path, columns: Columns, blocks: Iterator[tuple[Numbers, list[An
         if n == 0:
             raise DataError(f"{path} must hold at least one row below the column names, got none: check the file")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
-    numbers, classes = (None, None) if columns.label is None else _class_numbers(labels, columns)
+    numbers, classes = None, None
+    if columns.label is not None and all(isinstance(block, np.ndarray) for block in labels):
+        numbers = _numbers_of(np.concatenate(labels), columns)
+    elif columns.label is not None:
+        numbers, classes = _class_numbers([label for block in labels for label in block], columns)
     return (
         from_arrays(values, numbers)
         .with_classes(classes)
@@ -185,12 +193,7 @@ def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[s
     """Labels as class numbers if all are whole, as floats if all are numbers, otherwise numbered by sorted name."""
     is_number = [not isinstance(label, str) or _is_number(label) for label in labels]
     if all(is_number):
-        numbers = np.array([float(label) for label in labels])
-        bad = np.flatnonzero(~np.isfinite(numbers))
-        if len(bad):
-            raise DataError(
-                f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: fix or drop it"
-            )
+        numbers = _numbers_of(np.array([float(label) for label in labels]), columns)
         is_whole = all(isinstance(label, int) or (isinstance(label, str) and "." not in label) for label in labels)
         is_class = is_whole and bool((numbers == np.rint(numbers)).all())
         return numbers.astype(np.int64) if is_class else numbers, None
@@ -205,6 +208,18 @@ def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[s
     return numbered, names.tolist()
 
 
+def _numbers_of(labels: Numbers, columns: Columns) -> Numbers:
+    """Labels that are numbers: whole ones as class numbers, others as floats, all of which must be finite."""
+    if labels.dtype.kind in "iub":
+        return labels.astype(np.int64)
+    bad = np.flatnonzero(~np.isfinite(labels))
+    if len(bad):
+        raise DataError(
+            f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: fix or drop it"
+        )
+    return labels.astype(np.float64)
+
+
 # CSV
 
 
@@ -217,7 +232,7 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
         yield line
 
 
-def _csv_blocks(lines: Any, columns: Columns) -> Iterator[tuple[Numbers, list[Any]]]:
+def _csv_blocks(lines: Any, columns: Columns) -> Iterator[Block]:
     width = len(columns.names)
     label = None if columns.label is None else columns.names.index(columns.label)
     size = max(1, (1 << 20) // width)
@@ -299,7 +314,7 @@ def _is_number(text: str) -> bool:
 # Parquet
 
 
-def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, list[Any]]]:
+def _parquet_blocks(table: Any, columns: Columns) -> Iterator[Block]:
     from pyarrow import types
 
     names = [columns.names[k] for k in columns.features]
@@ -333,8 +348,12 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[tuple[Numbers, lis
                 f"{columns.path}, row {row}: column {name!r} must be a finite number, but it is not: fix or drop the "
                 "row"
             )
-        labels = [] if columns.label is None else batch.column(columns.label).to_pylist()
-        if labels and not isinstance(labels[0], str | int | float):
+        labels: Any = [] if columns.label is None else batch.column(columns.label)
+        if columns.label is not None and (types.is_integer(labels.type) or types.is_floating(labels.type)):
+            labels = labels.to_numpy(zero_copy_only=False)
+        elif columns.label is not None:
+            labels = labels.to_pylist()
+        if isinstance(labels, list) and labels and not isinstance(labels[0], str | int | float):
             raise DataError(
                 f"{columns.path}: labels must be numbers or names, but {columns.label!r} holds "
                 f"{type(labels[0]).__name__}: choose another column with ?label="
