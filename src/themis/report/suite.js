@@ -2,7 +2,9 @@
 const heading = (view) => view.title;
 const SECTIONS = [drawVerdict, drawNumbers, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
-const ends = (pair, show = percent) => (pair ? ` (95%: ${show(pair[0])} to ${show(pair[1])})` : '');
+const ends = (pair, show = percent) => (pair ? `95%: ${show(pair[0])} to ${show(pair[1])}` : '');
+const bracketed = (pair) => (pair ? ` (${ends(pair)})` : '');
+const listed = (...texts) => texts.filter(Boolean).join('; ');
 const title = (name) => name.replaceAll('_', ' ');
 
 function drawVerdict(view) {
@@ -15,12 +17,12 @@ function drawNumbers(view) {
   const errors = view.corruption_errors;
   const graded = view.level_seeds ? `of ${whole(view.level_seeds)} seeds, over all levels` : '';
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
-    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), `${ends(view.mean_error_interval).trim()} ${percent(view.clean_error)} on clean inputs`.trim(), graded) : null,
+    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), listed(ends(view.mean_error_interval), `${percent(view.clean_error)} on clean inputs`), graded) : null,
     view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3),
-      `${ends(view.mean_score_interval, (v) => v.toFixed(3)).trim()} ${percent(view.relative_score)}${ends(view.relative_score_interval)} of the clean score (rPC)`.trim(),
+      listed(ends(view.mean_score_interval, (v) => v.toFixed(3)), `${percent(view.relative_score)}${bracketed(view.relative_score_interval)} of the clean score (rPC)`),
       `${view.score_name}, averaged over levels, then over perturbations`) : null,
-    errors ? figure('mCE', percent(errors.mce), ends(errors.mce_interval).trim()
-      + (errors.relative_mce === null ? '' : ` relative mCE ${percent(errors.relative_mce)}${ends(errors.relative_mce_interval)}`),
+    errors ? figure('mCE', percent(errors.mce), listed(ends(errors.mce_interval),
+      errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}${bracketed(errors.relative_mce_interval)}`),
       `100% are the errors of ${errors.baseline}`) : null,
     figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
       'one per seed, perturbation and wrong outcome'),
@@ -35,7 +37,7 @@ function drawMembers(view) {
     const link = view.reports[m.name] ? el('a', { href: view.reports[m.name] }, title(m.name)) : title(m.name);
     return [link, el('span', { class: 'quiet under' }, m.range)];
   };
-  const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), m.error === null ? percent(m.error) : `${percent(m.error)}${ends(m.error_interval)}`,
+  const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), m.error === null ? percent(m.error) : `${percent(m.error)}${bracketed(m.error_interval)}`,
     m.weakest === null ? 'none' : m.weakest_theta, whole(m.distinct_faults), whole(m.tests), m.tests ? seconds(m.seconds) : '–']);
   const numbers = [2, 3, 4, 5, 6, 7];
   const cell = (value, k) => (k ? el('td', { class: numbers.includes(k) ? 'number' : null }, value) : el('th', { scope: 'row' }, ...[value].flat()));
