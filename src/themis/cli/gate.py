@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from themis.cli.options import Group, Option, Parser, Repeated, add_fields, add_
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
 from themis.errors import UsageError
 from themis.runs.source import Origin
-from themis.text import print_json, print_text
+from themis.text import one_line, print_json, print_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from themis.report.gates.gates import GateResults, Gates
     from themis.report.gates.suite import SuiteGateResults
     from themis.runs.run import Run
+    from themis.suites.result import CorruptionErrors
 
 HELP = (
     "Check a finished run against limits and print one line per gate, with its value, its limit and what to do. The "
     "exit code is 0 if all gates pass and 1 if one fails. New faults are found by running the faults of both runs on "
-    "both models, not by comparing their numbers. The limits of a suite hold for every perturbation. "
+    "both models, not by comparing their numbers. The limits of a suite hold for every perturbation. The results are "
+    "recorded in the folder as gates.json, and shown in its report. "
     f"{TRUST_HELP}"
 )
 EXAMPLES = """
@@ -119,6 +122,12 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     with closing(Reader(arguments.run)) as run:
         replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
         results = check(replayer, gates, arguments, folder=None)
+    if results.folder is not None and (results.folder / "report.html").is_file():
+        from themis.report.page import write_report
+
+        folder = results.folder
+        attempt(f"write the report of {folder}", lambda: write_report(folder))
+    write_files(results, arguments)
     if arguments.json:
         print_json(json.dumps({"run": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
     return print_results(results, arguments)
@@ -149,9 +158,10 @@ def is_requested(arguments: Namespace, gates: Gates) -> bool:
 
 
 def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -> GateResults:
-    """Check a run against the gates and write the requested files."""
-    from themis.report.gates.gates import check_gates, write_junit, write_markdown
+    """Check a run against the gates, and record the results in its folder."""
+    from themis.report.gates.gates import check_gates
     from themis.report.gates.limits import open_baseline
+    from themis.report.gates.record import record_gates
 
     values = {
         "model": arguments.baseline_model,
@@ -164,27 +174,55 @@ def check(run: Any, gates: Gates, arguments: Namespace, *, folder: str | None) -
             reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
             gates = replace(gates, baseline=rebuild(reader, overrides))
         results = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
+    if (own := results.folder) is not None:
+        attempt(f"record the gates in {own}", lambda: record_gates(own, results, gates.max_fault_rate))
+    return results
+
+
+def write_files(results: GateResults, arguments: Namespace) -> None:
+    """Write the results to the requested files."""
+    from themis.report.gates.gates import write_junit, write_markdown
+
     page = None if results.folder is None else results.folder / "report.html"
     report = page if page is not None and page.is_file() else None
     if arguments.junit is not None:
         write_junit(arguments.junit, results, report=report)
     if arguments.markdown is not None:
         write_markdown(arguments.markdown, results, report=report)
-    return results
+
+
+def attempt(purpose: str, write: Callable[[], object]) -> bool:
+    """Write into the folder of a run; a failure is printed, and changes no result. Whether it was written."""
+    try:
+        write()
+        return True
+    except Exception as error:
+        print_text(f"themis: could not {purpose}: {one_line(str(error))}", file=sys.stderr)
+        return False
 
 
 def gate_suite(arguments: Namespace, gates: Gates, overrides: dict[str, Any]) -> int:
     """Check a suite against the gates, write the requested files and print the results; returns the exit code."""
-    results = check_suite(arguments.run, gates, arguments, overrides)
+    results, errors = check_suite(arguments.run, gates, arguments, overrides)
+    if (Path(arguments.run) / "report.html").is_file():
+        from themis.report.suite import write_suite_report
+        from themis.suites.result import SuiteRun
+
+        attempt(
+            f"write the report of {arguments.run}",
+            lambda: write_suite_report(SuiteRun(arguments.run), errors=errors),
+        )
+    write_suite_files(results, arguments)
     if arguments.json:
         print_json(json.dumps({"suite": arguments.run, **results.as_dict()}, indent=2, allow_nan=False))
     return print_suite_results(results, arguments)
 
 
-def check_suite(path: str, gates: Gates, arguments: Namespace, overrides: dict[str, Any]) -> SuiteGateResults:
-    """Check every member of a suite against the gates and write the requested files."""
-    from themis.report.gates.gates import write_junit
-    from themis.report.gates.markdown import append_markdown
+def check_suite(
+    path: str, gates: Gates, arguments: Namespace, overrides: dict[str, Any]
+) -> tuple[SuiteGateResults, CorruptionErrors | None]:
+    """Check every member of a suite against the gates and record the results; also the errors that mCE is made of."""
+    from themis.report.gates.record import record_suite_gates
     from themis.report.gates.suite import check_mce, check_suite_gates
     from themis.suites.result import SuiteRun
 
@@ -198,16 +236,24 @@ def check_suite(path: str, gates: Gates, arguments: Namespace, overrides: dict[s
         rebuild_baseline=lambda run: rebuild(run, of_baseline),
         remedy=BASELINE_REMEDY,
     )
-    if arguments.max_mce is not None:
-        errors = suite.corruption_errors(arguments.mce_baseline)
+    errors = None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
+    if arguments.max_mce is not None and errors is not None:
         results = replace(results, overall=check_mce(suite, arguments.max_mce, errors))
-    page = Path(path) / "report.html"
+    attempt(f"record the gates in {path}", lambda: record_suite_gates(suite, results, gates.max_fault_rate))
+    return results, errors
+
+
+def write_suite_files(results: SuiteGateResults, arguments: Namespace) -> None:
+    """Write the results of a suite to the requested files."""
+    from themis.report.gates.gates import write_junit
+    from themis.report.gates.markdown import append_markdown
+
+    page = Path(results.suite) / "report.html"
     report = page if page.is_file() else None
     if arguments.junit is not None:
         write_junit(arguments.junit, [part for _, part in results.parts], report=report)
     if arguments.markdown is not None:
         append_markdown(arguments.markdown, results.markdown(report))
-    return results
 
 
 def print_suite_results(results: SuiteGateResults, arguments: Namespace) -> int:

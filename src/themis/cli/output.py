@@ -12,7 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from themis.cli import INTERRUPTED
-from themis.cli.gate import check_finished, print_results
+from themis.cli.gate import check_finished, print_results, write_files
 from themis.cli.options import Group, add_option
 from themis.errors import ModelError
 from themis.text import own_stream, print_json, print_text
@@ -132,13 +132,19 @@ def finish(
 ) -> int:
     """Write the report, check the gates and print where the results are; returns the exit code."""
     is_interrupted = result.stop_reason == "user"
-    page = None if arguments.no_report else write_page(out) if writes_report else _earlier_page(out)
+    page = _earlier_page(out)
+    try:
+        results = check_finished(result, gates, arguments, folder=out)
+    finally:  # the page needs no gates
+        if not arguments.no_report and (writes_report or (gates and page)):
+            page = write_page(out)
+    if results is not None:
+        write_files(results, arguments)
     if trackers:
         from themis.report.trackers import finish as finish_trackers
 
         finish_trackers(trackers, *([] if page is None else [Path(page)]))
     if arguments.json:
-        results = check_finished(result, gates, arguments, folder=out)
         gate_results = {} if results is None else {"gates": results.as_dict()}
         print_json(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
         return INTERRUPTED if is_interrupted else print_results(results, arguments)
@@ -150,7 +156,7 @@ def finish(
             print_text(f"Resume: themis resume {quote(out)}")
     if is_interrupted:
         return INTERRUPTED
-    return print_results(check_finished(result, gates, arguments, folder=out), arguments)
+    return print_results(results, arguments)
 
 
 def _earlier_page(out: str | None) -> str | None:

@@ -19,6 +19,7 @@ from themis.cli.gate import (
     is_requested,
     print_suite_results,
     read_gates,
+    write_suite_files,
 )
 from themis.cli.options import Option, Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
 from themis.cli.output import AUTO, add_verbosity, attempt_report, new_folder
@@ -231,10 +232,15 @@ def finish_suite(out: str, arguments: Namespace, gates: Gates) -> int:
     baseline = arguments.mce_baseline
     errors = None if baseline is None else suite.corruption_errors(baseline)
     is_interrupted = suite.state == "interrupted"
-    page = None if arguments.no_report else _write_pages(suite, errors)
-    results = None
-    if is_requested(arguments, gates) and not is_interrupted:
-        results = check_suite(out, gates, arguments, {})
+    results, page = None, None
+    try:
+        if is_requested(arguments, gates) and not is_interrupted:
+            results, _ = check_suite(out, gates, arguments, {})
+    finally:  # the page needs no gates
+        if not arguments.no_report:
+            page = _write_pages(suite, errors)
+    if results is not None:
+        write_suite_files(results, arguments)
     if arguments.json:
         more: dict[str, Any] = {} if errors is None else {"corruption_errors": asdict(errors)}
         more |= {} if results is None else {"gates": results.as_dict()}

@@ -74,6 +74,16 @@ function scrolling(label, ...children) {
   return el('div', { class: 'scrolled' }, box, hint);
 }
 
+// The limits that the user set, those that failed first.
+function drawGates(view) {
+  if (!view.gates) return setHidden('gates', true);
+  const isSuite = view.gates.rows.some((row) => row.member);
+  const rows = view.gates.rows.map((row) => [el('strong', { class: row.has_passed ? 'passed' : 'failed' }, row.has_passed ? 'passed' : 'FAILED'),
+    ...(isSuite ? [row.member] : []), row.gate, row.text, row.remedy]);
+  show('gates', 'Gates', scrolling('Gates', table(view.gates.sentence,
+    ['result', ...(isSuite ? ['perturbation'] : []), 'gate', 'value and limit', 'what to do'], rows, { class: 'plain' })));
+}
+
 // A shell command with its purpose and a button that copies it.
 function command(text, purpose) {
   const status = el('span', { class: 'quiet', role: 'status' });

@@ -20,6 +20,7 @@ SCRIPTS = ("elements.js", "charts.js", "sections.js", "gallery.js", "page.js", "
 SECTIONS = (
     ("verdict", "Verdict"),
     ("numbers", "Key figures"),
+    ("gates", "Gates"),
     ("gallery", "Faults"),
     ("matrix", "Answers"),
     ("strength", "Strength"),

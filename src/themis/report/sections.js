@@ -2,7 +2,9 @@
 function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.verdict.tone}` }, view.verdict.text),
     el('p', { class: 'stop' }, view.stop),
-    view.slight ? note(`${view.slight}.`) : null, view.fault ? note(`A fault is ${view.fault}.`) : null);
+    view.gates ? el('p', { class: 'stop' }, view.gates.sentence) : null,
+    view.slight ? note(`${view.slight}.`) : null, view.fault ? note(`A fault is ${view.fault}.`) : null,
+    view.next ? el('div', {}, command(view.next.command, `Next: ${view.next.purpose.toLowerCase()}`)) : null);
 }
 
 function drawNumbers(view) {

@@ -1,6 +1,6 @@
 // The page of a suite: its title, and the sections that draw the view.
 const heading = (view) => view.title;
-const SECTIONS = [drawVerdict, drawNumbers, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
+const SECTIONS = [drawVerdict, drawNumbers, drawGates, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
 const ends = (pair, show = percent) => (pair ? `95%: ${show(pair[0])} to ${show(pair[1])}` : '');
 const bracketed = (pair) => (pair ? ` (${ends(pair)})` : '');
@@ -9,6 +9,7 @@ const title = (name) => name.replaceAll('_', ' ');
 
 function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.tone}` }, view.verdict),
+    view.gates ? el('p', { class: 'stop' }, view.gates.sentence) : null,
     view.sentences.map((text) => el('p', { class: 'stop' }, text)),
     view.fault ? note(`A fault is ${view.fault}.`) : null, view.notes.map(note));
 }

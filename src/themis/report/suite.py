@@ -12,6 +12,7 @@ import numpy as np
 
 from themis.errors import ThemisError
 from themis.judge.estimate import Estimate
+from themis.report.gates.record import RecordedGates, read_gates
 from themis.report.inputs import read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
 from themis.report.page import REPORT, render_page, write_report
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 SECTIONS = (
     ("verdict", "Verdict"),
     ("numbers", "Key figures"),
+    ("gates", "Gates"),
     ("members", "Perturbations"),
     ("levels", "Severity"),
     ("classes", "Classes"),
@@ -99,6 +101,7 @@ class SuiteView:
     fault: str
     tone: str
     verdict: str
+    gates: RecordedGates | None
     sentences: list[str]
     notes: list[str]
     members: list[MemberRow]
@@ -145,7 +148,8 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
     graded = [float(np.mean(levels)) for levels in suite.errors.values()]
     score_interval, relative_interval = suite.score_intervals
     names, classes = _classes(suite)
-    tone, verdict = _verdict(suite)
+    gates = read_gates(suite.path, suite.tests)
+    tone, verdict = _verdict(suite, None if gates is None else gates.max_fault_rate)
     return SuiteView(
         run=str(suite.path),
         state=suite.state,
@@ -155,6 +159,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         fault=record.get("fault", ""),
         tone=tone,
         verdict=verdict,
+        gates=gates,
         sentences=slice_sentences(suite, 1),
         notes=list(record.get("notes", ())),
         members=sorted(rows, key=_order),
@@ -229,21 +234,27 @@ def _order(row: MemberRow) -> tuple[float, float]:
     return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
 
 
-def _verdict(suite: SuiteRun) -> tuple[str, str]:
-    """The tone of the verdict, and the verdict in a sentence or two."""
+def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
+    """The tone of the verdict, and the verdict in a sentence or two; `limit`: the fault rate that the user allows."""
     rated, most = [row for row in suite.rows if row.fault_rate is not None], most_fragile(suite)
     if most is None:
         return "", "No fault rate of this suite is known yet."
+    n = counted(len(rated), "perturbation")
+    if limit is not None:
+        over = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.high > limit]
+        allowed = f"the limit of {percent(limit)} on the fault rate"
+        if not over:
+            return "", f"{most} The model is within {allowed} under all {n}."
+        return "broken", f"{most} The model may exceed {allowed} under {len(over)} of {n}: {', '.join(over)}."
     if not any(row.faults for row in suite.rows) and not breaks_at_levels(suite):
-        return "", f"The model withstood all {counted(len(rated), 'perturbation')} of this suite."
+        return "", f"The model withstood all {n} of this suite."
     broken = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
-    limit = f"is the fault rate clearly above {percent(FRAGILE, 0)}"
+    limit_text = f"is the fault rate clearly above {percent(FRAGILE, 0)}"
     if not broken:
-        return "broken", f"{most} Under no perturbation {limit}."
+        return "broken", f"{most} Under no perturbation {limit_text}."
     if len(broken) == 1:
-        return "broken", f"{most} Only under {broken[0]} {limit}."
-    under = f"{len(broken)} of {len(rated)} perturbations"
-    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {under}."
+        return "broken", f"{most} Only under {broken[0]} {limit_text}."
+    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {len(broken)} of {n}."
 
 
 def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.report.breaking import BreakingCurve, breaking_curve
+from themis.report.gates.record import RecordedGates, read_gates
 from themis.report.inputs import ShownInputs, read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
 from themis.report.rows import AnswerMatrix, FaultColumns, FaultRows, answer_matrix, mean_signature, read_rows, rounded
@@ -165,6 +166,10 @@ class ReportView:
     answers: dict[int, str]
     """Names of the answers to clean inputs."""
     faults: FaultRows
+    gates: RecordedGates | None
+    """The limits that the run was checked against; None if there were none, or if it has run more tests since."""
+    next: ShellCommand | None
+    """What to run next."""
     groups: list[GroupRow]
     inputs: ShownInputs
     matrix: AnswerMatrix
@@ -233,6 +238,7 @@ def read_view(
     counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress, rounds)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation = run.record["perturbation"]
+    gates = read_gates(run.path, counts.tests)
     return ReportView(
         run=str(run.path),
         state=state,
@@ -256,6 +262,8 @@ def read_view(
         outcomes=outcome_names(task, answers, classes),
         answers=answer_names(task, answers, classes),
         faults=faults,
+        gates=gates,
+        next=_next_step(run, state, last, gates),
         groups=groups,
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
@@ -391,6 +399,24 @@ def _config(run: Reader) -> list[tuple[str, str]]:
     if "bounds" in values and "start" in run.record:
         values["bounds"] = run.record["start"]["bounds"]  # the model may have bounds of its own
     return [(name, as_text(value)) for name, value in values.items()]
+
+
+def _next_step(run: Reader, state: str, last: Round | None, gates: RecordedGates | None) -> ShellCommand | None:
+    """The command that pays off most, judging by what the campaign has shown."""
+    folder = quote(str(run.path))
+    if state in ("interrupted", "killed", "failed"):
+        return ShellCommand(f"themis resume {folder}", "Resume the campaign where it stopped")
+    if state == "running" or last is None:
+        return None
+    if not last.faults and gates is None:
+        return ShellCommand(f"themis gate {folder} --max-fault-rate 0.05", "Check the run against a limit of yours")
+    if not last.faults or run.record["origin"] is None:
+        return ShellCommand(f"themis faults {folder} --distinct", "List the faults") if last.faults else None
+    if (more := last.forecast_faults_tests) and last.recall is not None and last.recall < 0.9:
+        n = int(float(f"{last.tests + more:.2g}"))
+        purpose = "Find 95% of the distinct faults within reach"
+        return ShellCommand(f"themis resume {folder} --max-tests {n}", purpose)
+    return ShellCommand(f"themis shrink {folder} --curve", "Find the smallest disturbances that still break the model")
 
 
 def _commands(run: Reader, state: str, last: Round | None) -> list[ShellCommand]:

@@ -36,7 +36,8 @@ from themis.runs.trust import TAG, KeyProblem, sign
 
 SUITE, LOCK, REPORT = "suite.json", "suite.lock", "report.html"
 SCHEMA = 1
-RESERVED = (SUITE, LOCK, REPORT)
+GATES = "gates.json"
+RESERVED = (SUITE, LOCK, REPORT, GATES)
 """Names that no member's folder may have."""
 
 _NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")

@@ -27,7 +27,16 @@ BEGUN_FILES = (LOCK, "config.yaml", "environment.json", PARTS, DATABASE, *SIDECA
 """What a run writes before its first test."""
 NOTE = "pytest.json"
 """The note of the pytest plugin about the test and the session of a folder, which is there before the run."""
-RUN_FILES = (*BEGUN_FILES, *RUN_FOLDERS, "summary.json", "report.html", "shrunk.json", "robustness.png", "faults.png")
+RUN_FILES = (
+    *BEGUN_FILES,
+    *RUN_FOLDERS,
+    "summary.json",
+    "report.html",
+    "shrunk.json",
+    "gates.json",
+    "robustness.png",
+    "faults.png",
+)
 """All that Themis writes in a run folder, except for `track`, where trackers write."""
 
 COMMENT = "<!-- Written by Themis -->"
