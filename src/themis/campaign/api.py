@@ -120,7 +120,8 @@ def run(
         if class_names is not None:
             check_classes(setup.calculator)
         state = State.initial(setup, clock)
-        return run_campaign(setup, state, Recorder(no_faults(setup), listeners, store))
+        result = run_campaign(setup, state, Recorder(no_faults(setup), listeners, store))
+        return replace(result, folder=None if out is None else Path(out))
 
 
 def resume(
@@ -192,7 +193,9 @@ def resume(
                     hire=hire,
                 )
             permits = rebuilt.permission.is_granted
-            return continue_campaign(setup, clock, run, store, record, checkpoint, Callbacks(callbacks), signs=permits)
+            listeners = Callbacks(callbacks)
+            result = continue_campaign(setup, clock, run, store, record, checkpoint, listeners, signs=permits)
+            return replace(result, folder=Path(out))
 
 
 def continue_campaign(

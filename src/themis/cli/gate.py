@@ -24,7 +24,7 @@ from themis.text import one_line, print_json, print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.report.gates.gates import GateResults, Gates
+    from themis.report.gates.gates import GateResult, GateResults, Gates
     from themis.report.gates.suite import SuiteGateResults
     from themis.runs.run import Run
     from themis.suites.result import CorruptionErrors
@@ -257,12 +257,33 @@ def write_suite_files(results: SuiteGateResults, arguments: Namespace) -> None:
 
 
 def print_suite_results(results: SuiteGateResults, arguments: Namespace) -> int:
-    """Print one line per member and gate, or only the failed ones with --quiet; returns the exit code."""
-    is_quiet = getattr(arguments, "quiet", False)
-    if not arguments.json:
-        for line in results.failed_lines if is_quiet else [*results.lines, results.sentence]:
-            print_text(line, file=sys.stderr if is_quiet else sys.stdout)
+    """Print a table of the members' gates, or only the lines of the failed ones with --quiet; returns the exit code."""
+    if not arguments.json and getattr(arguments, "quiet", False):
+        for line in results.failed_lines:
+            print_text(line, file=sys.stderr)
+    elif not arguments.json:
+        from themis.experiments.table import Table, table_console
+
+        rows: list[tuple[str, ...]] = [
+            ("passed" if result.has_passed else "FAILED", name, result.gate, *_value_and_limit(result))
+            for name, result in results.results
+        ]
+        remedies = [f"{name}: {result.remedy}" for name, result in results.results if not result.has_passed]
+        notes = [results.sentence, *remedies[:1]]
+        Table("Gates", ("result", "perturbation", "gate", "value", "limit"), rows, notes).show(table_console())
     return GATE_FAILED if results.has_failed else DONE
+
+
+def _value_and_limit(result: GateResult) -> tuple[str, str]:
+    """The value of a gate that is compared with its limit, and the limit, with the digits to tell them apart."""
+    from themis.report.gates.gates import distinguishable
+
+    if result.value is None or result.limit is None:
+        return result.text, ""
+    if result.gate == "max_new_faults":
+        return f"{result.value:,.0f}", f"{result.limit:,.0f}"
+    value, limit = distinguishable(result.value, result.limit, result.gate != "criterion")
+    return value, limit
 
 
 def check_finished(result: Run, gates: Gates | None, arguments: Namespace, *, folder: str | None) -> GateResults | None:

@@ -11,7 +11,8 @@ function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.tone}` }, view.verdict),
     view.gates ? el('p', { class: 'stop' }, view.gates.sentence) : null,
     view.sentences.map((text) => el('p', { class: 'stop' }, text)),
-    view.fault ? note(`A fault is ${view.fault}.`) : null, view.notes.map(note));
+    view.fault ? note(`A fault is ${view.fault}.`) : null, view.notes.map(note),
+    view.next ? el('div', {}, command(view.next.command, `Next: ${view.next.purpose.toLowerCase()}`)) : null);
 }
 
 function drawNumbers(view) {

@@ -131,6 +131,8 @@ class SuiteView:
     schedule: list[dict[str, Any]]
     share: float
     config: list[tuple[str, str]]
+    next: ShellCommand | None
+    """What to run next."""
     reproduce: list[ShellCommand]
     version: str
 
@@ -148,6 +150,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
     graded = [float(np.mean(levels)) for levels in suite.errors.values()]
     score_interval, relative_interval = suite.score_intervals
     names, classes = _classes(suite)
+    commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
     tone, verdict = _verdict(suite, None if gates is None else gates.max_fault_rate)
     return SuiteView(
@@ -194,7 +197,8 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
         schedule=record["schedule"],
         share=record["options"]["share"],
         config=_config(record),
-        reproduce=_commands(suite),
+        next=next(iter(commands), None),
+        reproduce=commands,
         version=str(record.get("made_by", "")).partition("themis ")[2].partition(" ")[0],
     )
 

@@ -84,6 +84,7 @@ def open_run(
             of_criterion=_criterion_figures(criterion, run.record["start"].get("criterion") or {}),
             environment=run.record["environment"],
             requests=figures.get("requests"),
+            folder=run.path,
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,9 @@ from themis.text import percent as percent
 from themis.version import __version__
 
 if TYPE_CHECKING:
+    from themis.runs.diff.result import Diff
     from themis.runs.display.plots import Figure
+    from themis.runs.trust import Trusted
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,9 @@ class Run:
     """The posterior mean of every neuron's sensitivity `[neurons]`, in the order of `start.layers` and in the units of
     `start.settings.scale`; None for a run that was opened from its folder."""
 
+    folder: Path | None = field(default=None, repr=False)
+    """The run folder; None if nothing was written."""
+
     @property
     def handle(self) -> RunHandle:
         """Gives access to the model and the seeds, so that tests can be run again."""
@@ -259,6 +266,38 @@ class Run:
             "distinct_faults_selected": len(set(selected)),
             **self.of_criterion,
         }
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report as one HTML file, by default `report.html` in the run folder, and return its path."""
+        if self.folder is None:
+            raise UsageError("a report is made from the run folder, but the run has none: pass out='runs/NAME' to run")
+        written: Path = _shown("page").write_report(self.folder, None if path is None else Path(path))
+        return written
+
+    def gate(
+        self,
+        *,
+        max_fault_rate: float | None = None,
+        fail_under: str | Iterable[str] | dict[str, float] = (),
+        max_new_faults: int | None = None,
+        baseline: Run | str | Path | None = None,
+        trust: Trusted = False,
+    ) -> Any:
+        """Check limits as `themis gate` does; the `GateResults` are true if all gates pass, and print as lines.
+
+        baseline: the run that `max_new_faults` compares with, or its folder. trust: run folders whose code may run
+        although they were not made on this machine by this user.
+        """
+        gates = _shown("gates.gates").Gates.of(fail_under, max_fault_rate, max_new_faults, baseline, trust)
+        if not gates:
+            raise UsageError("a gate must be given, but there is none: pass max_fault_rate=0.05 or another limit")
+        return _shown("gates.gates").check_gates(self, gates, folder=self.folder)
+
+    def diff(self, other: Run | str | Path, **options: Any) -> Diff:
+        """Compare with a later run, or its folder, as `themis.diff` does; the options are the same."""
+        from themis.runs.diff.api import diff_runs
+
+        return diff_runs(self, other, **options)
 
     def plot_coverage(self) -> Figure:
         """Coverage by tests, with the interval of the last round."""
@@ -399,6 +438,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 def policy_name(policy: Any) -> str:
     """The name of a policy, or that of its class."""
     return policy if isinstance(policy, str) else type(policy).__name__
+
+
+def _shown(module: str) -> Any:
+    """A module of `themis.report`, by its name: what shows runs is above this folder, and not imported from here."""
+    return import_module(f"themis.report.{module}")
 
 
 def _draw(kind: str, *values: Any) -> Figure:

@@ -61,6 +61,12 @@ class GateResults:
     folder: Path | None = None
     """The run folder, if there is one."""
 
+    def __bool__(self) -> bool:
+        return not self.has_failed
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
     @property
     def has_failed(self) -> bool:
         return any(not result.has_passed for result in self.results)

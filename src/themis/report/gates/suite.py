@@ -37,13 +37,19 @@ class SuiteGateResults:
 
     @property
     def lines(self) -> list[str]:
-        """One line per member and gate, without the campaigns that were completed."""
-        return [
-            f"{result.line[:8]}{name} {result.line[8:]}"
+        """One line per member and gate, without the campaigns that were completed; those that failed come first."""
+        return [f"{result.line[:8]}{name} {result.line[8:]}" for name, result in self.results]
+
+    @property
+    def results(self) -> list[tuple[str, GateResult]]:
+        """The members' gates, without the campaigns that were completed; those that failed come first."""
+        results = [
+            (name, result)
             for name, results in self.parts
             for result in results.results
             if result.gate != "campaign" or not result.has_passed
         ]
+        return sorted(results, key=lambda of: of[1].has_passed)
 
     @property
     def failed_lines(self) -> list[str]:
@@ -82,9 +88,7 @@ class SuiteGateResults:
                 result.text,
                 "" if result.has_passed else result.remedy,
             )
-            for name, results in self.parts
-            for result in results.results
-            if result.gate != "campaign" or not result.has_passed
+            for name, result in self.results
         ]
         lines = [f"## {mark} Themis: {escape(self.sentence)}", ""]
         if rows:
