@@ -56,6 +56,17 @@ def test_a_table_and_a_folder_with_runs(here, capsys):
     assert (here / "s" / "fog" / "summary.json").stat().st_mtime_ns == before
 
 
+def test_every_member_is_tracked(here):
+    pytest.importorskip("tensorboard")
+    words = ["suite", "own.yaml", *MODEL, "--out", "s", "--no-report", "--quiet", "--track"]
+    assert main([*words, "nothing"]) == 2
+    assert main([*words, "tensorboard"]) == 0
+    for member in ("fog", "gaussian-0.4"):
+        assert list((here / "s" / member / "track/tensorboard").glob("events*"))
+    assert main(["resume", "s", "--max-tests", "340", "--no-report", "--quiet", "--track", "tensorboard:events"]) == 0
+    assert list((here / "events").glob("*/events*"))
+
+
 def test_several_perturbations_without_a_suite(here, capsys):
     words = ["--perturb", "fog", "--perturb", "rain(angle=-5:5, depth=0:0.5)", "--out", "s", "--json"]
     assert main(["suite", *MODEL, *words, "--no-report", "--max-tests", "40"]) == 0
@@ -137,8 +148,9 @@ def test_gates_hold_for_every_member(there, capsys):
     words = ["gate", "a", "--max-fault-rate", "0.001", "--fail-under", "clean_accuracy=0.5", "--junit", "gates.xml"]
     assert main([*words, "--markdown", "gates.md"]) == 1
     out = capsys.readouterr().out
-    assert out.count("passed  fog clean_accuracy") == 1
-    assert "FAILED  gaussian-0.4 max_fault_rate" in out
+    rows = [line.split()[:3] for line in out.splitlines() if line.strip().startswith(("passed", "FAILED"))]
+    assert rows[:2] == [["FAILED", "fog", "max_fault_rate"], ["FAILED", "gaussian-0.4", "max_fault_rate"]]
+    assert rows[2:] == [["passed", name, "clean_accuracy"] for name in ("fog", "gaussian-0.4")]
     suites = ElementTree.parse("gates.xml").getroot().findall("testsuite")
     assert [suite.get("name") for suite in suites] == ["themis a/fog", "themis a/gaussian-0.4"]
     assert all(suite.get("tests") == "3" for suite in suites)
@@ -256,7 +268,7 @@ def test_a_gate_on_mce(there, capsys):
     mce = themis.open_suite("b").corruption_errors("a").mce
     words = ["gate", "b", "--mce-baseline", "a", "--junit", "mce.xml"]
     assert main([*words, "--max-mce", str(mce + 0.01)]) == 0
-    assert "passed  all max_mce" in capsys.readouterr().out
+    assert "passed all max_mce" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--max-mce", str(mce - 0.01), "--quiet"]) == 1
     assert "FAILED  all max_mce" in capsys.readouterr().err
     assert next(suite.get("name") for suite in ElementTree.parse("mce.xml").getroot()) == "themis b"

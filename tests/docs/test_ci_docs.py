@@ -72,8 +72,8 @@ def test_nothing_is_installed_from_an_index_that_does_not_have_it():
     assert install["run"].splitlines()[-1] == 'pip install "$GITHUB_ACTION_PATH"'
 
 
-@pytest.mark.parametrize("has_config", [True, False])
-def test_the_action_tests_the_model_and_fails_where_a_gate_does(shell, tmp_path, has_config):
+@pytest.mark.parametrize(("has_config", "suite"), [(True, ""), (False, ""), (False, "own.yaml")])
+def test_the_action_tests_the_model_and_fails_where_a_gate_does(shell, tmp_path, has_config, suite):
     yaml = pytest.importorskip("yaml")
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     step = next(step for step in action["runs"]["steps"] if step.get("name") == "Test the model")
@@ -83,6 +83,9 @@ def test_the_action_tests_the_model_and_fails_where_a_gate_does(shell, tmp_path,
     if has_config:
         (tmp_path / "work/themis.yaml").write_text("".join(f"{name}: {value}\n" for name, value in given.items()))
         given = {"config": "themis.yaml"}
+    if suite:
+        (tmp_path / "work" / suite).write_text("name: own\nmembers: [gaussian, brightness]\n")
+        given = {**given, "perturb": "", "suite": suite}
     inputs |= {**given, "options": "--max-tests 200 --oracle changed", "gates": f"--max-fault-rate {int(has_config)}"}
     names = {
         name: inputs[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]] for name, value in step["env"].items()

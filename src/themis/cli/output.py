@@ -49,7 +49,7 @@ def add_report(group: Group) -> None:
 
 def add_track(group: Group) -> None:
     """Add `--track`."""
-    text = "log to tensorboard, mlflow or wandb, in FOLDER/track; NAME:PLACE writes to another place"
+    text = "log to tensorboard, mlflow or wandb, in FOLDER/track of the run; NAME:PLACE writes to another place"
     add_option(group, "track", list[str] | None, None, text)
 
 

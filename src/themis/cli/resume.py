@@ -125,12 +125,11 @@ def _resume_suite(arguments: Namespace, explicit_options: set[str], gates: Gates
             raise UsageError(
                 f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests, and --max-seconds"
             )
-    if arguments.track:
-        raise UsageError("--track must be left out for a suite: resume one of its members with it")
     if arguments.executor != "local":
         raise UsageError("--executor must be left out for a suite, whose members share one process: run one with it")
     origin = override_origin(SuiteRun(arguments.run), explicit_values(arguments, LOCATION_OPTIONS, explicit_options))
-    shown = ShowSuite(is_silent=arguments.quiet or arguments.json)
+    read_trackers(arguments.track, arguments.run)
+    shown = ShowSuite(is_silent=arguments.quiet or arguments.json, track=arguments.track)
     resume_suite(arguments.run, origin=origin, trust=arguments.trust or False, listener=shown.listener(), **limits)
     shown.close()
     return finish_suite(arguments.run, arguments, gates)

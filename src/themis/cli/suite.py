@@ -22,7 +22,7 @@ from themis.cli.gate import (
     write_suite_files,
 )
 from themis.cli.options import Option, Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
-from themis.cli.output import AUTO, add_verbosity, attempt_report, new_folder
+from themis.cli.output import AUTO, add_track, add_verbosity, attempt_report, new_folder, read_trackers
 from themis.cli.source import named_origin, require
 from themis.errors import UsageError
 from themis.runs.source import OPTIONS, Origin
@@ -31,6 +31,7 @@ from themis.text import print_json, print_text
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import Gates
+    from themis.report.trackers import Tracker
     from themis.suites.definition import SuiteDefinition
     from themis.suites.result import SuiteRun
 
@@ -86,6 +87,7 @@ def add_arguments(parser: Parser) -> None:
     text = "folder for the results, new or of the same suite; auto is runs/suite-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
     output.add_argument("--no-report", action="store_true", help="do not write the reports at the end")
+    add_track(output)
     add_verbosity(output)
 
 
@@ -119,9 +121,10 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         _check_names(source)
     from themis.suites.api import run_suite
 
+    read_trackers(arguments.track, arguments.out)  # rejects unknown trackers before the model is loaded
     out = str(new_folder("suite-")) if arguments.out == AUTO else arguments.out
     target, data = origin.target(), origin.read()
-    shown = ShowSuite(is_silent=arguments.quiet or arguments.json)
+    shown = ShowSuite(is_silent=arguments.quiet or arguments.json, track=arguments.track)
     with origin.in_folder():
         run_suite(
             target,
@@ -178,11 +181,17 @@ def _without_defaults(suite: SuiteDefinition) -> dict[str, Any]:
     return {**plain, "members": members}
 
 
+def _of_member(spec: str, member: str) -> str:
+    """A tracker of `--track` for a member: event files of TensorBoard need a folder of their own."""
+    return f"{spec}/{member}" if spec.startswith("tensorboard:") else spec
+
+
 class ShowSuite:
     """The progress of a suite in the terminal."""
 
-    def __init__(self, *, is_silent: bool) -> None:
+    def __init__(self, *, is_silent: bool, track: list[str] | None = None) -> None:
         self._bar: Any = None
+        self._track = track or []
         if not is_silent:
             from themis.report.progress import StepBar
             from themis.report.table import table_console
@@ -194,9 +203,22 @@ class ShowSuite:
         from themis.suites.api import SuiteListener
         from themis.suites.definition import suite_title
 
-        bar = self._bar
+        bar, track = self._bar, self._track
 
-        class Shown(SuiteListener):
+        class Tracked(SuiteListener):
+            trackers: Sequence[Tracker] = ()
+
+            def callbacks_of(self, folder: Path) -> Sequence[Tracker]:
+                self.trackers = read_trackers([_of_member(spec, folder.name) for spec in track], str(folder))
+                return self.trackers
+
+            def on_step(self, step: Any, run: Any, n_tests: int, max_tests: int) -> None:
+                if self.trackers:
+                    from themis.report.trackers import finish
+
+                    finish(self.trackers)
+
+        class Shown(Tracked):
             def on_start(self, suite: Any, n_seeds: int, max_tests: int) -> None:
                 bar.note(
                     f"{suite_title(suite.name)}: {counted(len(suite.members), 'perturbation')}, {max_tests:,} tests, "
@@ -207,6 +229,7 @@ class ShowSuite:
                 bar.start(0, max_tests)
 
             def on_step(self, step: Any, run: Any, n_tests: int, max_tests: int) -> None:
+                super().on_step(step, run, n_tests, max_tests)
                 last = run.rounds[-1]
                 found = f"{step.member}: {counted(last.distinct_faults, 'distinct fault')} in {last.tests:,} tests"
                 bar.say(found, f"{n_tests:,}/{max_tests:,} {found}", n_tests)
@@ -214,7 +237,7 @@ class ShowSuite:
             def on_grades(self, member: str, grades: Any) -> None:
                 bar.say(f"{member}: graded at {len(grades)} levels", f"{member}: graded at {len(grades)} levels", None)
 
-        return SuiteListener() if bar is None else Shown()
+        return Tracked() if bar is None else Shown()
 
     def close(self) -> None:
         if self._bar is not None:

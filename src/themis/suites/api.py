@@ -46,6 +46,10 @@ class SuiteListener:
     def on_start(self, suite: SuiteDefinition, n_seeds: int, max_tests: int) -> None:
         """The clean inputs were run; tests are about to run."""
 
+    def callbacks_of(self, folder: Path) -> Iterable[Callback]:
+        """Return callbacks for the next step of the campaign in a run folder."""
+        return ()
+
     def on_step(self, step: Step, run: Run, n_tests: int, max_tests: int) -> None:
         """A member has run a part of its tests; `n_tests` were run by all members."""
 
@@ -292,11 +296,12 @@ class _SuiteWork:
         summary = self.summaries.get(member.name)
         if summary is not None and _has_reached(summary, step.max_tests):
             return True
+        callbacks = (*self.listener.callbacks_of(out), *self.callbacks)
         if is_database(out / DATABASE) and _has_started(out):
-            run = self.series.resume(member.perturbation, out, self.callbacks, max_tests=step.max_tests)
+            run = self.series.resume(member.perturbation, out, callbacks, max_tests=step.max_tests)
         else:
             run = self.series.run(
-                member.perturbation, out, self.callbacks, magnitude=member.magnitude, max_tests=step.max_tests
+                member.perturbation, out, callbacks, magnitude=member.magnitude, max_tests=step.max_tests
             )
         assert self.options.max_tests is not None
         self.summaries[member.name] = run.summary()

@@ -28,6 +28,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_smoke_prints_what_a_person_reads(folder, capsys):
+    assert main(["evaluate", "--smoke", "--out", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert sum(line.startswith(("holds", "does not hold", "undecided")) for line in lines) >= 3
+
+
 def test_smoke_answers_every_question(folder):
     content = json.loads((folder / "evaluation.json").read_text())
     assert not content["failed"]
