@@ -14,6 +14,7 @@ from themis.measure.moments import Moments
 from themis.measure.panel import Shape
 from themis.measure.tally import Tally
 from themis.perturb.disturb import disturb
+from themis.report.view import read_view
 from themis.runs.checkpoint import read_progress
 from themis.runs.display.text import about, summary_rows
 from themis.runs.estimates import rates_by_theta
@@ -80,6 +81,18 @@ def test_the_fault_rate_is_the_mean_of_the_seeds_own_rates_in_the_uniform_stream
     own = [is_fault[seed == s].mean() for s in np.unique(seed)]
     assert run.fault_rate.value == pytest.approx(np.mean(own))
     assert len(seed) == pytest.approx(0.2 * 1500, abs=2)
+
+
+def test_the_fault_rate_of_a_class_is_that_of_its_seeds(campaign):
+    run, out, seen, inputs = campaign
+    clean, seed = Net().eval()(inputs).argmax(1).numpy(), joined(seen, "seed", True)
+    is_fault = np.concatenate([results.is_fault for _, results, uniform in seen if uniform])
+    assert {rate.number for rate in run.by_class} == set(clean[seed].tolist())
+    for rate in run.by_class:
+        own = [is_fault[seed == s].mean() for s in np.unique(seed) if clean[s] == rate.number]
+        assert rate.fault_rate.value == pytest.approx(np.mean(own))
+        assert (rate.seeds, rate.tests) == ((clean == rate.number).sum(), (clean[seed] == rate.number).sum())
+    assert themis.open_run(out).by_class == run.by_class == tuple(read_view(out).by_class)
 
 
 def activations(net, inputs):

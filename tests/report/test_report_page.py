@@ -96,7 +96,7 @@ def test_the_report_is_written_into_the_run_folder_or_to_another_file(hostile, t
 def test_sections_come_in_the_order_of_the_questions(hostile):
     sections = re.findall(r'<section id="(\w+)"', render(read_view(hostile)))
     assert sections == [
-        *("verdict", "numbers", "gallery", "matrix", "strength"),
+        *("verdict", "numbers", "gates", "gallery", "matrix", "strength", "classes"),
         *("reproduce", "coverage", "layers", "time", "normality"),
     ]
 

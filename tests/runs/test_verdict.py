@@ -54,6 +54,11 @@ def test_without_a_fault_the_verdict_says_what_was_tried():
     )
 
 
+def test_a_search_of_few_seeds_does_not_make_the_worst_better_than_chance():
+    text = write_verdict("fog", "wrong", COUNTS, ACCURACY, Estimate(0.5, 0.4, 0.6)).text
+    assert "40.0% under random disturbance and at most that at worst (500 tests are few for 160 seeds)" in text
+
+
 def test_without_uniform_tests_nothing_is_said_of_random_disturbances():
     text = write_verdict("fog", "wrong", COUNTS, ACCURACY, None).text
     assert text.endswith("accuracy is 80.0% clean and at most 60.0% at worst, as searched.")

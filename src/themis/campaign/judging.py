@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.setup import Setup
+from themis.campaign.setup import Setup, class_numbers
 from themis.campaign.state import State
 from themis.campaign.stop import is_little_left
 from themis.judge import choose_judge
@@ -25,8 +25,9 @@ from themis.judge.scale import rescale
 from themis.measure.moments import Moments
 from themis.measure.tally import Tally
 from themis.measure.tests import Floats, Ints
-from themis.runs.estimates import correct_by_strength
+from themis.runs.estimates import correct_by_strength, rates_by_class
 from themis.runs.faults import Faults
+from themis.runs.outcomes import gives_answers
 from themis.runs.run import Round, Run, Seconds, Start
 
 MOST = 0.95
@@ -97,6 +98,13 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             correct_by_strength=()
             if tally.dropped
             else correct_by_strength(setup.space, tally.uniform_tests, *_uniform_faults(faults)),
+            by_class=()
+            if tally.dropped
+            else rates_by_class(
+                _classes(setup)[setup.space.seeds],
+                tests_by_seed[setup.space.seeds],
+                faults_by_seed[setup.space.seeds],
+            ),
             near_ties=tally.near_ties,
             kinds=tally.kinds,
             raised=tally.raised,
@@ -109,6 +117,17 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
         )
     setup.calculator.release()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
+
+
+def _classes(setup: Setup) -> Ints:
+    """The class of each seed: its label, or its clean answer without labels; -1 in tasks without classes."""
+    calculator, n = setup.calculator, len(setup.seeds)
+    if not gives_answers(calculator.oracle.spec().partition(":")[0]):
+        return np.full(n, -1)
+    if calculator.labels is not None:
+        return class_numbers(calculator.labels.cpu(), n)
+    outputs = calculator.clean_outputs
+    return outputs.argmax(1).cpu().numpy() if outputs.ndim == 2 and outputs.shape[1] > 1 else np.full(n, -1)
 
 
 def _uniform_faults(faults: Faults) -> tuple[Ints, Floats]:

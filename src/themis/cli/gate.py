@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import Group, Option, Parser, Repeated, add_fields, add_option, explicit_values
 from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
-from themis.errors import UsageError
+from themis.errors import StoreError, UsageError
 from themis.runs.source import Origin
 from themis.text import one_line, print_json, print_text
 
@@ -191,14 +191,14 @@ def write_files(results: GateResults, arguments: Namespace) -> None:
         write_markdown(arguments.markdown, results, report=report)
 
 
-def attempt(purpose: str, write: Callable[[], object]) -> bool:
-    """Write into the folder of a run; a failure is printed, and changes no result. Whether it was written."""
+def attempt(purpose: str, write: Callable[[], object]) -> None:
+    """Write into the folder of a run, if it can be written; a file that must not be replaced is reported."""
     try:
         write()
-        return True
+    except StoreError:  # a full disk, or a folder that may only be read, does not keep anybody from checking a run
+        pass
     except Exception as error:
         print_text(f"themis: could not {purpose}: {one_line(str(error))}", file=sys.stderr)
-        return False
 
 
 def gate_suite(arguments: Namespace, gates: Gates, overrides: dict[str, Any]) -> int:
@@ -262,7 +262,7 @@ def print_suite_results(results: SuiteGateResults, arguments: Namespace) -> int:
         for line in results.failed_lines:
             print_text(line, file=sys.stderr)
     elif not arguments.json:
-        from themis.experiments.table import Table, table_console
+        from themis.report.table import Table, table_console
 
         rows: list[tuple[str, ...]] = [
             ("passed" if result.has_passed else "FAILED", name, result.gate, *_value_and_limit(result))

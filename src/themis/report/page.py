@@ -24,6 +24,7 @@ SECTIONS = (
     ("gallery", "Faults"),
     ("matrix", "Answers"),
     ("strength", "Strength"),
+    ("classes", "Classes"),
     ("reproduce", "Reproduce"),
     ("coverage", "Coverage"),
     ("layers", "Layers"),

@@ -108,6 +108,17 @@ function drawStrength(view) {
     of ? note(of.median === null ? `The search could not break more than half of the seeds at any strength. ${of.source}`
       : `Half of the seeds can be broken up to strength ${number(of.median)}. ${of.source}`) : note('No seed was broken.'));
 }
+
+function drawClasses(view) {
+  if (!view.by_class.length) return setHidden('classes', true);
+  const rates = [...view.by_class].sort((a, b) => b.fault_rate.value - a.fault_rate.value);
+  const isByLabel = view.clean.accuracy !== null;
+  show('classes', 'Fault rate by class', scrolling('Classes', table(
+    `Share of random disturbances that break the seeds of a class, by ${isByLabel ? 'their label' : 'their clean answer'}, the highest first.`,
+    ['class', 'fault rate', '95% interval', 'seeds', 'random tests'], rates.map((r) => [view.answers[r.number] ?? String(r.number),
+      bar(r.fault_rate.value, percent(r.fault_rate.value), [r.fault_rate.low, r.fault_rate.high]),
+      `${percent(r.fault_rate.low)} to ${percent(r.fault_rate.high)}`, whole(r.seeds), whole(r.tests)]), { class: 'layers' })));
+}
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 
 function drawCoverage(view) {

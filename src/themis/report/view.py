@@ -23,6 +23,7 @@ from themis.runs.estimates import (
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
+    stored_by_class,
     stored_by_strength,
     uniform_estimates,
 )
@@ -31,7 +32,7 @@ from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.runs.run import Round, Seconds, StrengthPart
+    from themis.runs.run import ClassRate, Round, Seconds, StrengthPart
     from themis.runs.store.reader import Reader
 
 SCHEMA = 1
@@ -176,6 +177,8 @@ class ReportView:
     rates: list[ThetaRates]
     strengths: list[StrengthPart]
     """What random disturbances do, by strength; empty before the campaign has ended."""
+    by_class: list[ClassRate]
+    """The fault rate by class; empty in tasks without classes, and before the campaign has ended."""
     has_dropped: bool
     breaking: BreakingCurve | None
     rounds: list[RoundRow]
@@ -234,7 +237,9 @@ def read_view(
     kept = [k for k, is_kept in enumerate(faults.columns.kept) if is_kept]
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns.id, faults.columns.seed_id))
     matrix = answer_matrix(run)
-    answers, classes = _known_answers(matrix, faults.columns), class_names(run)
+    classes_seen = stored_by_class(summary)
+    answers = sorted({*_known_answers(matrix, faults.columns), *(rate.number for rate in classes_seen)})
+    classes = class_names(run)
     counts, estimates = _counts(run, last, start), uniform_estimates(summary, progress, rounds)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation = run.record["perturbation"]
@@ -269,6 +274,7 @@ def read_view(
         matrix=matrix,
         rates=rates_by_theta(run, progress),
         strengths=list(stored_by_strength(summary)),
+        by_class=list(classes_seen),
         has_dropped=bool(last and last.dropped),
         breaking=breaking_curve(run, counts.seeds),
         rounds=_rounds(rounds),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Seconds, StrengthPart
+from themis.runs.run import ClassRate, Round, Seconds, StrengthPart
 
 if TYPE_CHECKING:
     from themis.runs.checkpoint import SavedProgress
@@ -21,6 +21,8 @@ MAX_BINS = 12
 """Equal parts of theta's range that the fault rate is shown for."""
 N_PARTS = 5
 """Equal parts of the strength that the share of correct answers is shown for."""
+MOST_CLASSES = 100
+"""Classes that the fault rate is shown for."""
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
@@ -95,6 +97,12 @@ def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ..
     """The share of correct answers by strength, as a summary has it; empty without one or in earlier versions."""
     parts = (summary or {}).get("correct_by_strength", ())
     return tuple(StrengthPart(**{**part, "correct": Estimate(**part["correct"])}) for part in parts)
+
+
+def stored_by_class(summary: dict[str, Any] | None) -> tuple[ClassRate, ...]:
+    """The fault rate by class, as a summary has it; empty without one or in earlier versions."""
+    rates = (summary or {}).get("by_class", ())
+    return tuple(ClassRate(**{**rate, "fault_rate": Estimate(**rate["fault_rate"])}) for rate in rates)
 
 
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:
@@ -195,6 +203,28 @@ def correct_by_strength(
         for k in range(N_PARTS)
         if (correct := fault_rate(tests[k], tests[k] - faults[k])) is not None
     )
+
+
+def rates_by_class(
+    numbers: NDArray[np.int64], tests_by_seed: NDArray[np.int64], faults_by_seed: NDArray[np.int64]
+) -> tuple[ClassRate, ...]:
+    """The fault rate of the seeds of each class, by the `numbers` of their classes; -1 is none.
+
+    All arguments are `[seeds]`. Of more than `MOST_CLASSES` classes, those with the most tests are kept.
+    """
+    from themis.judge.risk import fault_rate
+
+    known, position = np.unique(numbers[numbers >= 0], return_inverse=True)
+    if len(known) < 2:
+        return ()
+    by_class = np.bincount(position, tests_by_seed[numbers >= 0])
+    rates = []
+    for k in sorted(np.argsort(-by_class, kind="stable")[:MOST_CLASSES].tolist()):
+        mine = numbers == known[k]
+        rate = fault_rate(tests_by_seed[mine], faults_by_seed[mine])
+        if rate is not None:
+            rates.append(ClassRate(int(known[k]), int(mine.sum()), int(by_class[k]), rate))
+    return tuple(rates)
 
 
 def _wilson(faults: int, tests: int) -> tuple[float, float, float]:

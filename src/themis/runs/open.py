@@ -13,7 +13,7 @@ from themis.judge.normality import Normality
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import Theta
 from themis.runs.checkpoint import read_progress
-from themis.runs.estimates import phase_seconds, stored_by_strength, uniform_estimates
+from themis.runs.estimates import phase_seconds, stored_by_class, stored_by_strength, uniform_estimates
 from themis.runs.replay import StoredRun
 from themis.runs.run import Run, Seconds, Start
 from themis.runs.store.reader import Reader
@@ -76,6 +76,7 @@ def open_run(
             design_effect=figures.get("design_effect"),
             normality=None if figures.get("normality") is None else Normality(**figures["normality"]),
             correct_by_strength=stored_by_strength(summary),
+            by_class=stored_by_class(summary),
             near_ties=[] if progress is None else progress.near_ties,
             seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
             kinds=figures.get("kinds", {} if progress is None else progress.kinds),

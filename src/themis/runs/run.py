@@ -147,6 +147,16 @@ class StrengthPart:
 
 
 @dataclass(frozen=True)
+class ClassRate:
+    """What the uniform stream says about the seeds of a class."""
+
+    number: int
+    seeds: int
+    tests: int
+    fault_rate: Estimate
+
+
+@dataclass(frozen=True)
 class Seconds:
     """Time spent by phase."""
 
@@ -180,6 +190,8 @@ class Run:
     normality: Normality | None
     correct_by_strength: tuple[StrengthPart, ...]
     """What the uniform stream says by strength; empty without a uniform stream, or if tests were dropped."""
+    by_class: tuple[ClassRate, ...]
+    """The same by the label of a seed, or by its clean answer without labels; empty in tasks without classes."""
     near_ties: list[int] = field(repr=False)
     """Tests with a margin below 1e-4: another device or batch shape may answer them differently."""
     seconds: Seconds
@@ -374,6 +386,7 @@ class Run:
             "neurons_unseen": last.coverage.n_unseen,
             "fault_rate": _plain(self.fault_rate),
             "correct_by_strength": [asdict(part) for part in self.correct_by_strength],
+            "by_class": [asdict(rate) for rate in self.by_class],
             "residual_risk": _plain(self.residual_risk),
             "residual_risk_uniform": _plain(self.residual_risk_uniform),
             "reachable_faults": _plain(last.reachable_faults),

@@ -109,8 +109,11 @@ def _shares(task: str, counts: Counts, clean: CleanScores, fault_rate: Estimate 
         random = f"{percent(most * (1 - fault_rate.value))} under random disturbance"
         least = percent(math.floor(1000 * most * (1 - fault_rate.high)) / 1000)
         parts.append(random if fault_rate.value else f"{random} (95%: at least {least})")
-    worst = most * (1 - counts.failing_seeds / max(counts.seeds, 1))
-    parts.append(f"{'at most ' * (worst > 0)}{percent(worst)} at worst, as searched")
+    failing = counts.failing_seeds / max(counts.seeds, 1)
+    if fault_rate is not None and failing < fault_rate.value:  # a search of all seeds would have found more
+        parts.append(f"at most that at worst ({counts.tests:,} tests are few for {counts.seeds:,} seeds)")
+    else:
+        parts.append(f"{'at most ' * (failing < 1)}{percent(most * (1 - failing))} at worst, as searched")
     shares = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     if whole is not None:
         return f"{accuracy_name(task)} is {shares}"

@@ -292,6 +292,7 @@ FORECAST = {
 }
 """Figures of a summary that earlier versions did not have."""
 STRENGTH_PART = record({"low": SHARE, "high": SHARE, "tests": TESTS, "correct": ESTIMATE}, is_closed=True)
+CLASS_RATE = record({"number": whole(), "seeds": COUNT, "tests": TESTS, "fault_rate": ESTIMATE}, is_closed=True)
 REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT), is_closed=True)
 SUMMARY = record(
     {
@@ -333,6 +334,7 @@ SUMMARY = record(
         "near_ties": TESTS,
         "requests": optional(REQUESTS),
         "correct_by_strength": items(STRENGTH_PART),
+        "by_class": items(CLASS_RATE),
         **FORECAST,
     },
 )
