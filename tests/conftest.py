@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per process, so that the threads of two workers do not compete.
 
+Random numbers are seeded before each test, so that it does not matter which tests ran before in the same process.
 portable.py sets the variables THEMIS_TEST_THREADS, another number of threads, and THEMIS_TEST_OFFSETS, which has models
 read their inputs at odd addresses.
 
@@ -8,11 +9,13 @@ Tests run in parallel with `--dist loadgroup`. A module whose tests share an exp
 """
 
 import os
+import random
 import shutil
 import signal
 import tempfile
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -25,13 +28,30 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not th
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# The first call of a kernel may be slow, and a busy machine may stop a test for a while.
-hypothesis.settings.register_profile("themis", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The first call of a kernel may be slow, and a busy machine may stop a test for a while. Examples are always the same.
+hypothesis.settings.register_profile(
+    "themis", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("themis")
 if "THEMIS_TEST_OFFSETS" in os.environ:
     from offsets import shift_inputs
 
     shift_inputs()
+
+
+def _seed():
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def pytest_collectstart():
+    _seed()  # modules may draw random numbers as they are imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    _seed()
 
 
 def pytest_unconfigure():
