@@ -183,7 +183,7 @@ def _output_gaps(now: Tensor, then: Tensor) -> list[float]:
     """The largest difference of each output, as a share of the largest recorded one."""
     if now.shape != then.shape:
         return [float("inf")] * len(then)
-    now, then = (each.double().nan_to_num().flatten(1) for each in (now, then))
+    now, then = (each[:, None].double().nan_to_num().flatten(1) for each in (now, then))
     scale = then.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
     gaps: list[float] = ((now - then).abs().amax(1) / scale).tolist()
     return gaps
